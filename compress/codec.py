@@ -129,8 +129,6 @@ class Codec(Described):
     """Whether it can send values at given indices, so that efmixed can choose them."""
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
-    learns: ClassVar[bool] = False
-    """Whether it has weights, which are trained in the stages at both sides of a boundary."""
 
     @property
     def warm_starts(self) -> bool:
@@ -181,11 +179,7 @@ class Codec(Described):
 
         Raises CodecError if this one reuses indices and the other has none to share.
         """
-        return activations.of_gradients(self)
-
-    def of_gradients(self, wanted: "Codec") -> "Codec":
-        """The codec of the gradients that come back for its tensors: the wanted one, unless some are always zero."""
-        return wanted
+        return self
 
     def unscaled(self) -> "Codec":
         """The codec without the scaling that makes it unbiased: feedback uses this one."""

@@ -91,7 +91,7 @@ class Coder:
 
     @property
     def codec(self) -> Codec:
-        """The codec of this channel: beside an autoencoder, for the first features alone."""
+        """The codec of this channel, as it is used."""
         return self._codec
 
     def traced(self) -> Traces:

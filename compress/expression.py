@@ -19,7 +19,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import get_type_hints
 
-from thinwire.compress.autoencoder import Autoencoder
 from thinwire.compress.codec import Codec, CodecError, ContractError
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.dither import Dither
@@ -60,7 +59,6 @@ CODECS: Mapping[str, type[Codec]] = MappingProxyType(
             RandK,
             Reuse,
             LowRank,
-            Autoencoder,
         )
     }
 )

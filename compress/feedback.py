@@ -179,12 +179,6 @@ class MixedErrorFeedback(ErrorFeedback):
         if not self.codec.takes_indices:
             raise CodecError(f"efmixed chooses the indices itself, so it goes around topk only, got {self.codec}")
 
-    def bound_to(self, activations: Codec) -> Feedback:
-        """Itself. CodecError if gradients flow through a part of each tensor only: its indices are of all."""
-        if activations.of_gradients(self.codec) is not self.codec:
-            raise CodecError(f"efmixed cannot be used for gradients beside {activations}; use ef({self.codec})")
-        return self
-
     def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
         """Write the payload of u at the mixed indices and return u."""
         message = self._message(x, loan)

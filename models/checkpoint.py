@@ -19,8 +19,6 @@ from thinwire.models.first_bytes import told_by
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-AUTOENCODERS = "autoencoder.safetensors"
-"""The file beside an exported model with the weights of its autoencoders."""
 _OTHERS = (
     ("adapter_config.json", "an adapter: merge it into its base model, by merge_and_unload() of peft"),
     ("*.gguf", "a GGUF file: take the model as safetensors"),
@@ -82,7 +80,7 @@ class Checkpoint:
             ModelError: among them are the scales of quantized weights.
         """
         read = {place for name in names for place in [self._find(name)]}
-        beside = [name for name, place in self.stored.items() if place not in read and place[0] != AUTOENCODERS]
+        beside = [name for name, place in self.stored.items() if place not in read]
         left = [name for name in beside if not any(re.search(pattern, name) for pattern in self.ignored)]
         scales = [name for name in left if _QUANTIZED.search(name)]
         require(
@@ -168,7 +166,7 @@ def open_checkpoint(
     pairs = dict(tied or {})
     return Checkpoint(
         source=source,
-        stored={_today(name): (file, name) for name, file in {**_weight_map(source), **_autoencoders(source)}.items()},
+        stored={_today(name): (file, name) for name, file in _weight_map(source).items()},
         base=base,
         tied={other: name for name, other in pairs.items()} | pairs,
         fresh=tuple(fresh),
@@ -228,12 +226,6 @@ def _weight_map(source: str) -> dict[str, str]:
     instead = in_place_of_weights(source) if Path(source).is_dir() else None
     way_out = f"it holds {instead}" if instead else "to draw the weights from the seed, set weights: fresh"
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}; both are missing; {way_out}")
-
-
-def _autoencoders(source: str) -> dict[str, str]:
-    """The file of each weight of an autoencoder, for the folder of an export."""
-    path = Path(source, AUTOENCODERS)
-    return dict.fromkeys(_headers(path), AUTOENCODERS) if path.is_file() else {}
 
 
 def _stage_files(source: str) -> list[str]:

@@ -77,8 +77,6 @@ class LayerSpec:
     """Makes the layer on the CPU. The caller puts parameters on the meta device as they are made, and keeps buffers."""
     cost: float = 1.0
     """The layer's share of the compute, in any unit that is the same for all layers."""
-    of_model: bool = True
-    """Whether it is a layer of the model; if not, it is a codec's."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from thinwire.compress import Coder, Microbatch
-from thinwire.models.autoencoder import DecoderHalf, EncoderHalf, Half, halves
 from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import CompressionOptions
 
 if TYPE_CHECKING:
     from thinwire.pipeline.wire import Wire
@@ -125,27 +120,3 @@ class EndsOfReplicas:
 
 def _name(end: ChannelEnd) -> str:
     return f"{end.channel.boundary} {end.channel.name}"
-
-
-def learned_ends(module: nn.Module, stage: int, num_boundaries: int, compression: CompressionOptions) -> list[Half]:
-    """The layers of autoencoders in a stage's module. OptionsError unless they are those of its boundaries' codecs."""
-    ranks, found, mistakes = compression.ranks(num_boundaries), list(halves(module)), []
-    for boundary, kind in ((stage - 1, DecoderHalf), (stage, EncoderHalf)):
-        here = [half.rank for half in found if isinstance(half, kind)]
-        if here == [ranks[boundary]] if boundary in ranks else not here:
-            continue
-        codec = compression.method(boundary, "activations")
-        if boundary in ranks:
-            mistakes.append(
-                f"{codec} has weights at both sides of boundary {boundary}, and stage {stage} has no {kind.name} of "
-                f"rank {ranks[boundary]}; cut the model with thinwire.models.autoencoder.with_autoencoders, or take a "
-                f"codec without weights"
-            )
-        else:
-            mistakes.append(
-                f"the module of stage {stage} has weights of a codec, so the activations' codec at boundary {boundary} "
-                f"must be autoencoder({here[0]}), got {codec}"
-            )
-    if mistakes:
-        raise OptionsError(mistakes)
-    return found

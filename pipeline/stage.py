@@ -22,11 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from thinwire.compress import Key, Microbatch, PassKind
-from thinwire.models.autoencoder import Half
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.boundary import BoundaryEnd
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
-from thinwire.pipeline.ends import EndsOfReplicas, learned_ends
+from thinwire.pipeline.ends import EndsOfReplicas
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.meters import Meter
@@ -85,7 +84,6 @@ class CompressedStage(PipelineStage):
         self._knows_shapes = self._input_trains = False
         if inputs is not None and outputs is not None:
             self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
-        self._halves: list[Half] = []
         self._number = self.wire.join(self)
         self.all_ends = EndsOfReplicas(self.wire)
         self.ends = self.all_ends.common
@@ -136,7 +134,6 @@ class CompressedStage(PipelineStage):
                 f"or leave it to the first step"
             )
         index, wire = self.stage_index, self.wire
-        self._halves = learned_ends(self.submod, index, self.num_stages - 1, wire.compression)
         wire.announce_all({stage for stage, rank in self.stage_index_to_group_rank.items() if rank == self.group_rank})
         self._gradients_at.clear()
         for shape in self._boundaries:
@@ -403,10 +400,7 @@ class CompressedStage(PipelineStage):
         self.passes[phase] += 1
         self._unused = phase
         self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
-        # 4. A learned codec maps nothing where the boundaries do not compress.
-        for half in self._halves:
-            half.active = self._pass.kind in ("train", "eval-on")
-        # 5. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
+        # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         self.ends.begin(self._microbatches)
         self._gradients.begin(self.submod.parameters() if self.has_backward else ())
         self._backwards, self._leaves = 0, ()

@@ -43,10 +43,6 @@ class Ramp(Codec):
         start, stop = self._ends
         whole = type(start) is int and type(stop) is int and start != stop and self._always_written
         CodecError.require(
-            (
-                not self.last.learns,
-                f"{self.last.name} has weights, so its number cannot change in training, got {self}",
-            ),
             (whole and self.last == self._with(stop), f"only a whole number that comes first may change, got {self}"),
             (
                 isinstance(self.over, str) and _DURATION.fullmatch(self.over) is not None,

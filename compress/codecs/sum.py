@@ -43,10 +43,7 @@ class Sum(Codec):
         flat = [part for term in self.terms for part in (term.terms if isinstance(term, Sum) else (term,))]
         CodecError.require(
             (len(flat) > 1, f"a sum must have at least two codecs, got {self}"),
-            *(
-                (not (term.reuses_indices or term.learns), f"{term} cannot be part of a sum, got {self}")
-                for term in flat
-            ),
+            *((not (term.reuses_indices), f"{term} cannot be part of a sum, got {self}") for term in flat),
             *(
                 (not isinstance(term, Uncompressed), f"none loses nothing, so write none alone, not {self}")
                 for term in flat

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.partition.examination import examine
     from thinwire.launch.run.assembly import prepare
 
-    prepared = prepare(wanted).of_model()
+    prepared = prepare(wanted)
     with telling("timing the layers"):
         found = examine(prepared, options)
     if options.json:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.launch.shared.rank import own_local_rank
-from thinwire.models.autoencoder import PREFIX, with_autoencoders
 from thinwire.models.checkpoint import first_few
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
@@ -51,7 +49,6 @@ from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
-from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.process import Placement
 from thinwire.pipeline.replicas.fit import check_fit
@@ -84,19 +81,6 @@ class Prepared:
         return make_sampler(self).steps_per_epoch
 
     @property
-    def first_layers(self) -> list[int]:
-        """The first of the model's own layers in each stage; dropout draws by it, whatever the codecs are."""
-        layers = self.blueprint.layers
-        return [sum(layer.of_model for layer in layers[: cut.start]) for cut in self.cuts]
-
-    def of_model(self) -> Prepared:
-        """The same without the layers of autoencoders."""
-        layers = tuple(layer for layer in self.blueprint.layers if layer.of_model)
-        ends = [*self.first_layers, len(layers)]
-        cuts = tuple(range(start, stop) for start, stop in pairwise(ends))
-        return replace(self, blueprint=replace(self.blueprint, layers=layers), cuts=cuts)
-
-    @property
     def inputs(self) -> Tensor:
         """A micro-batch of the model's input, as a meta tensor."""
         return self.data.training.example(self.recipe.pipeline.microbatch_size)
@@ -125,7 +109,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
-        OptionsError: the weights of a learned codec would never move, or there is no GPU where one is wanted.
+        OptionsError: there is no GPU where one is wanted.
     """
     device = choose(recipe.training.device)
     with telling("reading the data"):
@@ -141,7 +125,6 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
         prepared = replace(prepared, recipe=replace(recipe, training=training))
-    prepared.recipe.check_freezing(prepared.steps_per_epoch)
     return prepared
 
 
@@ -151,31 +134,13 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     cuts, _, unread = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
     )
-    if unread := [name for name in unread if not name.startswith(PREFIX)]:  # autoencoders come after the cut
+    if unread:
         note = f"the files of the weights hold tensors that this model does not read: {first_few(unread)}"
         data = replace(data, notes=(*data.notes, note))
-    prepared = _with_learned_codecs(Prepared(recipe, model, cuts, data, outputs=()))
+    prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     check_fit(prepared.blueprint, recipe.replicas)
     return replace(prepared, outputs=outputs)
-
-
-def _with_learned_codecs(prepared: Prepared) -> Prepared:
-    """The model with the layers of autoencoders at its cuts. ModelError if they do not fit, or their weights do not."""
-    recipe = prepared.recipe
-    ranks = recipe.compression.ranks(recipe.num_boundaries)
-    if not ranks:
-        return prepared
-    outputs = prepared.outputs or _outputs(prepared)
-    model, cuts = with_autoencoders(prepared.blueprint, prepared.cuts, ranks, outputs)
-    check_weights(model)
-    return replace(prepared, blueprint=model, cuts=cuts)
-
-
-def with_codecs(prepared: Prepared, compression: CompressionOptions) -> Prepared:
-    """The same with other codecs: what crosses a boundary keeps its shape. ModelError if a rank does not fit."""
-    recipe = replace(prepared.recipe, compression=compression)
-    return _with_learned_codecs(replace(prepared.of_model(), recipe=recipe))
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
@@ -337,7 +302,7 @@ def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.devic
             output_args=outputs[index],
             group=where.pipeline,
             wire=wire,
-            first_layer=prepared.first_layers[index],
+            first_layer=prepared.cuts[index].start,
         )
         for index, module in modules.items()
     ]

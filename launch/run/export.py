@@ -5,7 +5,6 @@ DIR/
   generation_config.json            how the model generates text, if the first model had this file
   tokenizer files                   if the run used a tokenizer of transformers
   recipe.yaml                       how the model was trained; `thinwire eval` scores it, compression on and off
-  autoencoder.safetensors           if codecs have weights: their weights, for `thinwire eval`
   README.md                         how to load the model, and whether inference needs the codec
 """
 
@@ -20,15 +19,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, chosen_codecs, weights_of
 from thinwire.launch.shared.exit_codes import FailedError
-from thinwire.models.autoencoder import PREFIX
-from thinwire.models.checkpoint import AUTOENCODERS
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
@@ -40,12 +36,6 @@ from thinwire.pipeline.evaluation import advice
 
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
-
-
-_APART = (
-    "the model is without its autoencoders, so the library scores it as with compression off; "
-    f"{AUTOENCODERS} has their weights, and thinwire eval uses them"
-)
 
 
 def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
@@ -77,12 +67,8 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     copy_model_files(run.folder, folder)
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
-    learned = {name: tensor for name, tensor in run.weights.items() if name.startswith(PREFIX)}
-    kept = {name: tensor for name, tensor in run.weights.items() if name not in {**tied, **learned}}
+    kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
     _save_weights(folder, {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()})
-    if learned:
-        save_file(learned, folder / AUTOENCODERS)
-        follow_umask(folder / AUTOENCODERS)
     _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     notes = [
@@ -95,7 +81,6 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
             if any(_rounds(tensor, chosen) for tensor in kept.values())
             else []
         ),
-        *([_APART] if learned else []),
     ]
     (folder / "README.md").write_text(readme(run, notes))
     return notes

@@ -13,7 +13,6 @@ from itertools import accumulate
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.wiring.inputs import stage_inputs
-from thinwire.models.autoencoder import Half
 from thinwire.models.costs import time_layers
 from thinwire.models.data.clients import some_ids
 from thinwire.models.partition import partition
@@ -69,7 +68,6 @@ def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
     try:
         module, device = module_of(stage), stage.device
         inputs = stage_inputs(stage.stage_index, prepared.outputs, samples, ids, device)
-        times = time_layers(module, inputs, put_all(samples.side(ids), device))
-        return [spent for spent, layer in zip(times, module.layers, strict=True) if not isinstance(layer, Half)]
+        return time_layers(module, inputs, put_all(samples.side(ids), device))
     except Exception:  # of the user's code: training runs it again, and reports
         return []

@@ -47,7 +47,6 @@ from thinwire.pipeline.options import (
     replicating,
     split_pair,
 )
-from thinwire.pipeline.options.durations import in_steps, is_over
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
@@ -116,20 +115,6 @@ class Recipe:
         )
         if mistakes:
             raise OptionsError(mistakes)
-
-    def check_freezing(self, steps_per_epoch: int) -> None:
-        """Raise OptionsError if quantized-adam freezes before the weights of a learned codec have a gradient."""
-        ranks = self.compression.ranks(self.num_boundaries)
-        first = in_steps(self.compression.warmup, steps_per_epoch)
-        frozen = self.optimizer.name == "quantized-adam" and is_over(
-            self.optimizer.freeze_after, first, steps_per_epoch
-        )
-        if ranks and frozen and first < self.training.steps:
-            raise OptionsError(
-                f"optimizer.freeze_after must be longer than compression.warmup beside "
-                f"autoencoder({max(ranks.values())}), whose weights have no gradient before, and never move without a "
-                f"second moment; got {self.optimizer.freeze_after!r}, and a warm-up of {self.compression.warmup!r}"
-            )
 
     def without_replicas(self, command: str) -> Recipe:
         """The same recipe; OptionsError if it has replicas, which `command` does not know."""

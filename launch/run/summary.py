@@ -13,7 +13,6 @@ import torch
 
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.times import Times
-from thinwire.models.autoencoder import Half
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.automatic import Choice
@@ -38,7 +37,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
     """The report of one stage: size, seconds, traffic, its device, peak memory of its process, digests of weights."""
     return {
         "stage": stage.stage_index,
-        "layers": sum(not isinstance(layer, Half) for layer in module_of(stage).layers),
+        "layers": len(module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
         "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],

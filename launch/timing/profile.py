@@ -64,7 +64,7 @@ def from_recipe(
         backward=(backward or 0.0,) * len(prepared.cuts),
         boundaries=tuple(outputs[:-1]),
         replicas=replica_work(prepared),
-        layers=len(prepared.of_model().blueprint.layers),
+        layers=len(prepared.blueprint.layers),
         steps=prepared.recipe.training.steps,
     )
     if forward is not None and backward is not None:

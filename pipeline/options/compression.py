@@ -87,10 +87,6 @@ class CompressionOptions:
                     gradients.bound_to(activations)
                 except compress.CodecError as error:
                     mistakes.append(f"{where}.gradients: {error}")
-                if activations.learns and _is_auto(pair["gradients"]):
-                    mistakes.append(
-                        f"{where}.gradients: auto cannot choose a codec beside {activations}; name one, such as q(8)"
-                    )
             elif gradients.codec.reuses_indices:
                 mistakes.append(
                     f"{where}.gradients: reuse needs to know the activations' codec; name that codec in place of auto"
@@ -111,11 +107,6 @@ class CompressionOptions:
                 method = compress.parse(expression)
                 for channel in sorted(wanted):
                     method.check_channel(channel)
-                if method.codec.learns:
-                    raise compress.CodecError(
-                        f"auto cannot choose {method.codec}, whose weights are trained from the start; name it for the "
-                        "activations instead of auto"
-                    )
                 if method.codec.reuses_indices:
                     raise compress.CodecError(
                         "auto cannot choose reuse, which needs topk or randk activations; set gradients: reuse instead"
@@ -160,13 +151,6 @@ class CompressionOptions:
         chosen_later = any(self.is_automatic(boundary, channel) for boundary in range(num_boundaries))
         candidates = [_method(candidate) for candidate in self.candidates] if chosen_later else []
         return self.methods(num_boundaries, channel) + candidates
-
-    def ranks(self, num_boundaries: int) -> dict[int, int]:
-        """The ranks of autoencoders, by boundary."""
-        from thinwire.compress.autoencoder import Autoencoder
-
-        found = enumerate(method.codec for method in self.methods(num_boundaries, "activations"))
-        return {boundary: codec.rank for boundary, codec in found if isinstance(codec, Autoencoder)}
 
     @property
     def on_disk(self) -> list[str]:

@@ -90,11 +90,6 @@ def check_overrides(
             continue
         if codecs.automatic:
             mistakes.append(f"{where} must name codecs, because auto chooses for all replicas; got auto")
-        elif codecs.ranks(boundaries) != common.ranks(boundaries):
-            mistakes.append(
-                f"{where} must leave learned codecs as they are, because their weights are trained by all replicas; "
-                f"name other codecs than autoencoder"
-            )
     return mistakes
 
 

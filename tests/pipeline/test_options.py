@@ -111,14 +111,6 @@ def test_measuring_takes_steps_or_epochs(measure, steps):
             ],
         ),
         (
-            {"activations": "auto", "candidates": ["none", "autoencoder(4)"]},
-            ["compression.candidates.1: auto cannot choose autoencoder(4), whose weights are trained from the start"],
-        ),
-        (
-            {"activations": "autoencoder(4)", "gradients": "auto"},
-            ["compression.gradients: auto cannot choose a codec beside autoencoder(4); name one, such as q(8)"],
-        ),
-        (
             {"gradients": "auto", "candidates": ["aqsgd(q(4))"]},
             ["compression.candidates.0: aqsgd is for activations only"],
         ),

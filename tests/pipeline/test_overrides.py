@@ -81,7 +81,6 @@ def test_an_override_replaces_the_codecs_of_all_boundaries_but_those_that_it_nam
             {"activations": "q(99)"},
             "replicas.overrides.1: compression.activations: q's bits must be an integer from 1 to 8",
         ),
-        (1, {"activations": "autoencoder(4)"}, "replicas.overrides.1 must leave learned codecs as they are"),
         (
             1,
             {"boundaries": {5: BoundaryOptions(activations="none")}},

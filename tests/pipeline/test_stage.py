@@ -8,7 +8,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from support.processes import outcomes_of, run
 from support.toy import make_trainer
-from thinwire.models.autoencoder import EncoderHalf
 from thinwire.pipeline import CompressedStage, CompressionOptions, SlotCounts, Wire, WireOptions, compressed
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.handshake import differences
@@ -452,13 +451,3 @@ def test_a_neighbour_that_says_nothing_at_start_is_told():
 
 def test_the_boundaries_have_a_group_of_their_own(alone):
     assert Wire().group is not dist.group.WORLD
-
-
-def test_a_codec_with_weights_needs_them_in_the_module(alone):
-    wire, example = Wire(CompressionOptions(activations="autoencoder(4)")), torch.empty(2, WIDTH)
-    stages = [CompressedStage(layer(i), i, 2, torch.device("cpu"), example, example, wire=wire) for i in range(2)]
-    with pytest.raises(OptionsError, match=r"has weights at both sides of boundary 0, and stage 1 has no decoder of"):
-        stages[1].connect()
-    learned = nn.Sequential(layer(0), EncoderHalf("autoencoder.1", 4, [WIDTH]))
-    with pytest.raises(OptionsError, match=r"at boundary 0 must be autoencoder\(4\), got q\(4\)"):
-        CompressedStage(learned, 0, 2, torch.device("cpu"), example, example, wire=Wire()).connect()

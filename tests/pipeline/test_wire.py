@@ -43,6 +43,7 @@ def test_contractive_codecs_and_rules_without_differences_are_not(method, alone)
         ('q(8, per="channel")', False),
         ("q(8)", False),
         ("none", False),
+        ("reuse", False),
     ],
 )
 def test_a_codec_that_drowns_most_gradients_is_warned_about(gradients, warned, alone, monkeypatch):
@@ -51,7 +52,7 @@ def test_a_codec_that_drowns_most_gradients_is_warned_about(gradients, warned, a
     weight = torch.tensor([1.0] + [1e-5] * 23).view(8, 3, 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compression = {"activations": "none", "gradients": gradients}
+        compression = {"activations": "topk(0.1)" if gradients == "reuse" else "none", "gradients": gradients}
         options = {"num_stages": 2, "microbatch_size": 8, "steps": 2}
         make_trainer(0, simulated=True, compression=compression, **options).train(lambda record: None)
     said = [str(warning.message) for warning in caught if "stand still" in str(warning.message)]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
-from thinwire.launch.run.assembly import Prepared, assemble, build_modules, with_codecs
+from thinwire.launch.run.assembly import Prepared, assemble, build_modules
 from thinwire.models.data.sampler import Batch
 from thinwire.pipeline.devices.device import CPU, seconds_now
 from thinwire.pipeline.meters import SECTIONS
@@ -110,8 +110,7 @@ class Thinwire:
         compression = CompressionOptions(
             activations=codecs.activations, gradients=codecs.gradients, store_folder=str(folder)
         )
-        ready = with_codecs(prepared, compression)
-        recipe = ready.recipe
+        recipe = replace(prepared.recipe, compression=compression)
         # uncompressed is uncompressed in all replicas
         overrides = {} if codecs.activations == codecs.gradients == UNCOMPRESSED else recipe.replicas.overrides
         replicas = replace(recipe.replicas, gradients=codecs.between, overrides=overrides)
@@ -120,7 +119,7 @@ class Thinwire:
         # quantized-adam has a second moment of a single step here, and would move the weights out of all bounds by it
         rate = STANDING if recipe.optimizer.name == "quantized-adam" else recipe.optimizer.lr
         optimizer = replace(recipe.optimizer, lr=rate)
-        ready = replace(ready, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
+        ready = replace(prepared, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
         self.round = replicas.sync.every if replicas.step_alone else 1
         self._next = 0
         self._trainer = assemble(ready, where, rank).trainer
@@ -240,7 +239,7 @@ def make(
 ) -> Contender:
     """The contender of that name: Thinwire if there are codecs, else one of BASELINES. Collective."""
     if codecs is None:
-        return PlainTorch(prepared.of_model(), where, rank, BASELINES[name], device)
+        return PlainTorch(prepared, where, rank, BASELINES[name], device)
     return Thinwire(prepared, where, rank, codecs, folder)
 
 

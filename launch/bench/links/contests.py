@@ -19,7 +19,7 @@ from thinwire.launch.bench.links.results import BETWEEN, REFERENCE, Contest
 from thinwire.launch.bench.links.worker import TURNS, BenchPlan, linked, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
 from thinwire.launch.hosts.network import INTERFACE
-from thinwire.launch.run.assembly import Prepared, prepare, with_codecs
+from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError
@@ -28,7 +28,6 @@ from thinwire.launch.shared.tables import duration_text, text_of
 from thinwire.launch.timing.published import RATIOS
 from thinwire.launch.timing.workload import at_the_end, codec_pair, label
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import CompressionOptions
 
 _POLL_SECONDS = 0.05
 
@@ -51,8 +50,6 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
     if reason := missing(shapes[-1]):
         raise ClusterError(reason)
     prepared = prepare(wanted)
-    for codecs in filter(None, contenders.values()):
-        with_codecs(prepared, CompressionOptions(activations=codecs.activations, gradients=codecs.gradients))
     aside, contests = Console(stderr=True), list[Contest]()
     with scratch.folder() as folder:
         plan = BenchPlan(
