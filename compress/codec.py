@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.progress import Progress
 from thinwire.compress.transfer import put
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import call
@@ -54,10 +53,6 @@ class Key:
     """The micro-batch within the pass."""
     tensor: int = 0
     """The place in the tuple that crosses the boundary."""
-
-    def of_part(self, index: int) -> "Key":
-        """The key of a part of the message that draws numbers of its own; part 0 has those of the message."""
-        return self.of(f"part {index}") if index else self
 
     def of(self, name: str) -> "Key":
         """The key of something in the message that draws numbers of its own, by its name."""
@@ -162,18 +157,6 @@ class Codec(Described):
         """None; for feedback, itself."""
         return None
 
-    def at(self, progress: Progress | None) -> "Codec":
-        """The codec to use at a point in training: itself, unless it changes while training goes on.
-
-        Raises CodecError if it changes, and the point is not known.
-        """
-        return self
-
-    @property
-    def variants(self) -> tuple["Codec", ...]:
-        """Every codec that `at` may return."""
-        return (self,)
-
     def bound_to(self, activations: "Codec") -> "Codec":
         """The codec for gradients, given the codec of the same boundary's activations.
 
@@ -245,7 +228,7 @@ class Codec(Described):
     def error_bound_within(self, magnitudes: Tensor) -> Tensor:
         """The largest error of each element of any tensor of at most these `magnitudes`; it broadcasts to their shape.
 
-        A sum of codecs needs it for what its first codec leaves. If `error_bound` may be less for a tensor of larger
+        A codec that sends values through another one needs it. If `error_bound` may be less for a tensor of larger
         magnitudes, a codec has to override this.
         """
         return self.error_bound(magnitudes)

@@ -15,7 +15,7 @@ intermediates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -113,14 +113,11 @@ class Coder:
             rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
             shared = self.warm_starts.of(microbatch)
-        codec, feedback = self._method_for(microbatch) if rows.num_coded else (self._codec, self._feedback)
         full_bytes = self._full_sizes[opening][rows.num_full]
-        nbytes = full_bytes + self._coded_sizes[codec][rows.num_full] if rows.num_coded else full_bytes
+        nbytes = full_bytes + self._coded_sizes[rows.num_full]
         return MessagePlan(
             microbatch=microbatch,
             rows=rows,
-            codec=codec,
-            feedback=feedback,
             opening=opening,
             full_bytes=full_bytes,
             nbytes=nbytes,
@@ -130,13 +127,6 @@ class Coder:
             shared=shared,
         )
 
-    def _method_for(self, microbatch: Microbatch) -> tuple[Codec, Feedback | None]:
-        """The codec of a micro-batch, and the rule around it."""
-        codec, feedback = self._codec.at(microbatch.progress), self._feedback
-        if feedback is not None and codec is not self._codec:
-            feedback = replace(feedback, codec=feedback.codec.at(microbatch.progress))
-        return codec, feedback
-
     @property
     def varies(self) -> bool:
         """Whether a payload may be shorter than its plan."""
@@ -144,7 +134,7 @@ class Coder:
 
     def used(self, payload: Tensor, plan: MessagePlan) -> int:
         """How many bytes of a payload [plan.nbytes] are sent."""
-        return plan.full_bytes + (plan.codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
+        return plan.full_bytes + (self._codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
 
     @property
     def capacity(self) -> int:
@@ -152,8 +142,7 @@ class Coder:
         return max(
             full + rest
             for sizes in self._full_sizes.values()
-            for coded in self._coded_sizes.values()
-            for full, rest in zip(sizes, coded, strict=True)
+            for full, rest in zip(sizes, self._coded_sizes, strict=True)
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,13 +157,10 @@ class Coder:
         self.buffers.load_state_dict(state["stores"])
 
     @cached_property
-    def _coded_sizes(self) -> dict[Codec, list[int]]:
-        """Bytes of the rows that the codec sends, for each number of rows in full, by every codec that it becomes."""
+    def _coded_sizes(self) -> list[int]:
+        """Bytes of the rows that the codec sends, for each number of rows in full."""
         shapes = [self._shape_of(self.rows - full) if self._shape else () for full in range(self.rows)]
-        return {
-            codec: [*(size_of(codec, shape, self._coded_dtype) for shape in shapes), 0]
-            for codec in self._codec.variants
-        }
+        return [*(size_of(self._codec, shape, self._coded_dtype) for shape in shapes), 0]
 
     @cached_property
     def _full_sizes(self) -> dict[Codec, list[int]]:
@@ -223,10 +209,10 @@ class Coder:
             return
         if self._traces is not None:
             shape = self._shape_of(plan.rows.num_coded)
-            indices = plan.codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
+            indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._traces.record(plan.microbatch, Trace(plan.rows, indices))
         if self.warm_starts is not None and not plan.rows.num_full:
-            start = plan.codec.next_shared(coded, self._shape, self._coded_dtype)
+            start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
             self.warm_starts.keep(plan.microbatch, start)
 
 
@@ -257,14 +243,14 @@ class Encoder(Coder):
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
-            plan.codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, self._shared(plan, x.device))
+            self._codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, self._shared(plan, x.device))
             return Encoded(x, out, key, plan)
-        assert plan.feedback is not None, "only feedback has a store"
+        assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape(self._shape_of(rows.num_coded))
-        if plan.writes and plan.feedback.encode_at_once(given, loan, coded, key):
+        if plan.writes and self._feedback.encode_at_once(given, loan, coded, key):
             return Encoded(x, out, key, plan, loan=loan)
-        message = plan.feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
+        message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
         return Encoded(x, out, key, plan, message, loan)
 
     def settle(self, encoded: Encoded) -> None:
@@ -279,7 +265,7 @@ class Encoder(Coder):
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
             if message is not None:
                 decoded = self._room(self._feedback, message, loan)
-                plan.codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
+                self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
                 for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                     self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
@@ -318,9 +304,9 @@ class Decoder(Coder):
             values = (
                 out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
             )
-            plan.codec.decode(coded, values, key, self._shared(plan, out.device))
+            self._codec.decode(coded, values, key, self._shared(plan, out.device))
             if plan.store is None:
-                _require(not finite or out.device.type != "cpu" or plan.codec.is_finite(coded, values))
+                _require(not finite or out.device.type != "cpu" or self._codec.is_finite(coded, values))
             else:
                 self._receive(values, plan, finite)
             if not in_place:

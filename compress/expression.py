@@ -1,9 +1,7 @@
 """Codec expressions: Python call syntax, the same on the command line, in recipes, in logs and in `repr`.
 
     expression = NAME | NAME(argument, ..)          none   q(4)   q(2, scale="minmax", per="tensor")   ef(topk(0.1))
-               | expression + expression            lowrank(16) + q(1)
     argument   = value | NAME=value                 value: a number, a quoted string, or an expression
-               | number -> number                   q(8 -> 4, over="2 epochs")
 
     NAME       = the name of a codec or a feedback rule, or the path of your own class: my_codecs.Sign(2)
 
@@ -26,10 +24,8 @@ from thinwire.compress.codecs.fp8 import Float8
 from thinwire.compress.codecs.lowrank import LowRank
 from thinwire.compress.codecs.normal import NormalLevels
 from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.codecs.ramp import Ramp
 from thinwire.compress.codecs.reuse import Reuse
 from thinwire.compress.codecs.sparse import RandK, TopK
-from thinwire.compress.codecs.sum import Sum
 from thinwire.compress.feedback import (
     ActivationDifference,
     DifferenceFeedback,
@@ -100,19 +96,11 @@ def parse(expression: str) -> Method:
             f"an expression must have at most {LONGEST} characters, got {len(expression)}: {expression[:40]!r}..."
         )
     try:
-        return _method(ast.parse(_without_arrows(expression.strip()), mode="eval").body, expression)
+        return _method(ast.parse(expression.strip(), mode="eval").body, expression)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, CodecError):
             raise
         raise CodecError(f"{expression!r}{_NO_CODEC}{_dot_hint(expression)}") from None
-
-
-def _without_arrows(expression: str) -> str:
-    """The expression as Python reads it, with a shift in place of each arrow outside quoted strings."""
-    parts = re.split(r"""(->|>>|"[^"]*"|'[^']*')""", expression)
-    if ">>" in parts:
-        raise CodecError(f"{expression!r}{_NO_CODEC}")
-    return "".join(">>" if part == "->" else part for part in parts)
 
 
 def _dot_hint(expression: str) -> str:
@@ -122,11 +110,7 @@ def _dot_hint(expression: str) -> str:
 
 
 def _method(node: ast.expr, expression: str) -> Method:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _sum(node, expression)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    if any(map(_is_arrow, _arguments(call))):
-        return _ramp(call, expression)
     name = _path(call.func)
     if name is None:
         raise CodecError(f"{expression!r}{_NO_CODEC}")
@@ -145,48 +129,6 @@ def _method(node: ast.expr, expression: str) -> Method:
     if described.name in _KNOWN:
         return described(*bound.args, **bound.kwargs)
     return _made(described, bound)
-
-
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
-
-
-def _is_arrow(node: ast.expr) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift)
-
-
-def _ramp(call: ast.Call, expression: str) -> Ramp:
-    """The codec of a call with an arrow, as the two codecs at its ends."""
-    over = [keyword.value for keyword in call.keywords if keyword.arg == "over"]
-    if len(over) != 1:
-        raise CodecError(f'{expression!r} must say how long the change takes, such as q(8 -> 4, over="2 epochs")')
-    ends = attempt(*(partial(_method, _end_of(call, side), expression) for side in ("left", "right")))
-    first, last = ends
-    if not (isinstance(first, Codec) and isinstance(last, Codec)):
-        raise CodecError(f'{expression!r}: only a number may change, such as ef(q(8 -> 4, over="2 epochs"))')
-    return Ramp(first, last, str(_value(over[0], expression)))
-
-
-def _end_of(call: ast.Call, side: str) -> ast.Call:
-    """A call with one side of each arrow, and without `over`."""
-
-    def chosen(node: ast.expr) -> ast.expr:
-        return getattr(node, side) if _is_arrow(node) else node
-
-    keywords = [ast.keyword(one.arg, chosen(one.value)) for one in call.keywords if one.arg != "over"]
-    return ast.Call(call.func, [chosen(node) for node in call.args], keywords)
-
-
-def _sum(node: ast.BinOp, expression: str) -> Sum:
-    """The sum of the codecs on both sides of a plus."""
-    terms = attempt(*(partial(_method, side, expression) for side in (node.left, node.right)))
-    for term in terms:
-        if not isinstance(term, Codec):
-            raise CodecError(
-                f"{expression!r}: {term.name} cannot be part of a sum; write it around the sum, such as "
-                f"{term.name}(lowrank(16) + q(1))"
-            )
-    return Sum(tuple(terms))
 
 
 def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments) -> Method:
@@ -247,8 +189,6 @@ def _imported(path: str, expression: str) -> type[Codec] | type[Feedback]:
 
 def _value(node: ast.expr, expression: str) -> object:
     """An argument's value: a literal or an expression."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _sum(node, expression)
     named = node.func if isinstance(node, ast.Call) else node
     name = _path(named)
     if name is not None and (isinstance(node, ast.Call) or "." in name or name in _KNOWN):

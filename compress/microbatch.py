@@ -10,8 +10,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from thinwire.compress.progress import Progress
-
 PassKind = Literal["train", "warmup", "eval-on", "eval-off"]
 """The kind of a pass through the schedule:
 
@@ -36,5 +34,3 @@ class Microbatch:
     """Index of the pass, counted from 0 in each phase."""
     index: int = 0
     """Index of the micro-batch in the pass."""
-    progress: Progress | None = None
-    """How far training is; None if not given."""

@@ -8,7 +8,6 @@ from functools import cached_property
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
-from thinwire.compress.feedback import Feedback
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.stores.store import Store
 from thinwire.compress.transfer import put
@@ -57,10 +56,6 @@ class MessagePlan:
     microbatch: Microbatch
     rows: Rows
     """Which rows go in full."""
-    codec: Codec
-    """The codec of the other rows."""
-    feedback: Feedback | None
-    """The rule around it."""
     opening: Codec
     """The codec of the rows in full: `none`, or for first visits what feedback names."""
     full_bytes: int

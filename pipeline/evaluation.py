@@ -237,7 +237,7 @@ def _score(
             # so slots by position are those of the replica, in a simulation as in its own process; and rows that only
             # fill up a batch have slots of their own: they are samples of another batch, maybe of another replica
             first, slots = sync.first_pass(replica), torch.arange(len(batch.ids)) + index * len(batch.ids)
-            coming = Pass(kind=kind, accumulation=first, sample_ids=slots, progress=trainer.progress)
+            coming = Pass(kind=kind, accumulation=first, sample_ids=slots)
             losses = runner.run(coming, samples.side(batch.ids), inputs, targets)
             sums += [float(loss) for loss in losses]
     if not runner.has_last:

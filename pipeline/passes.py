@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, int64
 
-from thinwire.compress import Microbatch, PassKind, Progress
+from thinwire.compress import Microbatch, PassKind
 from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.frames import Phase
 
@@ -25,8 +25,6 @@ class Pass:
     """The index of the pass in an accumulated batch; feedback by position needs it."""
     sample_ids: Tensor | None = None
     """The ids of its samples in order, int64 [samples], each id once; feedback by sample needs them."""
-    progress: Progress | None = None
-    """How far training is; codecs that change while training goes on need it."""
 
     @property
     def trains(self) -> bool:
@@ -40,7 +38,7 @@ class Pass:
     def _microbatch(self, step: int, index: int, count: int, rows: int) -> Microbatch:
         first = (self.accumulation * count + index) * rows
         ids = None if self.sample_ids is None else self.sample_ids[index * rows : (index + 1) * rows]
-        return Microbatch(self.kind, range(first, first + rows), ids, step, index, self.progress)
+        return Microbatch(self.kind, range(first, first + rows), ids, step, index)
 
 
 def phase_of(kind: PassKind) -> Phase:

@@ -156,6 +156,6 @@ class Trainer:
         losses: list[Tensor] = []
         parts = zip(*map(share.by_pass, (share.ids, inputs, share.targets)), strict=True)
         for index, (ids, part_inputs, part_targets) in enumerate(parts):
-            coming = Pass(kind=kind, accumulation=share.first + index, sample_ids=ids, progress=self.progress)
+            coming = Pass(kind=kind, accumulation=share.first + index, sample_ids=ids)
             losses += self.runner.run(coming, self.samples.side(ids), part_inputs, part_targets)
         return losses

@@ -448,7 +448,7 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
     if method.feedback is None or not method.feedback.receiver_keeps:
         return
     x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
-    c = max(contraction(codec, x) for codec in method.inner.variants)
+    c = contraction(method.inner, x)
     if not c < 1:
         warnings.warn(
             f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by "
@@ -472,7 +472,7 @@ class _FirstGradients:
         for coder, tensor in zip(self.sender.coders, tensors, strict=True):
             if tensor is None or coder.method.feedback is not None or coder.method.codec.reuses_indices:
                 continue
-            if (share := swamped(coder.codec.variants[0], tensor)) > _MOST_SWAMPED:
+            if (share := swamped(coder.codec, tensor)) > _MOST_SWAMPED:
                 warnings.warn(
                     f"{coder.method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more "
                     f"than their own size, so training may stand still; take more bits, a scale over fewer values, or "

@@ -11,7 +11,7 @@ from support.data_files import WORDS, write_tokenizer
 from support.pages import ROOT
 from support.processes import run
 from support.scripts import on_two_processes, said
-from thinwire.compress import check
+from thinwire.compress import check, parse
 from thinwire.models.data.tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -82,3 +82,9 @@ def test_own_codec_trains_a_recipe(tmp_path):
     printed = said([sys.executable, "own_codec.py"], tmp_path, COLUMNS="200")
     [bits] = {float(bits) for bits in re.findall(r"ef\(own_codec\.Ternary\).* ([0-9.]+) +0%", printed)}
     assert 1.6 < bits < 1.8, printed
+
+
+@pytest.mark.parametrize("expression", ['sums.Sum("lowrank(2)", "q(2)")', 'sums.Sum("topk(0.1)", "q(2)")'])
+def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "codecs")
+    check(parse(expression))

@@ -15,7 +15,7 @@ from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.quantizer import Make, Quantizer
+from thinwire.compress.codecs.quantizer import Quantizer
 
 _REACH = 3.0
 """The last level of nf is 2.73 root mean squares."""
@@ -46,16 +46,6 @@ class Blockwise(MayVary, Codec):
     def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor, key: Key) -> bool:
         """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, where a kernel can."""
         return x.numel() > 0 and self._complete.encode_with_error(x, error, decay, out)
-
-    def encode_made(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
-        """As `encode`, of a float32 tensor of `shape` that need not be made whole."""
-        if prod(shape):
-            self._complete.encode_made(shape, device, make, out, key)
-
-    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
-        """Add the decoded tensor to `total`, which is float32 and contiguous."""
-        if total.numel():
-            self._complete.add_decoded(payload, total)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""

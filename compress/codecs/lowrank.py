@@ -20,7 +20,6 @@ from thinwire.compress.codec import Codec, Key, require_choice, require_floating
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound, saturating_copy
 from thinwire.compress.codecs.factors import Factors, MatrixSizes, check_values, factors_of, power_of_two_above
 from thinwire.compress.codecs.granularity import blocks_per
-from thinwire.compress.codecs.quantizer import Make
 from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
@@ -104,34 +103,6 @@ class LowRank(Codec):
         _, right, scale = self._factors.read(payload, self._sizes(shape))
         shared = (right * scale).float()
         return shared if self.per == "sample" else shared.squeeze(0)
-
-    def lost(self, x: Tensor, payload: Tensor) -> Make | None:
-        """What makes a part of `x`, float32 on a CPU, less what `payload` decodes to, but for float32's rounding.
-
-        None where that is not possible: then decode it.
-        """
-        sizes = self._sizes(x.shape)
-        if not x.is_cpu or x.dtype != torch.float32 or sizes.columns > _LONG or self._sends_plain(x.shape, x.dtype):
-            return None
-        left, right, scale = self._factors.read(payload, sizes)
-        right.mul_(scale)
-        largest = float(right.abs().amax())
-        if not 1 / _LARGE < largest < _LARGE:  # NaN too; a product in float32 might not be finite
-            return None
-        matrix = x.detach().reshape(sizes.samples * sizes.rows, sizes.columns)
-        first, second = left.float().flatten(0, 1), right.float().mT
-
-        def made(start: int, stop: int) -> Tensor:
-            begin, end = start // sizes.columns, -(-stop // sizes.columns)
-            rest = torch.empty(end - begin, sizes.columns, dtype=torch.float32)
-            with torch.autocast("cpu", enabled=False):
-                for sample in range(begin // sizes.rows, -(-end // sizes.rows)):
-                    low, high = max(begin, sample * sizes.rows), min(end, (sample + 1) * sizes.rows)
-                    some = rest[low - begin : high - begin]
-                    torch.addmm(matrix[low:high], first[low:high], second[sample], alpha=-1, out=some)
-            return rest.view(-1)[start - begin * sizes.columns : stop - begin * sizes.columns]
-
-        return made
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if self._sends_plain(x.shape, x.dtype):

@@ -44,12 +44,6 @@ class Quantizer(ABC):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the decoded tensor into `out`, which is contiguous."""
 
-    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
-        """Add the decoded tensor to `total`, which is float32 and contiguous."""
-        values = torch.empty_like(total)
-        self.decode(payload, values)
-        total.add_(values)
-
     def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
         """As Codec.encode_with_error."""
         return False
@@ -125,17 +119,6 @@ class GridQuantizer(Quantizer):
             read(values)
             if not in_place:
                 saturating_copy(values.view(-1)[: part.stop - part.start], flat[part.start : part.stop])
-
-    def add_decoded(self, payload: Tensor, total: Tensor) -> None:
-        """Add the decoded tensor to `total`; on a CPU a part at a time, which stays in a cache."""
-        if total.device.type != "cpu":
-            super().add_decoded(payload, total)
-            return
-        flat = total.view(-1)
-        for part, read in self._parts(payload, total.shape):
-            values = torch.empty(part.shape, dtype=torch.float32)
-            read(values)
-            flat[part.start : part.stop].add_(values.view(-1)[: part.stop - part.start])
 
     def _parts(self, payload: Tensor, shape: Sequence[int]) -> Iterator[tuple[Stretch, Callable[[Tensor], None]]]:
         """Yield the parts of a tensor, and for each what reads its values from the payload into a view of its shape."""

@@ -48,7 +48,6 @@ FAMILIES = {
     "topk": [f'topk({share}, values="q(4)", code="entropy")' for share in (0.02, 0.1, 0.3, 0.5, 0.7)],
     "randk": [f'randk({share}, values="q(4)")' for share in (0.1, 0.3, 0.5)],
     "lowrank": [f'lowrank({rank}, values="q(8)")' for rank in (8, 16, 32, 48, 64)],
-    "lowrank + q, clip": [f'lowrank(32, values="q(8)") + q({bits}, clip="mse")' for bits in (1, 2, 3)],
 }
 """Expressions by method, ascending in bits."""
 WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16", 'bf16(code="entropy")', "q(8)")
@@ -62,7 +61,6 @@ IN_TABLE = (
     *('nf(4, rotate="hadamard")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),
     *('lowrank(16, values="q(8)")', 'lowrank(32, values="q(8)")', 'lowrank(48, values="q(8)")'),
-    *('lowrank(32, values="q(8)") + q(1, clip="mse")', 'lowrank(32, values="q(8)") + q(2, clip="mse")'),
     *('none(code="entropy")', 'bf16(code="entropy")'),
 )
 TRAINED = {"quickstart": ("GPT-2", (40, 350)), "resnet-tiny": ("ResNet", (40, 75))}

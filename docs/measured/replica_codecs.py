@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from thinwire.compress import Decoder, Encoder, Key, Microbatch, Progress, SlotCounts, parse
+from thinwire.compress import Decoder, Encoder, Key, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline.replicas.division import BUCKET
 from thinwire.pipeline.replicas.layout import FLAT
@@ -46,7 +46,7 @@ class Buckets:
             Decoder(method, each, counts=counts, make_store=lambda layout, _: MemoryStore(layout)) for each in example
         ]
         self.payloads = [torch.zeros(coder.capacity, dtype=torch.uint8) for coder in self.encoders]
-        self.message = Microbatch("train", range(1), progress=Progress(0, 1))
+        self.message = Microbatch("train", range(1))
 
     def encode(self) -> None:
         """Encode every bucket, and update its error."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from thinwire.compress import Method, parse
+from thinwire.compress import Method
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
@@ -156,17 +156,6 @@ def codec_pair(text: str) -> CompressionOptions:
         # the name of a field says nothing here: the user wrote --codec
         raise OptionsError([f"--codec {text}: {told.partition(': ')[2]}" for told in error.mistakes]) from error
     return options.without_auto(f"--codec {text} here")
-
-
-def at_the_end(pair: CompressionOptions) -> CompressionOptions:
-    """The same codecs, but in place of those that change while training goes on, what they end as."""
-    return replace(pair, activations=_end_of(pair.activations), gradients=_end_of(pair.gradients))
-
-
-def _end_of(expression: str) -> str:
-    method = parse(expression)
-    end = method.codec.variants[-1]
-    return str(end if method.feedback is None else replace(method.feedback, codec=end))
 
 
 def label(compression: CompressionOptions) -> str:

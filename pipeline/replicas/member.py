@@ -85,7 +85,7 @@ class Lanes:
         """The message of one exchange with so many rows."""
         samples = self.setting.layout.shape(rows)[0]
         kind: PassKind = "warmup" if self.setting.in_full(progress) else "train"
-        return Microbatch(kind, range(samples), step=progress.step, progress=progress)
+        return Microbatch(kind, range(samples), step=progress.step)
 
     def sender(self, name: ChannelName, rows: int, to: Sequence[int]) -> Sender:
         """The end where this replica sends so many rows."""

@@ -22,8 +22,6 @@ MORE = (
     'q(4, rotate="hadamard", grid="midrise")',
     "q(4, scale_bits=8)",
     'q(4, outliers=0.01, grid="midrise")',
-    'q(2, grid="midrise") + q(1)',
-    'q(3, grid="midrise") + topk(0.1)',
 )
 
 

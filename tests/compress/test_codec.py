@@ -35,7 +35,6 @@ PARTS = (
     'randk(0.3, values="means(2)")',
     "lowrank(2)",
     'lowrank(2, values="q(8)", per="sample")',
-    'q(2, grid="midrise") + topk(0.1) + q(2, grid="midrise")',
 )
 """Codecs with parts that no codec of EXPRESSIONS has."""
 TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}

@@ -141,7 +141,7 @@ def test_a_length_beyond_the_payload_is_refused():
 
 @pytest.mark.parametrize(
     "expression",
-    ['none(code="entropy")', 'q(8, code="entropy")', 'topk(1, code="entropy")', 'q(8) + q(4, code="entropy")'],
+    ['none(code="entropy")', 'q(8, code="entropy")', 'topk(1, code="entropy")'],
 )
 def test_a_tensor_whose_length_takes_more_than_four_bytes_is_refused(expression):
     codec = parse(expression)

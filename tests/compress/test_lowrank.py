@@ -379,17 +379,6 @@ def test_what_is_lost_can_be_made_a_part_at_a_time(options):
     torch.testing.assert_close(torch.cat(parts), lost, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"scale": 2.0**100}, {"scale": 2.0**-100}, {"scale": torch.nan}, {"columns": 1 << 17}]
-)
-def test_what_is_lost_is_decoded_where_float32_might_not_hold_it(changed):
-    codec, x = parse("lowrank(2)"), gaussian(4, changed.get("columns", 50)) * changed.get("scale", 1.0)
-    assert codec.lost(x, encode(codec, x)) is None
-    error = (roundtrip("lowrank(2) + q(8)", x) - x).abs()
-    bound = parse("lowrank(2) + q(8)").error_bound(x)
-    assert (error <= bound).all() or not bound.isfinite().any()
-
-
 def test_payloads_do_not_depend_on_strides():
     for seed in range(5):
         x = gaussian(64, 300, seed=seed)

@@ -6,7 +6,7 @@ import torch
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.workload import at_the_end, codec_pair, frame_bytes, label, uniform
+from thinwire.launch.timing.workload import codec_pair, frame_bytes, label, uniform
 from thinwire.pipeline.boundary import ChannelEnd
 from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
@@ -80,11 +80,3 @@ def test_a_cut_for_two_stages_a_process_keeps_its_work_and_its_links():
     cut = work.cut_for("zbv-zero-bubble")
     assert (cut.forward, cut.backward, cut.where) == ((0.5,) * 4, (1.5,) * 4, (0, 1, 1, 0))
     assert work.cut_for("gpipe") is work
-
-
-def test_a_bench_measures_what_codecs_end_as():
-    """It measured what they begin as, under the name of both."""
-    pair = at_the_end(
-        codec_pair('aqsgd(q(8 -> 4, over="2 epochs"), first="q(8)")/lowrank(4 -> 2, over="1 step") + q(1)')
-    )
-    assert (pair.activations, pair.gradients) == ('aqsgd(q(4), first="q(8)")', "lowrank(2) + q(1)")

@@ -32,7 +32,7 @@ SPARSE = [
         'lowrank(2, values="bf16")',
         'lowrank(3, values="fp32")',
         'lowrank(2, values="q(4)", per="sample")',
-        "lowrank(2) + q(1)",
+        "lowrank(2)",
     ),
 ]
 AROUND = [
@@ -40,14 +40,13 @@ AROUND = [
     'q(4, group=8, allocate="scale")',
 ]
 KEPT_BY_BOTH = [
-    *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2) + q(1))"),
+    *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),
     *("aqsgd(q(4))", "aqsgd(topk(0.3))", 'aqsgd(q(2), first="q(8)")', 'aqsgd(nf(2), first="bf16")'),
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
 CODED = [
     'none(code="entropy")',
     'q(2, code="entropy")',
-    'topk(0.3, code="entropy") + q(1)',
     'bf16(code="entropy")',
     'aqsgd(nf(4, code="entropy"))',
 ]

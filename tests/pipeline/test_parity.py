@@ -40,12 +40,12 @@ FEEDBACK = {
     "aqsgd": {"activations": "aqsgd(q(2))", "gradients": "q(4)"},
     "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
     "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
-    "lowrank": {"activations": 'lowrank(2, values="q(8)") + q(1)', "gradients": "ef(dither(4))"},
+    "lowrank": {"activations": 'lowrank(2, values="q(8)")', "gradients": "ef(dither(4))"},
     "rotated and outliers": {"activations": 'ef21(q(3, rotate="hadamard"))', "gradients": "q(4, outliers=0.05)"},
     "entropy": {"activations": 'aqsgd(q(2, code="entropy"))', "gradients": 'q(4, code="entropy")'},
-    "warm-up and falling bits": {
-        "activations": 'aqsgd(q(4 -> 2, over="12 steps"))',
-        "gradients": 'ef21(lowrank(1) + q(3 -> 1, over="9 epochs"))',
+    "warm-up": {
+        "activations": "aqsgd(q(4))",
+        "gradients": "ef21(lowrank(1))",
         "warmup": "2 steps",
     },
 }

@@ -41,11 +41,10 @@ def test_torchs_default_dtype_does_not_matter(method, layout):
 
 
 CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "nf(3)", "topk(0.05)"]
-RAMP = 'ef(q(4 -> 3, over="1 epoch"))'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expression", ["bf16", *(f"ef({codec})" for codec in CODECS), "efmixed(topk(0.1))", RAMP])
+@pytest.mark.parametrize("expression", ["bf16", *(f"ef({codec})" for codec in CODECS), "efmixed(topk(0.1))"])
 def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression):
     replicas = make(expression)
     used = torch.zeros(SIZE, dtype=torch.float64)
@@ -64,7 +63,7 @@ def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression)
 
 
 OTHERS = [
-    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "dither(4)", "randk(0.1)", "q(4) + q(2)"),
+    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "dither(4)", "randk(0.1)"),
     *(
         'q(4, grid="midtread")',
         'q(4, clip="mse", code="entropy")',

@@ -18,7 +18,6 @@ STEPS, STOP = 7, 4
 METHODS = {
     "none": ("none", "none"),
     "stochastic": ('q(3, round="stochastic")', 'q(4, round="stochastic")'),
-    "falling bits": ('aqsgd(q(8 -> 2, over="7 steps"))', 'q(6 -> 3, over="2 epochs")'),
     "ef": ("ef(topk(0.25))", "ef(q(2))"),
     "ef by sample": ('ef(topk(0.25), slot="sample")', "bf16"),
     "ef21": ("ef21(topk(0.25))", 'ef21(topk(0.25), slot="sample")'),

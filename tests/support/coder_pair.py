@@ -36,10 +36,10 @@ class Pair:
             for kind, activation in zip((Encoder, Decoder), activations, strict=True)
         )
 
-    def carry(self, x, samples=None, kind="train", step=0, start=0, progress=None):
+    def carry(self, x, samples=None, kind="train", step=0, start=0):
         positions = range(start, start + self.sender.rows)
         ids = None if samples is None else torch.tensor(samples)
-        microbatch = Microbatch(kind, positions, ids, progress=progress)
+        microbatch = Microbatch(kind, positions, ids)
         key = Key(0, 0, "activations", kind, step, 0)
         sent, received = self.sender.plan(microbatch), self.receiver.plan(microbatch)
         assert sent.nbytes == received.nbytes <= self.sender.capacity

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, Progress, SlotCounts
+from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline.frames import CHANNELS
 
@@ -295,8 +295,7 @@ def _memory(message: Tensor) -> dict[str, Any]:
 def _microbatch(rows: int) -> Microbatch:
     """A micro-batch of training with its samples in random order, as from a sampler."""
     samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
-    # a codec that changes while training goes on is measured as what it ends as
-    return Microbatch("train", range(rows), samples, progress=Progress(step=10**9, steps_per_epoch=1))
+    return Microbatch("train", range(rows), samples)
 
 
 def _size(messages: Sequence[Tensor]) -> float:

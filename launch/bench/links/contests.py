@@ -26,7 +26,7 @@ from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import duration_text, text_of
 from thinwire.launch.timing.published import RATIOS
-from thinwire.launch.timing.workload import at_the_end, codec_pair, label
+from thinwire.launch.timing.workload import codec_pair, label
 from thinwire.pipeline.errors import OptionsError
 
 _POLL_SECONDS = 0.05
@@ -103,7 +103,7 @@ def _contenders(options: argparse.Namespace, wanted: Recipe) -> dict[str, Codecs
     With replicas, each pair is there without compression between replicas, with that of the recipe, and with each
     --replica-codec. Plain torch has no replicas here.
     """
-    ends = {label(pair): pair for pair in (at_the_end(codec_pair(text)) for text in (REFERENCE, *options.codec))}
+    ends = {label(pair): pair for pair in (codec_pair(text) for text in (REFERENCE, *options.codec))}
     if wanted.replicas.count == 1:
         ours = {name: Codecs(pair.activations, pair.gradients) for name, pair in ends.items()}
         return {**ours, **dict.fromkeys(BASELINES)}
