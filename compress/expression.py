@@ -19,7 +19,6 @@ from typing import get_type_hints
 
 from thinwire.compress.codec import Codec, CodecError, ContractError
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
-from thinwire.compress.codecs.dither import Dither
 from thinwire.compress.codecs.fp8 import Float8
 from thinwire.compress.codecs.lowrank import LowRank
 from thinwire.compress.codecs.normal import NormalLevels
@@ -50,7 +49,6 @@ CODECS: Mapping[str, type[Codec]] = MappingProxyType(
             Float8,
             Quantize,
             NormalLevels,
-            Dither,
             TopK,
             RandK,
             Reuse,

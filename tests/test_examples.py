@@ -84,7 +84,18 @@ def test_own_codec_trains_a_recipe(tmp_path):
     assert 1.6 < bits < 1.8, printed
 
 
-@pytest.mark.parametrize("expression", ['sums.Sum("lowrank(2)", "q(2)")', 'sums.Sum("topk(0.1)", "q(2)")'])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'sums.Sum("lowrank(2)", "q(2)")',
+        'sums.Sum("topk(0.1)", "q(2)")',
+        "dither.Dither(2)",
+        'dither.Dither(8, per="tensor")',
+        'dither.Dither(4, code="entropy")',
+        "allocate.Allocate(4, 8)",
+        "allocate.Allocate(2, 16)",
+    ],
+)
 def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "codecs")
     check(parse(expression))

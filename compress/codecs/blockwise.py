@@ -22,7 +22,7 @@ _REACH = 3.0
 
 
 class Blockwise(MayVary, Codec):
-    """A codec whose codes are in units of their block's scale: a quantizer, and the options of q, fp8 and dither."""
+    """A codec whose codes are in units of their block's scale: a quantizer, and the options of q, nf and fp8."""
 
     per: Per | None
     """What shares one scale; `row` if neither this nor `group` is given."""

@@ -4,8 +4,8 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid and step, scale_bits, allocate, rotate and outliers are in clip.py, grid_with_zero.py,
-byte_scales.py, allocation.py, rotation.py and outliers.py.
+The options clip, grid and step, scale_bits, rotate and outliers are in clip.py, grid_with_zero.py,
+byte_scales.py, rotation.py and outliers.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
-from torch import Tensor
-
 from thinwire.compress.codec import CodecError, require_choice, require_int
-from thinwire.compress.codecs.allocation import EIGHT, LEAST, MOST, Allocate, Allocated
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.coding.columns import ColumnCoded
@@ -81,8 +78,6 @@ class Quantize(Blockwise):
     scale_bits: int | None = field(default=None, kw_only=True)
     """Bits of a block's scale: 16 or 8 for absmax, 64 or 32 for minmax. The first is the default."""
 
-    allocate: Allocate | None = field(default=None, kw_only=True)
-    """`scale`: groups of larger scale get more bits and others less, so that all have errors of about one size."""
     rotate: Rotate | None = field(default=None, kw_only=True)
     """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
@@ -102,7 +97,6 @@ class Quantize(Blockwise):
             self._check_scale_bits,
             lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
-            self._check_allocate,
         )
         if not (self.scale == "absmax" and self.round == "nearest") and (self._points != "midrise" or self.clip):
             raise CodecError(
@@ -122,10 +116,10 @@ class Quantize(Blockwise):
             return
         if type(self.step) not in (int, float) or not 0 < self.step <= _LARGEST_STEP:
             raise CodecError(f"q's step must be above 0 and at most {_LARGEST_STEP:g}, got {self.step!r}")
-        if self.bits != 8 or self._points != "midtread" or any((self.clip, self.allocate, self.code)):
+        if self.bits != 8 or self._points != "midtread" or self.clip or self.code:
             raise CodecError(
-                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without clip, "
-                f"allocate and code, got {self}; write q(8, step={self.step})"
+                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without clip "
+                f"and code, got {self}; write q(8, step={self.step})"
             )
 
     def _check_outliers(self) -> None:
@@ -149,29 +143,10 @@ class Quantize(Blockwise):
         elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
             raise CodecError(f'q\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
 
-    def _check_allocate(self) -> None:
-        if self.allocate is None:
-            return
-        require_choice(self, "allocate", self.allocate, get_args(Allocate))
-        options = {"scale": "absmax", "round": "nearest", "clip": None, "code": None}
-        if any(getattr(self, name) != value for name, value in options.items()):
-            raise CodecError(
-                f'q\'s allocate is for scale="absmax" and round="nearest" without clip and code, got {self}'
-            )
-        if type(self.group) is not int or self.group % EIGHT or self.bits not in range(LEAST + 1, MOST):
-            raise CodecError(
-                f"q's allocate needs a group of a multiple of {EIGHT} elements, and {LEAST + 1} to {MOST - 1} bits, "
-                f"got {self}"
-            )
-
     @property
     def varies(self) -> bool:
         """Whether frequent codes take fewer bits."""
         return super().varies or self.step is not None
-
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of the codes, and the full size of the rest; the full size of codes of unlike bits."""
-        return super().entropy_bits(payload, shape) if self.allocate is None else 8.0 * len(payload)
 
     @property
     def _grid(self) -> Grid:
@@ -186,7 +161,7 @@ class Quantize(Blockwise):
 
     @property
     def _bound_grows(self) -> bool:
-        options = (self.clip, self.scale_bits, self.allocate, self.rotate, self.outliers)
+        options = (self.clip, self.scale_bits, self.rotate, self.outliers)
         return self.scale == "absmax" and self._points == "midrise" and all(option is None for option in options)
 
     def _reach(self, shape: Sequence[int]) -> float:
@@ -200,7 +175,7 @@ class Quantize(Blockwise):
 
     @property
     def _quantizer(self) -> Quantizer:
-        quantizer = super()._quantizer if self.allocate is None else Allocated(self._grid, self._blocks)
+        quantizer = super()._quantizer
         if self.rotate is not None:
             quantizer = Rotated(quantizer)
         if self.outliers is not None:

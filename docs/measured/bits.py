@@ -30,9 +30,6 @@ FAMILIES = {
     "q, clip": [f'q({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, auto, clip": [f'q({bits}, grid="auto", clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, groups, clip": [f'q({bits}, group=32, clip="mse", scale_bits=8)' for bits in (1, 2, 3, 4, 5)],
-    "q, allocated, rotated": [
-        f'q({bits}, group=128, scale_bits=8, allocate="scale", rotate="hadamard")' for bits in (2, 3, 4, 5)
-    ],
     "q, rotated": [f'q({bits}, rotate="hadamard")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
     "q, coded": [f'q({bits}, code="entropy")' for bits in (2, 3, 4, 5, 6)],
@@ -43,7 +40,6 @@ FAMILIES = {
     "nf": [f"nf({bits})" for bits in (1, 2, 3, 4)],
     "nf, rotated": [f'nf({bits}, rotate="hadamard")' for bits in (1, 2, 3, 4)],
     "nf, coded": [f'nf({bits}, code="entropy")' for bits in (3, 4)],
-    "dither": [f'dither({bits}, code="entropy")' for bits in (2, 3, 4)],
     "fp8, coded": ['fp8(code="entropy")'],
     "topk": [f'topk({share}, values="q(4)", code="entropy")' for share in (0.02, 0.1, 0.3, 0.5, 0.7)],
     "randk": [f'randk({share}, values="q(4)")' for share in (0.1, 0.3, 0.5)],
@@ -52,12 +48,11 @@ FAMILIES = {
 """Expressions by method, ascending in bits."""
 WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16", 'bf16(code="entropy")', "q(8)")
 """Codecs of many bits: in a table, not in the pictures."""
-GROUPS = ("q(4, group=32, scale_bits=8)", 'q(4, group=32, scale_bits=8, allocate="scale")')
+GROUPS = ("q(4, group=32, scale_bits=8)",)
 """Codecs of small groups: in a table, not in the pictures."""
 IN_TABLE = (
     *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'q(4, grid="auto", clip="mse")', "nf(2)", "nf(4)"),
     *GROUPS,
-    'q(4, group=128, scale_bits=8, allocate="scale", rotate="hadamard")',
     *('nf(4, rotate="hadamard")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),
     *('lowrank(16, values="q(8)")', 'lowrank(32, values="q(8)")', 'lowrank(48, values="q(8)")'),

@@ -15,9 +15,11 @@ import torch
 from bits import kinds
 from torch import Tensor
 
-from thinwire.compress.codecs.allocation import allocated_bits
 from thinwire.compress.codecs.grid import bfloat16_above
 from thinwire.compress.codecs.rotation import turn, turn_back_
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))
+from allocate import allocated_bits
 
 TILE = 32
 BITS = 4

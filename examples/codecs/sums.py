@@ -17,7 +17,7 @@ from thinwire.compress import Codec, CodecError, Key, parse
 
 @dataclass(frozen=True, repr=False)
 class Sum(Codec):
-    """`first` sends the tensor, and `second` the difference to what that decodes to; payloads are one behind the other."""
+    """`first` sends the tensor, and `second` the difference to what that decodes to, one payload behind the other."""
 
     first: str
     second: str

@@ -18,7 +18,6 @@ CODED = [f'q({bits}, code="entropy")' for bits in range(1, 9)]
 CODED += [
     'nf(3, code="entropy")',
     'fp8(code="entropy")',
-    'dither(4, code="entropy")',
     'q(2, per="channel", code="entropy")',
 ]
 CODED += ['bf16(code="entropy")', 'fp16(code="entropy")']

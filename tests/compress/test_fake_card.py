@@ -32,7 +32,6 @@ OTHERS = (
 WAITING = (
     'topk(0.1, code="entropy")',
     'q(4, code="entropy", grid="midrise")',
-    'q(3, group=8, allocate="scale", grid="midrise")',
 )
 """Codecs that need the host: it codes their symbols, or decides the width of each group."""
 

@@ -9,7 +9,7 @@ import torch
 from support.coder_pair import ROWS, WIDTH, Pair, random
 from thinwire.compress import CodecError, Key, parse
 
-CODECS = ["q(4)", "q(8)", "topk(0.25)", "randk(0.5)", 'topk(0.25, values="fp16")', "fp16", "dither(4)", "lowrank(2)"]
+CODECS = ["q(4)", "q(8)", "topk(0.25)", "randk(0.5)", 'topk(0.25, values="fp16")', "fp16", "lowrank(2)"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -52,7 +52,6 @@ def test_efs_sum_is_exact_in_float64(codec):
         'q(4, round="stochastic")',
         'q(3, rotate="hadamard")',
         "q(3, outliers=0.05)",
-        "dither(4)",
         "fp8",
         "bf16",
         "fp16",

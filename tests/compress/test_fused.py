@@ -55,7 +55,7 @@ def test_what_goes_the_eager_way_on_a_cpu():
     assert not cpu.covers(grid, values.view(256, 1, 1024))
     assert not cpu.covers(grid, values.view(1, 1 << 18, 1))
     assert not cpu.covers(grid, values.to("meta"))
-    assert not cpu.covers(parse("dither(4)")._grid, values)
+    assert not cpu.covers(parse("fp8")._grid, values)
 
 
 @needs_numba

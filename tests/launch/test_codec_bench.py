@@ -166,7 +166,7 @@ def test_topk_is_set_against_the_entropy_of_positions_and_its_values(values):
 
 @pytest.mark.parametrize(
     ("expression", "scale_bits"),
-    [('q(4, per="tensor")', 16), ('q(3, per="tensor", scale="minmax")', 64), ('dither(4, per="tensor")', 16)],
+    [('q(4, per="tensor")', 16), ('q(3, per="tensor", scale="minmax")', 64)],
 )
 def test_codes_are_set_against_their_entropy(expression, scale_bits):
     """With one scale for all, values decoded differ where their codes do."""

@@ -37,7 +37,6 @@ SPARSE = [
 ]
 AROUND = [
     *("q(4, outliers=0.05)", 'q(4, rotate="hadamard")', 'q(2, rotate="hadamard", outliers=0.1)', "nf(4)"),
-    'q(4, group=8, allocate="scale")',
 ]
 KEPT_BY_BOTH = [
     *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),

@@ -63,7 +63,7 @@ def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression)
 
 
 OTHERS = [
-    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "dither(4)", "randk(0.1)"),
+    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "randk(0.1)"),
     *(
         'q(4, grid="midtread")',
         'q(4, clip="mse", code="entropy")',

@@ -75,10 +75,6 @@ EXPRESSIONS = (
     "fp8",
     'fp8(per="channel")',
     "fp8(group=7)",
-    "dither(2)",
-    "dither(4)",
-    'dither(5, per="tensor")',
-    "dither(8, group=7)",
 )
 """Codecs that send every element."""
 

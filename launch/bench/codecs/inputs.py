@@ -34,7 +34,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             'q(4, grid="auto", clip="mse")',
         ),
         "nf": ("nf(4)", "nf(3)", "nf(2)", "nf(1)"),
-        "dither": ("dither(4)",),
         "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
         "randk": ("randk(0.1)",),
         "lowrank": ("lowrank(8)",),

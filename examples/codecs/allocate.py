@@ -1,4 +1,10 @@
-"""q's option allocate="scale": groups of larger scale get more bits, under a total that both ends know in advance.
+"""Groups of larger scale get more bits, under a total that both ends know in advance.
+
+    thinwire simulate quickstart --codec 'q(8)/allocate.Allocate(4, group=64)'     in this folder
+
+It helps where groups are of unlike size and large errors matter more than small ones: gradients. Those of a ResNet gain
+8 dB at `group=32` over `q(4, group=32)`, in the same bytes. No training has measured this yet, and it takes more than
+twice the time.
 
 payload     | scales of all groups | codes of the groups of 8 bits | of 7 bits | .. | of 1 bit |
 
@@ -13,21 +19,18 @@ these further bits the (bits - 1) * C that are worth most are given, of equals t
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
+from thinwire.compress.codec import CodecError, Key
+from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.bits import pack, packed_size
 from thinwire.compress.codecs.granularity import Blocks
-from thinwire.compress.codecs.grid import Grid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Grid
 from thinwire.compress.codecs.quantizer import Quantizer, levels_of
-
-Allocate = Literal["scale"]
-"""What the bits of a group follow from."""
 
 LEAST, MOST = 1, 8
 """The bits that a group may have."""
@@ -39,6 +42,37 @@ _INFINITE = 0x7F80
 """The integer of the bf16 infinity; NaN is beyond."""
 _PART = 1 << 20
 """Elements handled at a time, so that what is made of them stays in a cache."""
+
+
+@dataclass(frozen=True, repr=False)
+class Allocate(Blockwise):
+    """As `q(bits, group=group, grid="midrise")`, but groups have more bits or fewer, and `bits` on average."""
+
+    per = None
+    code = None
+
+    bits: int
+    """The average bits a code, 2 to 7."""
+    group: int
+    """How many consecutive elements share one scale: a multiple of 8."""
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(LEAST + 1, MOST) or self.group < 1 or self.group % EIGHT:
+            raise CodecError(
+                f"{self.name} needs {LEAST + 1} to {MOST - 1} bits and a group of a multiple of {EIGHT}, got {self}"
+            )
+
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The full size, because codes have unlike bits."""
+        return 8.0 * len(payload)
+
+    @property
+    def _grid(self) -> Grid:
+        return AbsMaxGrid(self.bits)
+
+    @property
+    def _quantizer(self) -> Quantizer:
+        return Allocated(self._grid, self._blocks)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,14 @@
-"""The codec dither: each element becomes a sign and a power of two, rounded up or down by chance."""
+"""Exponential dithering: each element becomes a sign and a power of two, rounded up or down by chance.
+
+    thinwire simulate quickstart --codec 'q(8)/dither.Dither(4)'     in this folder
+
+It helps where gradients must be unbiased though their sizes differ much within a row: with outliers it has 12 dB at 4
+bits, where `q(4, round="stochastic")` has -1. Without outliers the latter is better from 4 bits on.
+
+payload     | scale of block 0, bf16 | .. | scale of block C-1 | codes of all elements, packed as those of q |
+"""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +28,7 @@ _SMALLEST_SCALE = 2.0**-118
 
 @dataclass(frozen=True, repr=False)
 class Dither(Blockwise):
-    """`dither(bits)`: exponential dithering, in its plainest form natural compression (1905.10988).
+    """`dither.Dither(bits)`: exponential dithering, in its plainest form natural compression (1905.10988).
 
     The points of a block are 0 and +-s * 2**(c-m), with c from 1 to m = 2**(bits-1) - 1, and s = max|x| of the block as
     bf16, rounded up. A code is c, or 0 for zero, with the sign as its highest bit. A value becomes either of the points
@@ -35,8 +42,6 @@ class Dither(Blockwise):
     To stay clear of denormal numbers, m is less where p would be below 2**-126, and a block whose s would be below
     2**-118 is decoded as zeros. NaN or infinity makes its whole block not finite.
     """
-
-    name: ClassVar[str] = "dither"
 
     bits: int
     """Bits a code, 2 to 8."""
