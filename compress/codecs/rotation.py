@@ -25,7 +25,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Key
 from thinwire.compress.codecs.cast import infinite_beyond, rounding_bound
-from thinwire.compress.codecs.fused import cpu_rotation
+from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Wrapper
 from thinwire.compress.transfer import put
@@ -93,13 +93,13 @@ def reach_of(rotate: Rotate | None, shape: Sequence[int]) -> int:
 
 def turn(rows: Tensor) -> Tensor:
     """The float32 `rows` [R, n], each rotated."""
-    return cpu_rotation.turn(rows, factors(rows)) if cpu_rotation.covers(rows) else turn_eagerly(rows)
+    return cpu.turn(rows, factors(rows)) if cpu.covers_rows(rows) else turn_eagerly(rows)
 
 
 def turn_back_(rows: Tensor) -> None:
     """Undo `turn` on float32 `rows` [R, n], in place."""
-    if cpu_rotation.covers(rows):
-        cpu_rotation.turn_back_(rows, factors(rows))
+    if cpu.covers_rows(rows):
+        cpu.turn_back_(rows, factors(rows))
     else:
         turn_back_eagerly_(rows)
 

@@ -68,7 +68,7 @@ class Allocate(Blockwise):
 
     @property
     def _grid(self) -> Grid:
-        return AbsMaxGrid(self.bits)
+        return AbsMaxGrid(self.bits, stochastic=False)
 
     @property
     def _quantizer(self) -> Quantizer:

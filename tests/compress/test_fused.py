@@ -14,9 +14,10 @@ from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES,
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.codecs import indices, rotation
-from thinwire.compress.codecs.fused import cpu, cpu_error, cpu_rotation, largest
+from thinwire.compress.codecs.fused import cpu, largest
 from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
+from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
 from thinwire.compress.stores.memory import MemoryStore
@@ -95,7 +96,7 @@ def test_the_kernels_for_rotation_give_the_values_of_the_eager_code(monkeypatch)
     monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
     large = gaussian(3, 64) * torch.tensor([1.0, 2.0**95, 2.0**124]).unsqueeze(1)
     for x in (gaussian(4, 1024), gaussian(5, 775), large, *(tensor_of(name, torch.float32) for name in SPECIAL)):
-        if not cpu_rotation.covers(x):
+        if not cpu.covers_rows(x):
             assert not x.is_contiguous(), "the kernels do not work here: a warning says why"
             continue
         wanted, found = rotation.turn_eagerly(x), rotation.turn(x)
@@ -126,14 +127,18 @@ def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "words"),
-    [(cpu, "_work", "codecs are slower: they gave other bytes"), (cpu_error, "_works", "it gave another payload")],
+    ("kernel", "agree", "words"), [("encode", "_agree", "the CPU"), ("encode_with_error", "_errors_agree", "feedback")]
 )
-def test_a_kernel_that_gives_other_bytes_is_not_used(monkeypatch, module, name, words):
+def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch, kernel, agree, words):
     pytest.importorskip("numba", reason="needs Numba")
-    monkeypatch.setattr(module, "encode", lambda grid, values, *_: grid.measure(values))
-    with pytest.warns(UserWarning, match=words):
-        assert not getattr(module, name).__wrapped__(AbsMaxGrid(4, False))
+    monkeypatch.setattr(cpu, kernel, lambda grid, values, *_: grid.measure(values))
+    work.cache_clear()
+    with pytest.warns(
+        UserWarning, match=f"for {words} do not work here, so codecs are slower: they gave other"
+    ) as said:
+        assert not any(work("numba", words, getattr(cpu, agree), AbsMaxGrid(4, False)) for _ in range(2))
+    work.cache_clear()
+    assert len(said) == 1
 
 
 @pytest.mark.slow

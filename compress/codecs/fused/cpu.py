@@ -1,25 +1,27 @@
-"""The parts of tensors that one kernel encodes and one decodes on a CPU: cpu_kernels.py, if Numba is installed.
+"""What kernels do on a CPU: cpu_kernels.py, if Numba is installed.
+
+They encode and decode parts of tensors, search for scales, rotate rows, and advance an error while they encode.
 
 The eager code is what the kernels must equal, and does everything else: short parts, short blocks, blocks that lie
 apart, noise, more than a few threads, and whatever torch traces or compiles.
 """
 
-import warnings
+from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.compress.codec import Key
+from thinwire.compress.codecs.clip import Gaussian, Passes, sample_step, slopes
 from thinwire.compress.codecs.coding.bits import packed_size
-from thinwire.compress.codecs.fused.arithmetic import CodeRule
-from thinwire.compress.codecs.fused.cpu_search import KernelPasses
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, nonzero
+from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
-from thinwire.errors import ThinwireWarning
 
 LEAST_ELEMENTS = 1 << 18
 """A process whose tensors are all shorter never loads the kernels: that takes a second, and below this they save less
@@ -29,9 +31,13 @@ _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together."""
 
 
+Pieces = Iterable[tuple[slice, Tensor]]
+"""The columns of each piece of a row, and its signs over sqrt(m)."""
+
+
 def covers(grid: Grid, values: Tensor) -> bool:
     """Whether kernels encode and decode `values` [outer, count, inner]."""
-    return takes(values) and _work(grid)
+    return takes(values) and _known(grid) and work("numba", "the CPU", _agree, grid)
 
 
 def takes(values: Tensor) -> bool:
@@ -87,6 +93,89 @@ def decode(grid: Grid, packed: Tensor, scales: Tensor, values: Tensor) -> None:
     )  # fmt: skip
 
 
+def covers_error(grid: Grid, values: Tensor) -> bool:
+    """Whether the kernel takes blocks of `values` [outer, count, inner], and of errors that lie in the same way."""
+    return grid.share is not None and covers(grid, values) and work("numba", "feedback", _errors_agree, grid)
+
+
+def encode_with_error(grid: Grid, values: Tensor, error: Tensor, decay: float, out: Tensor) -> Tensor:
+    """Write the packed codes of u = values + decay * error, and u - C(u) into `error`; return the scales.
+
+    By steps of their own, message, payload and new error read or write all of a tensor eleven times; this, three times
+    and the payload.
+    """
+    from thinwire.compress.codecs.fused import cpu_kernels
+
+    rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
+    scales, shifts = torch.zeros(2, values.shape[1], dtype=torch.float32)
+    cpu_kernels.encode_with_error(
+        values.squeeze(0).numpy(), error.squeeze(0).numpy(), np.float32(decay), int(rule), np.float32(grid.share),
+        grid.bits, scales.numpy(), shifts.numpy(), out.numpy(),
+    )  # fmt: skip
+    return torch.stack([shifts, scales], 1) if rule == CodeRule.RANGE else scales.bfloat16().unsqueeze(1)
+
+
+class KernelPasses(Passes):
+    """One pass each over `values` [1, count, inner], float32 and contiguous."""
+
+    def ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each block."""
+        from thinwire.compress.codecs.fused import cpu_kernels
+
+        least, most = torch.empty(2, values.shape[1], 1, dtype=torch.float32)
+        cpu_kernels.ends(values.squeeze(0).numpy(), *_arrays(least, most))
+        return least, most
+
+    def least_square_scales(
+        self, values: Tensor, bits: int, grids: Sequence[Gaussian]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The ends of each block, and its scale for each of `grids`."""
+        from thinwire.compress.codecs.fused import cpu_kernels
+
+        _, count, inner = values.shape
+        pairs = np.array([slopes(bits, grid, inner) for grid in grids])
+        least, most = torch.empty(2, count, 1, dtype=torch.float32)
+        out = torch.empty(len(grids), count, 1, dtype=torch.float32)
+        cpu_kernels.least_square_scales(values.squeeze(0).numpy(), pairs, *_arrays(least, most), out.squeeze(2).numpy())
+        return least, most, list(out)
+
+    def losses(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
+        """What grids that hold zero, or are half a step lower, lose of each block's sample."""
+        from thinwire.compress.codecs.fused import cpu_kernels
+
+        sample, out = values.squeeze(0)[:, :: sample_step(values.shape[2])], np.empty(steps.shape[:2], np.int32)
+        factors, lower = (part.squeeze(2).numpy() for part in (-1 / nonzero(steps), shifts))
+        cpu_kernels.losses(sample.contiguous().numpy(), factors, lower, np.float32(half), out)
+        return torch.from_numpy(out).unsqueeze(2).double().mul_(steps.double().square_())
+
+
+def covers_rows(rows: Tensor) -> bool:
+    """Whether kernels rotate `rows` [R, n]."""
+    return takes(rows.unsqueeze(0)) and work("numba", "rotation", _rotations_agree)
+
+
+def turn(rows: Tensor, pieces: Pieces) -> Tensor:
+    """The float32 `rows` [R, n], each rotated."""
+    from thinwire.compress.codecs.fused import cpu_kernels
+
+    turned = torch.empty_like(rows)
+    for columns, factors in pieces:
+        cpu_kernels.turn(rows[:, columns].numpy(), factors.numpy(), turned[:, columns].numpy())
+    return turned
+
+
+def turn_back_(rows: Tensor, pieces: Pieces) -> None:
+    """Undo `turn` on float32 `rows` [R, n], in place."""
+    from thinwire.compress.codecs.fused import cpu_kernels
+
+    for columns, factors in pieces:
+        cpu_kernels.turn_back(rows[:, columns].numpy(), factors.numpy())
+
+
+def _arrays(*numbers: Tensor) -> list[np.ndarray]:
+    return [part.view(-1).numpy() for part in numbers]
+
+
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.float32) if shifts is None else shifts
 
@@ -98,28 +187,21 @@ def _array(numbers: Tensor) -> NDArray[np.float32]:
 
 
 @cache
-def _work(grid: Grid) -> bool:
-    """Whether the kernels know this grid and work here, tried once beside the eager code."""
-    if grid.stochastic or not find_spec("numba"):
-        return False
-    sample = torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin().view(1, 64, 64)
-    scales = grid.measure(sample)
-    if grid.coding(scales) is None or grid.valuing(scales) is None:
-        return False
-    try:
-        reason = "" if _agree(grid, sample, scales) else "they gave other bytes than the eager code"
-    except Exception as error:  # a library that is missing, a processor that LLVM does not know, a cache folder
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    if reason:
-        warnings.warn(
-            f"the kernels for the CPU do not work here, so codecs are slower: {reason}", ThinwireWarning, stacklevel=2
-        )
-    return not reason
+def _known(grid: Grid) -> bool:
+    """Whether the kernels know this grid."""
+    scales = grid.measure(_sample())
+    return not grid.stochastic and grid.coding(scales) is not None and grid.valuing(scales) is not None
 
 
-def _agree(grid: Grid, sample: Tensor, scales: Tensor) -> bool:
+def _sample() -> Tensor:
+    """Blocks [1, 64, 64] to try kernels on."""
+    return torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin().view(1, 64, 64)
+
+
+def _agree(grid: Grid) -> bool:
     """Whether kernels and eager code give the same scales, codes and values."""
-    _, count, inner = sample.shape
+    sample = _sample()
+    scales, (_, count, inner) = grid.measure(sample), sample.shape
     eager = GridQuantizer(grid, lambda shape: Blocks(count * inner, 1, count, inner))
     part = next(eager.blocks(sample.shape).parts(count * inner))
     packed = torch.zeros(3, packed_size(count * inner, grid.bits), dtype=torch.uint8)
@@ -131,3 +213,34 @@ def _agree(grid: Grid, sample: Tensor, scales: Tensor) -> bool:
     decode(grid, packed[0], scales, others)
     same_codes = torch.equal(packed[0], packed[1]) and torch.equal(packed[0], packed[2])
     return same_codes and torch.equal(measured, scales) and torch.equal(values, others)
+
+
+def _errors_agree(grid: Grid) -> bool:
+    """Whether kernel and eager code give the same payload and errors."""
+    values = _sample()
+    errors = torch.linspace(2, -1, 2 * 64 * 64, dtype=torch.float32).cos().mul_(0.1).view(2, 1, 64, 64)
+    eager = GridQuantizer(grid, lambda shape: Blocks(64 * 64, 1, 64, 64))
+    size, key = grid.scales_size(64), Key(0, 0, "gradients", "train", 0, 0)
+    payloads = torch.zeros(2, eager.nbytes(values.shape), dtype=torch.uint8)
+    for error, decay in zip(errors, (1.0, 0.95), strict=True):
+        message = values + error if decay == 1 else torch.mul(error, decay).add_(values)
+        eager.encode(message, payloads[0], key)
+        decoded = torch.empty_like(message)
+        eager.decode(payloads[0], decoded)
+        payloads[1, :size] = grid.pack_scales(encode_with_error(grid, values, error, decay, payloads[1, size:]))
+        if not torch.equal(payloads[0], payloads[1]) or not torch.equal(error, message.sub_(decoded)):
+            return False
+    return True
+
+
+def _rotations_agree() -> bool:
+    """Whether kernels and eager code rotate alike, there and back."""
+    from thinwire.compress.codecs import rotation
+
+    rows = torch.linspace(-3, 2, 8 * 78, dtype=torch.float32).sin().view(8, 78)
+    rows[1::2] *= 2.0**97
+    pieces, turned = rotation.factors(rows), rotation.turn_eagerly(rows)
+    back, others = turned.clone(), turned.clone()
+    rotation.turn_back_eagerly_(back)
+    turn_back_(others, pieces)
+    return torch.equal(turn(rows, pieces), turned) and torch.equal(back, others)

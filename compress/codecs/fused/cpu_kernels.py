@@ -1,4 +1,9 @@
-"""Kernels of q and nf on a CPU, compiled by Numba: codes and packing in one pass, and back. Imported only where used.
+"""Kernels on a CPU, compiled by Numba. Imported only where used.
+
+    encode, decode              codes and packing in one pass, and back
+    encode_with_error           error feedback too: message, codes and new error while a block is in a cache
+    ends, losses, ..            what the searches of clip.py read, in one pass each
+    turn, turn_back             rotation.py: a piece of a row stays in the nearest cache for all its rounds
 
 A tensor's part is [count, inner]: blocks of consecutive elements. Codes go through a buffer that stays in the nearest
 cache, whatever the length of a block:
@@ -19,6 +24,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from thinwire.compress.codecs.clip import GAUSSIAN_BELOW, LOSS_UNITS, MOST_LOST, PARTS, POOLED, STEPS
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
 
 # What they mean is in arithmetic.py.
@@ -37,6 +43,12 @@ _LOW = np.array(
      for bits in range(8)], np.uint64,
 )  # fmt: skip
 """By the bits of a code and the step of joining or parting: the lower of each two lanes, without what is unused."""
+_NO_SIGN = np.int32(0x7FFFFFFF)
+_LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
+_HUGE = (127 + 96) << 23
+"""The bits of 2**96."""
+_SHRUNK = np.float32(2.0**-32)
+_NEAR = 8
 
 
 def _compiled(function: Any) -> Any:
@@ -311,3 +323,261 @@ def _part_words(payload, bits, codes):
             low, lane = _LOW[bits, step], np.uint64(8 << step)
             word = (word & low) | ((word << (gap << np.uint64(step))) & (low << lane))
         words[i] = word
+
+
+@_compiled
+def encode_with_error(values, errors, decay, rule, share, bits, scales, shifts, out):
+    """Write the packed codes of u = values + decay * errors, float32 [count, inner], and u - C(u) into `errors`.
+
+    Scales are written to `scales` and `shifts`, float32 [count]: for FLOOR, max|u| times `share` rounded up to bf16;
+    for RANGE the range and the least value.
+    """
+    count, inner = values.shape
+    flat, integers = errors.reshape(-1), errors.view(np.int32)
+    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
+    decoded, no_table = np.empty(_BUFFER, np.float32), np.empty(0, np.float32)
+    divisors, factors, least = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
+    half, size, zero, one = 1 << (bits - 1), _BUFFER * bits // 8, np.float32(0), np.float32(1)
+    value_rule, first, second, unit = _LINEAR, one, np.float32(0.5 - half), np.float32(1 / half)
+    if rule == _RANGE:
+        value_rule, first, second, unit = _DIVIDED, np.float32(2 * half - 1), zero, one
+    at = fill = done = 0
+    while at < len(flat):
+        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
+        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
+        if at == block * inner:
+            _add(values[block:last], decay, errors[block:last])
+            _measure(
+                integers[block:last], rule, share, half, scales[block:last], shifts[block:last], divisors[block:last]
+            )
+            for i in range(block, last):
+                factors[i], least[i] = scales[i] * unit, -shifts[i]
+        some, place = flat[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
+        back = decoded[: stop - at].reshape(blocks, length)
+        _codes(some, rule, divisors[block:last], shifts[block:last], one, zero, half, place)
+        _values(place, value_rule, no_table, first, second, factors[block:last], least[block:last], back)
+        _subtract(decoded, flat[at:stop])
+        at, fill = stop, full
+        if fill == _BUFFER:
+            _pack(codes, other, bits, out[done : done + size])
+            done += size
+            fill = 0
+    if done < len(out):
+        codes[fill:] = 0
+        _pack(codes, other, bits, out[done:])
+
+
+@_compiled
+def _add(values, decay, errors):
+    """Turn errors [blocks, inner] into messages."""
+    for block in range(len(values)):
+        if decay == 1:
+            for i in range(values.shape[1]):
+                errors[block, i] = values[block, i] + errors[block, i]
+        else:
+            for i in range(values.shape[1]):
+                errors[block, i] = errors[block, i] * decay + values[block, i]
+
+
+@_compiled
+def _subtract(decoded, messages):
+    """Turn messages into errors."""
+    for i in range(len(messages)):
+        messages[i] -= decoded[i]
+
+
+@_compiled
+def least_square_scales(values, slopes, least, most, scales):
+    """Write the ends of each block of `values` [count, inner], and its best scale for each pair of `slopes`.
+
+    `scales` is float32 [grids, count]. Maxima and scales are integers here, of 1/PARTS of the largest magnitude.
+    """
+    count, inner = values.shape
+    integers, number, grids = values.view(np.int32), inner // POOLED + inner % POOLED, len(slopes)
+    # a step of many blocks at a time: each waits for the last of its own block
+    some = max(1, _BUFFER // number)
+    rows, chosen, found = np.empty((some, number), np.int32), np.empty((grids, some)), np.empty((grids, some))
+    maxima = np.empty(number, np.float32)
+    for first in range(0, count, some):
+        blocks = min(some, count - first)
+        for i in range(blocks):
+            block = first + i
+            least[block], most[block] = _floats(*_ends(integers[block]))
+            _pool(integers, block, maxima.view(np.int32))
+            total, looks_gaussian = _count(maxima, max(-least[block], most[block]), rows[i])
+            for grid in range(grids):
+                chosen[grid, i] = slopes[grid, 0] if looks_gaussian else slopes[grid, 1]
+            found[0, i] = total / (number + chosen[0, i])
+        for _ in range(STEPS):
+            _step(rows[:blocks], chosen[0], found[0], found[0])
+        for grid in range(1, grids):
+            _step(rows[:blocks], chosen[grid], found[grid - 1], found[grid])
+        for i in range(blocks):
+            largest = max(-least[first + i], most[first + i])
+            for grid in range(grids):
+                share = np.float32(min(found[grid, i] / PARTS, 1.0))
+                scales[grid, first + i] = share * largest if largest < np.inf else np.float32(np.nan)
+
+
+@_compiled
+def _pool(integers, block, maxima):
+    """Write the bits of the largest of each 8 magnitudes, which are an eighth of a block apart, and of what is left."""
+    # a row of its own for the block would cost short blocks half as much again
+    inner = integers.shape[1]
+    size = inner // POOLED
+    for i in range(size):
+        maxima[i] = integers[block, i] & _NO_SIGN
+    for part in range(1, POOLED):
+        start = part * size
+        for i in range(size):
+            maxima[i] = max(maxima[i], np.int32(integers[block, start + i] & _NO_SIGN))
+    for i in range(POOLED * size, inner):
+        maxima[i - (POOLED - 1) * size] = integers[block, i] & _NO_SIGN
+
+
+@_compiled
+def _count(maxima, largest, row):
+    """Write maxima as integers of 1/PARTS of the largest; return their sum, and whether they look Gaussian."""
+    if not largest < np.inf:
+        maxima[:] = 0
+    unit = np.float32(1) if largest == 0 else largest
+    total = squares = np.int64(0)
+    for i in range(len(row)):
+        x = (maxima[i] / unit + np.float32(1)) - np.float32(1)
+        square = (x * x + np.float32(1)) - np.float32(1)
+        whole = np.int32(x * np.float32(PARTS))
+        row[i] = whole
+        total += whole
+        squares += np.int32(square * np.float32(PARTS))
+    mean = total / PARTS
+    return total, squares / PARTS * len(row) < GAUSSIAN_BELOW * (mean * mean)
+
+
+@_compiled
+def _step(rows, slopes, before, after):
+    """A step of Newton's method for each of `rows`."""
+    for block in range(len(rows)):
+        scale, slope, row = np.rint(before[block]), slopes[block], rows[block]
+        whole, excess, more = np.int32(scale), np.int64(0), np.int32(0)
+        for i in range(len(row)):
+            above = max(np.int32(row[i] - whole), np.int32(0))
+            excess += above
+            more = np.int32(more + np.int32(above > 0))
+        after[block] = scale + (excess - slope * scale) / (more + slope)
+
+
+@_compiled
+def ends(values, least, most):
+    """The least and the largest of `values` [count, inner] of each block; NaN for both if there is one."""
+    integers = values.view(np.int32)
+    for block in range(len(values)):
+        low, high = _ends(integers[block])
+        least[block], most[block] = _floats(low, high)
+
+
+@_compiled
+def _ends(integers):
+    """The least and the largest as integers in the order of floats."""
+    low, high = _MOST, _LEAST
+    for i in range(len(integers)):
+        ordered = _ordered(integers[i])
+        low, high = min(low, ordered), max(high, ordered)
+    return low, high
+
+
+@_compiled
+def losses(sample, factors, shifts, half, out):
+    """Write the squares of what grids lose of `sample` [count, some], in units that clip.py names.
+
+    `out` is int32 [grids, count]: sums of integers have no order.
+    """
+    low, high, most, units = -half, half - np.float32(1), np.float32(MOST_LOST), np.float32(LOSS_UNITS)
+    for grid in range(len(out)):
+        for block in range(len(sample)):
+            row, factor, shift, total = sample[block], factors[grid, block], shifts[grid, block], np.int32(0)
+            for i in range(len(row)):
+                down = row[i] * factor - shift
+                level = low if down < low else down
+                level = high if level > high else level
+                lost = down - ((level + _TIES_TO_EVEN) - _TIES_TO_EVEN)
+                square = lost * lost
+                square = square if square < most else most
+                total = np.int32(total + np.int32(square * units))
+            out[grid, block] = total
+
+
+@_compiled
+def _ordered(integer):
+    """A float's bits as an integer in the order of floats; NaN is at both ends."""
+    return np.int32(integer ^ np.int32(np.int32(integer >> np.int32(31)) & _NO_SIGN))
+
+
+@_compiled
+def _floats(low, high):
+    """The floats of the least and the largest ordered integer; NaN for both if one is."""
+    if high > _INFINITY or low < -_INFINITY - 1:
+        return np.float32(np.nan), np.float32(np.nan)
+    return np.int32(_ordered(low)).view(np.float32), np.int32(_ordered(high)).view(np.float32)
+
+
+@_compiled
+def turn(rows, factors, out):
+    """Write the rotated `rows` [R, m] into `out`; m is a power of two."""
+    for row in range(len(rows)):
+        given, place = rows[row], np.empty(len(factors), np.float32)
+        for i in range(len(factors)):
+            place[i] = given[i] * factors[i]
+        _sums_and_differences(place)
+        _copy(place, out[row], len(place))
+
+
+@_compiled
+def turn_back(rows, factors):
+    """Undo `turn` on `rows` [R, m], in place."""
+    for row in range(len(rows)):
+        given, place = rows[row], np.empty(len(factors), np.float32)
+        _copy(given, place, len(place))
+        shrinks = _HUGE <= _largest(place.view(np.int32)) <= _INFINITY
+        if shrinks:
+            for i in range(len(place)):
+                place[i] *= _SHRUNK
+        _sums_and_differences(place)
+        for i in range(len(place)):
+            place[i] *= factors[i]
+        if shrinks:
+            for i in range(len(place)):
+                place[i] /= _SHRUNK
+        _copy(place, given, len(place))
+
+
+@_compiled
+def _sums_and_differences(x):
+    """H x in place, float32 [m]: rounds of distance 1, 2, 4, .."""
+    distance = 1
+    if len(x) >= _NEAR:
+        _three_rounds(x.reshape(-1, _NEAR))
+        distance = _NEAR
+    while distance < len(x):
+        _one_round(x.reshape(-1, 2, distance))
+        distance *= 2
+
+
+@_compiled
+def _one_round(pairs):
+    # a function of its own, else LLVM does not vectorize it
+    for pair in range(len(pairs)):
+        for i in range(pairs.shape[2]):
+            upper, lower = pairs[pair, 0, i], pairs[pair, 1, i]
+            pairs[pair, 0, i] = upper + lower
+            pairs[pair, 1, i] = upper - lower
+
+
+@_compiled
+def _three_rounds(x):
+    """Those of distance 1, 2 and 4, in rows of 8."""
+    for i in range(len(x)):
+        a, b, c, d, e, f, g, h = x[i, 0], x[i, 1], x[i, 2], x[i, 3], x[i, 4], x[i, 5], x[i, 6], x[i, 7]
+        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+        x[i, 0], x[i, 1], x[i, 2], x[i, 3] = a + e, b + f, c + g, d + h
+        x[i, 4], x[i, 5], x[i, 6], x[i, 7] = a - e, b - f, c - g, d - h

@@ -7,14 +7,10 @@
 Nothing is sorted, the host looks at nothing, and the places are those that NumPy finds on a CPU (selection.py).
 """
 
-import warnings
-from functools import cache
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from thinwire.errors import ThinwireWarning
+from thinwire.compress.codecs.fused.trial import is_card, work
 
 _BITS = {torch.int32: 31, torch.int16: 15}
 """Bits of an integer without its sign, for what the kernel takes."""
@@ -62,24 +58,15 @@ def marks_by_kernel(integers: Tensor, mask: int, k: int) -> Tensor:
     return marks
 
 
-@cache
 def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel works on this device, tried once beside the tensor code: Triton also needs a C compiler."""
-    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.cuda is None or not find_spec("triton"):
-        return False
-    try:
-        with torch.cuda.device(device):
-            x = torch.linspace(-9, 7, 40 * 100, dtype=torch.float32, device=device).sin().view(40, 100)
-            mask = (1 << _BITS[dtype]) - 1
-            integers = x.round(decimals=1).to(torch.float32 if dtype == torch.int32 else torch.bfloat16).view(dtype)
-            marks = [make(integers, mask, 13) for make in (marks_by_kernel, marks_of_largest)]
-            reason = "" if torch.equal(*marks) else "it chose others than the tensor code"
-    except Exception as error:  # a driver, a compiler or a cache folder: Triton has many ways to fail
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    if reason:
-        warnings.warn(
-            f"the kernel for topk does not work on {device}, so it takes the slower way: {reason}",
-            ThinwireWarning,
-            stacklevel=2,
-        )
-    return not reason
+    """Whether the kernel works on this device."""
+    return is_card(device) and work("triton", f"topk on {device}", _agrees, device, dtype)
+
+
+def _agrees(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernel and tensor code mark the same places of a small tensor."""
+    with torch.cuda.device(device):
+        x = torch.linspace(-9, 7, 40 * 100, dtype=torch.float32, device=device).sin().view(40, 100)
+        mask = (1 << _BITS[dtype]) - 1
+        integers = x.round(decimals=1).to(torch.float32 if dtype == torch.int32 else torch.bfloat16).view(dtype)
+        return torch.equal(*(make(integers, mask, 13) for make in (marks_by_kernel, marks_of_largest)))

@@ -6,10 +6,7 @@ grid, the blocks, the dtype and the device. What is decoded is the same, bit for
 a scale of zero, and in the bits of NaN.
 """
 
-import warnings
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 from math import prod
 from types import MappingProxyType
 
@@ -17,11 +14,11 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key, Words
-from thinwire.compress.codecs.fused import cpu, cpu_error
+from thinwire.compress.codecs.fused import cpu
+from thinwire.compress.codecs.fused.trial import is_card, work
 from thinwire.compress.codecs.granularity import Blocks, Per, Stretch, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
-from thinwire.errors import ThinwireWarning
 
 _GRIDS: Mapping[Grid, bool] = MappingProxyType(
     {make(bits, False): make is MinMaxGrid for bits in (2, 4, 8) for make in (AbsMaxGrid, MinMaxGrid)}
@@ -60,9 +57,9 @@ class FusedQuantizer(GridQuantizer):
         if x.device.type != "cpu" or x.numel() < cpu.LEAST_ELEMENTS or whole.is_padded:
             return False
         values, kept = whole.view(x.detach().reshape(-1).float()), whole.view(error.view(-1))
-        if not cpu_error.covers(self.grid, values):
+        if not cpu.covers_error(self.grid, values):
             return False
-        out[:size] = self.grid.pack_scales(cpu_error.encode(self.grid, values, kept, decay, out[size:]))
+        out[:size] = self.grid.pack_scales(cpu.encode_with_error(self.grid, values, kept, decay, out[size:]))
         return True
 
     def write_part(
@@ -105,27 +102,18 @@ def decode_fused(grid: Grid, blocks: Blocks, payload: Tensor, out: Tensor) -> No
     kernels.decode(payload, out, blocks.count, blocks.inner, grid.bits, _GRIDS[grid])
 
 
-@cache
 def _work_on(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
-    """Whether these kernels work on this device, tried once beside the eager code: Triton also needs a C compiler."""
-    if device.type != "cuda" or not torch.cuda.is_available() or torch.version.cuda is None or not find_spec("triton"):
-        return False
-    try:
-        with torch.cuda.device(device):
-            agree = _agree(device, grid, dtype, "row") and _agree(device, grid, dtype, "tensor")
-        reason = "" if agree else "they gave other bytes than the eager code"
-    except Exception as error:  # a driver, a compiler or a cache folder: Triton has many ways to fail
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    if reason:
-        warnings.warn(
-            f"the kernels for q({grid.bits}) do not work on {device}, so it takes the slower way: {reason}",
-            ThinwireWarning,
-            stacklevel=2,
-        )
-    return not reason
+    """Whether these kernels work on this device."""
+    return is_card(device) and work("triton", f"q({grid.bits}) on {device}", _agree, device, grid, dtype)
 
 
-def _agree(device: torch.device, grid: Grid, dtype: torch.dtype, per: Per) -> bool:
+def _agree(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
+    """Whether kernels and eager code give the same payloads and values for a small tensor."""
+    with torch.cuda.device(device):
+        return all(_agree_for(device, grid, dtype, per) for per in ("row", "tensor"))
+
+
+def _agree_for(device: torch.device, grid: Grid, dtype: torch.dtype, per: Per) -> bool:
     """Whether kernels and eager code give the same payload and values for a small tensor."""
     x = torch.linspace(-3, 2, 64 * 1024, dtype=torch.float32, device=device).sin().view(64, 1024).to(dtype)
     blocks, key = blocks_per(per, x.shape), Key(0, 0, "activations", "train", 0, 0)
