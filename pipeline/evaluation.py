@@ -137,8 +137,8 @@ def look(
 ) -> Look | None:
     """Score the first batch before the first step; None except in the process that reports. Collective.
 
-    Where the codecs cost too much together, each boundary is scored alone, unless codecs have weights. Only the traffic
-    of evaluations shows afterwards that there was a look: buffers are as empty as before.
+    Where the codecs cost too much together, each boundary is scored alone. Only the traffic of evaluations
+    shows afterwards that there was a look: buffers are as empty as before.
 
     Args:
         trainer, samples, batches, mask: as for `evaluate`; no step was taken.
@@ -151,7 +151,7 @@ def look(
         scores = evaluate(trainer, samples, first, mask)
     costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
     boundaries = range(trainer.placement.num_stages - 1)
-    if not collectives.anyone(trainer.placement, costly) or trainer.stages[0].wire.compression.ranks(len(boundaries)):
+    if not collectives.anyone(trainer.placement, costly):
         return Look(scores, {}) if scores is not None else None
     ends = list(chain.from_iterable(ends.channels for stage in trainer.stages for _, ends in stage.all_ends))
     alone = {}

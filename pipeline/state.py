@@ -115,7 +115,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     if missing:
         raise CheckpointError(
             f"the checkpoint in {saved[0].folder} has no weights {', '.join(sorted(missing)[:5])}: resume with the "
-            f"model, and of a learned codec with the boundaries, that it was made with"
+            f"model that it was made with"
         )
     parameters = parameters_of(stage.submod)
     for part in saved:

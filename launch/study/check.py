@@ -56,10 +56,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     _each(cells, data, lambda found: _check_score(found, score))
     cut = _Once(
         lambda pair: prepare(*pair).recipe.training.steps,
-        lambda pair: [
-            *(pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0)),
-            pair[0].compression.ranks(pair[0].num_boundaries),
-        ],
+        lambda pair: (pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0)),
     )
     steps: list[int] = _each(cells, list(zip(recipes, data, strict=True)), cut)
     digest = _Once(file_digest, str)
