@@ -13,10 +13,10 @@ from thinwire.pipeline.errors import OptionsError
 def main(argv: Sequence[str]) -> int:
     """Write the file, and return the exit status."""
     path = make_parser().parse_args(argv).file
-    from thinwire.pipeline.backends import check_installed
+    from thinwire.pipeline.processes.backends import check_installed
 
     check_installed()
-    from thinwire.pipeline.zeromq.keys import Keys
+    from thinwire.pipeline.processes.zeromq.keys import Keys
 
     try:
         Keys.fresh().write(path)

@@ -87,7 +87,7 @@ def _check(listen: str, wanted: Recipe) -> None:
             "names the file, here and on all hosts",
         ),
     )
-    from thinwire.pipeline.backends import check_installed
+    from thinwire.pipeline.processes.backends import check_installed
 
     check_installed()
 
@@ -116,9 +116,9 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     from thinwire.launch.run.elastic.agent import tell
     from thinwire.launch.run.elastic.agreement import agreed
     from thinwire.launch.shared.open_files import allow_many_files
+    from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.listening import listen as begin
     from thinwire.pipeline.replicas.membership.server import Size
-    from thinwire.pipeline.zeromq.keys import Keys
 
     assert wanted.wire.keys is not None, "it was checked"
     keys, wire = Keys.read(Path(wanted.wire.keys)), wanted.wire

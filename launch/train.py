@@ -130,7 +130,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.run.elastic.launcher import Launcher
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import tell
-    from thinwire.pipeline.backends import fresh_keys
+    from thinwire.pipeline.processes.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
     here = len(wanted.replicas.here)

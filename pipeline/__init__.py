@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from thinwire.compress.buffers import SlotCounts
     from thinwire.pipeline.errors import PipelineError
     from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
-    from thinwire.pipeline.passes import Pass
     from thinwire.pipeline.stage import CompressedStage
-    from thinwire.pipeline.wire import Wire, compressed
+    from thinwire.pipeline.wire.passes import Pass
+    from thinwire.pipeline.wire.wire import Wire, compressed
 else:
     __getattr__ = on_demand(
         __name__,
@@ -22,9 +22,9 @@ else:
             "thinwire.compress.buffers": ["SlotCounts"],
             "thinwire.pipeline.errors": ["PipelineError"],
             "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
-            "thinwire.pipeline.passes": ["Pass"],
+            "thinwire.pipeline.wire.passes": ["Pass"],
             "thinwire.pipeline.stage": ["CompressedStage"],
-            "thinwire.pipeline.wire": ["Wire", "compressed"],
+            "thinwire.pipeline.wire.wire": ["Wire", "compressed"],
         },
     )
 

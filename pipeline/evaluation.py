@@ -21,11 +21,11 @@ from torch import Tensor
 
 from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
-from thinwire.pipeline import collectives
 from thinwire.pipeline.options.compression import MILD
-from thinwire.pipeline.passes import Pass
-from thinwire.pipeline.process import were
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import were
 from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.wire.passes import Pass
 
 Compression = Literal["on", "off"]
 """The name of a score in reports: whether the boundaries compressed."""

@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 
 from thinwire.compress import Progress
 from thinwire.models.tasks import Task
-from thinwire.pipeline.collectives import StageNumbers
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.loss_scale import LossScale
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
-from thinwire.pipeline.precision.loss_scale import LossScale
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.collectives import StageNumbers
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.tracing.spans import Work
 
 
 class WholeBatchLoss:

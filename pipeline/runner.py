@@ -11,8 +11,8 @@ from thinwire.compress import PassKind
 from thinwire.compress.transfer import put
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.optimization import WholeBatchLoss
-from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.wire.passes import Pass
 
 
 class Runner:

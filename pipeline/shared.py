@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.pipeline import collectives
-from thinwire.pipeline.collectives import Kind
-from thinwire.pipeline.meters import Meter, Traffic, count
-from thinwire.pipeline.process import Placement
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.measuring.meters import Meter, Traffic, count
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.collectives import Kind
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ from torch.utils._pytree import tree_map_only
 
 from thinwire.compress import Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
-from thinwire.pipeline.boundary import BoundaryEnd
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
-from thinwire.pipeline.ends import EndsOfReplicas
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.passes import Pass, phase_of, require_expected
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.measuring.spans import Work
+from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.split_backward import SplitBackward, changeable
-from thinwire.pipeline.tracing.spans import Work
-from thinwire.pipeline.transport import reaching
-from thinwire.pipeline.wire import BoundaryShape, Holder, Wire, wire_of
+from thinwire.pipeline.wire.boundary import BoundaryEnd
+from thinwire.pipeline.wire.ends import EndsOfReplicas
+from thinwire.pipeline.wire.passes import Pass, phase_of, require_expected
+from thinwire.pipeline.wire.wire import BoundaryShape, Holder, Wire, wire_of
 
 
 class CompressedStage(PipelineStage):

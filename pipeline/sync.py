@@ -18,16 +18,16 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
-from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.optimization import Update, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local import LocalSteps
 from thinwire.pipeline.replicas.losses import LossesOfOthers
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
-from thinwire.pipeline.meters import spending
+from thinwire.pipeline.measuring.meters import spending
+from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
-from thinwire.pipeline.passes import Pass
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import Share, Sync
-from thinwire.pipeline.tracing.record import StepRecord
-from thinwire.pipeline.tracing.tracer import Tracer
+from thinwire.pipeline.wire.passes import Pass
 
 
 class Batches(Protocol):

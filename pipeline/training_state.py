@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.pipeline.checkpoint import Checkpoints, StageState
-from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
-from thinwire.pipeline.state import collect as collect_stage
-from thinwire.pipeline.state import restore, restore_model, restore_passes, stores_of
+from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
+from thinwire.pipeline.saving.state import collect as collect_stage
+from thinwire.pipeline.saving.state import restore, restore_model, restore_passes, stores_of
 from thinwire.pipeline.trainer import Trainer
 
 

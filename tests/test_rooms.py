@@ -42,6 +42,19 @@ def test_imports_go_down():
         assert {parts[0] for parts in own(path)} <= BELOW[package] | {package}, path
 
 
+def test_the_rooms_of_pipeline_are_those_of_the_picture_and_import_from_the_lines_below():
+    text = (ROOT / "ARCHITECTURE.md").read_text().split("The rooms of `pipeline/`")[1].split("\n\n")[1]
+    lines = [[name.strip(" ,/") for name in line[4:38].split(",")] for line in text.splitlines()]
+    height = {name: len(lines) - index for index, names in enumerate(lines) for name in names}
+    here = (path for path in (ROOT / "pipeline").iterdir() if path.suffix in ("", ".py") and path.name[0] != "_")
+    assert set(height) == {path.stem for path in here}
+    for path in MODULES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] == "pipeline" and parts[1] != "__init__":
+            below = {name[1] for name in own(path) if name[0] == "pipeline" and name[1:] and name[1] in height}
+            assert all(height[name] < height[parts[1]] for name in below - {parts[1]}), path
+
+
 def room(parts):
     """Which room of launch/ a module is in; None for what no command is."""
     return None if len(parts) < 2 or parts[1] in SHARED | {"cli"} else parts[1]

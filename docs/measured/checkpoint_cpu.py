@@ -17,7 +17,7 @@ forks.use_one_thread()  # else the stages would be new interpreters, which know 
 
 from thinwire.launch import cli  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
-from thinwire.pipeline.checkpoint import Checkpoints  # noqa: E402
+from thinwire.pipeline.saving.checkpoint import Checkpoints  # noqa: E402
 
 STEPS, EVERY = 60, 10
 OPTIONS = {

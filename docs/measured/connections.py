@@ -10,9 +10,9 @@ import statistics
 import time
 
 from support.relay import Relay
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import Address, Mesh
-from thinwire.pipeline.zeromq.packets import Stream
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
+from thinwire.pipeline.processes.zeromq.packets import Stream
 
 DELAY, NBYTES, TURNS = 0.02, 8 << 20, 5
 

@@ -41,7 +41,7 @@ from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.worker import join
 from thinwire.pipeline.devices.device import CPU, choose, described, seconds_now, use
 from thinwire.pipeline.devices.memory import peak_on_card
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 
 PLAIN = "PipelineStage"
 CODECS: Mapping[str, Codecs | None] = {

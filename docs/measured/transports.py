@@ -33,9 +33,9 @@ from thinwire.launch.hosts.network import INTERFACE
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.shared.links import Links
-from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.processes.backends import group_arguments
+from thinwire.pipeline.processes.zeromq.keys import Keys
 
 OPEN = "zmq, not encrypted"
 TRANSPORTS = ("gloo", "zmq", OPEN)

@@ -14,7 +14,7 @@ from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.run import tables
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.tables import duration_text, size_text
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from thinwire.launch.shared.arguments import Parser, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.tracing.spans import Span
-from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
+from thinwire.pipeline.measuring.spans import Span
+from thinwire.pipeline.measuring.traces import StageTrace, StepTrace
 
 Event = dict[str, Any]
 

@@ -18,8 +18,8 @@ from thinwire.errors.files import read_object, read_text
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.tracing.spans import Departure, Span
-from thinwire.pipeline.tracing.traces import StageTrace
+from thinwire.pipeline.measuring.spans import Departure, Span
+from thinwire.pipeline.measuring.traces import StageTrace
 
 _PASSES = ("forward", "backward", "weights")
 """The tasks of the passes."""

@@ -43,14 +43,12 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
-from thinwire.pipeline import collectives
-from thinwire.pipeline.boundary import Observer
-from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options.durations import in_steps
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.fit import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import meet
@@ -60,7 +58,9 @@ from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
-from thinwire.pipeline.wire import Wire
+from thinwire.pipeline.wire import nccl
+from thinwire.pipeline.wire.boundary import Observer
+from thinwire.pipeline.wire.wire import Wire
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
-from thinwire.pipeline.checkpoint_folder import has_manifests, is_step, manifests
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.saving.checkpoint_folder import has_manifests, is_step, manifests
 
 if TYPE_CHECKING:
-    from thinwire.pipeline.process import Placement
+    from thinwire.pipeline.processes.placement import Placement
 
 _LOGS = ("metrics", "evaluations", "exchanges")
 _FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
@@ -97,7 +97,7 @@ def claim_folder(recipe: Recipe, where: Placement) -> list[str]:
         OptionsError: on a host something stands in the way.
         OSError: the folder cannot be written.
     """
-    from thinwire.pipeline import collectives
+    from thinwire.pipeline.processes import collectives
 
     told = collectives.everyone(where, [run_of(recipe.folder), uuid.uuid4().hex, foreign(recipe)])
     if said := [sentence for _, _, sentences in told for sentence in sentences]:

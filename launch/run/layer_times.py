@@ -16,8 +16,8 @@ from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.models.costs import time_layers
 from thinwire.models.data.clients import some_ids
 from thinwire.models.partition import partition
-from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import put_all
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.stage import CompressedStage
 
 WORSE_THAN_BEST_CUT = 1.5

@@ -16,8 +16,8 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.precision import tf32_note
-from thinwire.pipeline import collectives
 from thinwire.pipeline.options.durations import in_steps
+from thinwire.pipeline.processes import collectives
 
 
 class Notes:

@@ -31,7 +31,7 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.tracing.traces import StageTrace
+from thinwire.pipeline.measuring.traces import StageTrace
 
 
 class OutputError(FailedError):

@@ -33,12 +33,12 @@ from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
-from thinwire.pipeline import collectives
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import evaluate, look
+from thinwire.pipeline.measuring.traces import StageTrace
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.replicas.drain import exchange_report
-from thinwire.pipeline.tracing.record import StepRecord
-from thinwire.pipeline.tracing.traces import StageTrace
 
 
 class Reporting:

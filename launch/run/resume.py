@@ -21,9 +21,11 @@ from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
-from thinwire.pipeline import collectives
-from thinwire.pipeline.checkpoint import Checkpoints, StageState, WordStore
-from thinwire.pipeline.checkpoint_folder import (
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState, WordStore
+from thinwire.pipeline.saving.checkpoint_folder import (
     MANIFEST,
     Manifest,
     SavedStage,
@@ -37,8 +39,6 @@ from thinwire.pipeline.checkpoint_folder import (
     trouble,
     unreadable,
 )
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.process import Placement
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.training_state import collect, resume, resume_model
 

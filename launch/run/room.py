@@ -24,11 +24,11 @@ from thinwire.launch.run.weights import newest
 from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.models.errors import ModelError
 from thinwire.models.size import count_parameters
-from thinwire.pipeline import collectives
-from thinwire.pipeline.checkpoint_folder import manifests
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import in_steps
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.trainer import Trainer
 
 POLL_SECONDS = 2.0

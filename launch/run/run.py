@@ -20,9 +20,9 @@ from thinwire.launch.run.saving import Saves
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.launch.shared.progress import counting
 from thinwire.pipeline.evaluation import EvaluationStopped
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.replicas.membership.attendance import Attendance
-from thinwire.pipeline.tracing.record import StepRecord
 
 
 class Run:

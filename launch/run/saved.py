@@ -21,7 +21,10 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.options import PRETRAINED, ModelOptions
-from thinwire.pipeline.checkpoint_folder import (
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.saving.checkpoint_folder import (
     Manifest,
     SavedStage,
     is_step,
@@ -33,9 +36,6 @@ from thinwire.pipeline.checkpoint_folder import (
     trouble,
     unreadable,
 )
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.options import CompressionOptions
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import Saving
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline import collectives
+from thinwire.pipeline.processes import collectives
 
 
 class Saves:

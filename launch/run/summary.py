@@ -15,12 +15,12 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.times import Times
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
-from thinwire.pipeline.automatic import Choice
+from thinwire.pipeline.auto import Choice
 from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_on_card
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
-from thinwire.pipeline.meters import Route, Traffic, count
+from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import in_words
 from thinwire.pipeline.replicas.drain import told

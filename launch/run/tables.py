@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.launch.shared.tables import Table, Value, duration_text
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
 
 Summary = Mapping[str, Any]
 

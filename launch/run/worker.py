@@ -37,11 +37,11 @@ from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
-from thinwire.pipeline import collectives
-from thinwire.pipeline.backends import group_arguments
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
-from thinwire.pipeline.process import Placement
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.backends import group_arguments
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
 
 _POLL = 0.02
 

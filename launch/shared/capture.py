@@ -14,12 +14,12 @@ from thinwire.compress import Microbatch
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.interfaces import alone
-from thinwire.pipeline.boundary import Observer
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.tracing.record import StepRecord
+from thinwire.pipeline.record import StepRecord
+from thinwire.pipeline.wire.boundary import Observer
+from thinwire.pipeline.wire.channel import Channel
 
 
 @dataclass(frozen=True, order=True)

@@ -14,7 +14,7 @@ from thinwire.errors.files import opened, read_object
 from thinwire.launch.run.logs.files import pieces
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.study.check import Checked
-from thinwire.pipeline.checkpoint_folder import remove_checkpoints
+from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
 
 State = Literal["finished", "goes on", "begins", "begins anew"]
 """What a study does with a cell: keep it, resume it, begin it, or begin it again because its origin has changed."""

@@ -19,10 +19,10 @@ import torch
 from thinwire.compress import parse
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course
-from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
+from thinwire.pipeline.wire.channel import frame_length
 
 UNCOMPRESSED = "none"
 NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)

@@ -12,11 +12,11 @@ from thinwire.compress import Method
 from thinwire.launch.timing.exchange import ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
-from thinwire.pipeline.channel import frame_length
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement
+from thinwire.pipeline.wire.channel import frame_length
 
 Examples = tuple[Tensor, ...]
 

@@ -21,7 +21,7 @@ from thinwire.compress.stores.store import Store
 from thinwire.pipeline.devices.courier import AtOnce, Carrier, Courier
 from thinwire.pipeline.devices.staged_store import RowLanes, StagedStore
 from thinwire.pipeline.devices.streams import CopyStream
-from thinwire.pipeline.transport import ReceivingEnd, SendingEnd
+from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
 
 Seal = Callable[[Tensor], None]
 """Writes the header into a frame of the host that holds its payloads."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
 Moments = Sequence[tuple[float, float]]

@@ -8,16 +8,16 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.boundary import LocalTime, same_clock
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.replicas.lane import Lane
-from thinwire.pipeline.transport import (
+from thinwire.pipeline.processes.transport import (
     MemoryEnd,
     ProcessGroupReceiver,
     ProcessGroupSender,
     ReceivingEnd,
     SendingEnd,
 )
+from thinwire.pipeline.replicas.lane import Lane
+from thinwire.pipeline.wire.boundary import LocalTime, same_clock
 
 
 class LaneEnds:

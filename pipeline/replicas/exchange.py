@@ -20,13 +20,10 @@ from torch import Tensor
 
 from thinwire.compress import Progress, parse
 from thinwire.models.batch_norm import running_statistics
-from thinwire.pipeline import collectives
-from thinwire.pipeline.checkpoint_folder import SavedStage
-from thinwire.pipeline.ends import StageEnds
 from thinwire.pipeline.errors import MismatchError
-from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS
@@ -45,9 +42,12 @@ from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.shares import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.state import parameters_of, trained
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import parameters_of, trained
+from thinwire.pipeline.wire.ends import StageEnds
+from thinwire.pipeline.wire.handshake import differences
 
 IN_FULL = parse("none")
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from thinwire.compress import Key, Microbatch
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.frames import Header
-from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.tracing.spans import Work
+from thinwire.pipeline.measuring.spans import Work
+from thinwire.pipeline.wire.channel import Channel
+from thinwire.pipeline.wire.passes import phase_of
 
 GRADIENTS = "gradients of the weights"
 OUTER_GRADIENTS = "outer gradients of the weights (what they moved since the last exchange)"

@@ -24,15 +24,15 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from thinwire.compress import Progress
-from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.shares import evenly
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.state import beside, parameters_of
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import beside, parameters_of
 
 MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
 

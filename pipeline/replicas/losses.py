@@ -9,8 +9,8 @@ from itertools import chain
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.collectives import Kind, Words
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.collectives import Kind, Words
+from thinwire.pipeline.processes.placement import Placement
 
 
 class LossesOfOthers:

@@ -23,15 +23,15 @@ from thinwire.compress import Decoder, Encoder, Method, Microbatch, PassKind, Pr
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store, StoreLayout
-from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
 from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.frames import ChannelName
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import GRADIENTS, Lane
 from thinwire.pipeline.replicas.layout import FLAT, Layout
+from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 InFull = Callable[[Progress], bool]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from thinwire.pipeline.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 PREFIX = "replicas/"
 USED = "used"

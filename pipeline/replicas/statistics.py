@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.compress import Progress
-from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 MakeExchange = Callable[[Mapping[str, Parameter]], StageExchange]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.pipeline.collectives import Kind, Words
-from thinwire.pipeline.process import Placement, in_words, were
+from thinwire.pipeline.processes.collectives import Kind, Words
+from thinwire.pipeline.processes.placement import Placement, in_words, were
 from thinwire.pipeline.replicas.drain import hidden_shares, last_exchanges
 from thinwire.pipeline.stage import CompressedStage
 

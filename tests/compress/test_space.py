@@ -16,8 +16,8 @@ from thinwire.compress.stores.slot_file import SlotFile
 from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
 from thinwire.compress.stores.store import StoreError, StoreLayout
 from thinwire.launch import cli
-from thinwire.pipeline import collectives
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 
 DISK = ("this machine", 1)
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from support.hostile import sign, snapshot
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.pipeline.checkpoint_folder import TENSORS, manifests
+from thinwire.pipeline.saving.checkpoint_folder import TENSORS, manifests
 
 pytestmark = pytest.mark.slow
 

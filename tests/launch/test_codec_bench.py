@@ -18,8 +18,8 @@ from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage
 from thinwire.models.tasks import LanguageModeling
-from thinwire.pipeline.boundary import Sender
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.wire.boundary import Sender
 
 pytestmark = pytest.mark.slow
 

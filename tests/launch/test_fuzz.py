@@ -35,8 +35,9 @@ from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline import checkpoint, wire
 from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.saving import checkpoint
+from thinwire.pipeline.wire import wire
 
 SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "100")), int(os.environ.get("THINWIRE_FIRST_SEED", "0"))
 """How many seeds, and the first of them; `make fuzz` asks for more."""

@@ -19,10 +19,10 @@ from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
-from thinwire.pipeline import collectives
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.processes import collectives
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
 CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'

@@ -13,9 +13,9 @@ from thinwire.launch.timing.exchange import ReplicaWork, loads
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.measuring.probe import LinkSpeed
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.probe import LinkSpeed
 
 COMPUTE = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
 MICROBATCHES = 4

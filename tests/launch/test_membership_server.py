@@ -14,7 +14,7 @@ from support.membership_hosts import LONG, Host, Serving, serving
 from support.membership_world import World
 from thinwire.launch import cli
 from thinwire.launch.shared.open_files import allow_many_files
-from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.keys import Keys
 
 
 def together(*calls):

@@ -17,7 +17,7 @@ from thinwire.launch.run.heartbeat.neighbours import Neighbours
 from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 
 CHAIN = Placement({0: 0, 1: 1, 2: 2})
 TIMEOUT = 30

@@ -23,7 +23,7 @@ from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, remove_earlier
 from thinwire.launch.run.room import Room
 from thinwire.launch.study.progress import steps_done
-from thinwire.pipeline.tracing.record import StepRecord
+from thinwire.pipeline.record import StepRecord
 
 ELASTIC = [
     *("--replicas.count", "2", "--replicas.membership", "elastic"),

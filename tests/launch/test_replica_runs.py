@@ -21,9 +21,9 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.handshake import differences
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.replicas.fit import check_fit
+from thinwire.pipeline.wire.handshake import differences
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]

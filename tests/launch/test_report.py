@@ -18,8 +18,8 @@ from thinwire.launch.report.page import render
 from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.tables import Table, document
-from thinwire.pipeline.automatic import Measured, choose
-from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.auto import Measured, choose
+from thinwire.pipeline.measuring.probe import LinkSpeed
 from thinwire.pipeline.schedules import Overlap
 
 RECIPE = f"""

@@ -11,9 +11,9 @@ from support.run_files import losses, summary
 from thinwire.launch import cli
 from thinwire.launch.run import reporting, resume
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
 from thinwire.launch.run.weights import Saving, newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline import collectives
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.processes import collectives
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from support.pages import DOCS
 from thinwire.launch.run import recipe
 from thinwire.models.size import count_parameters
 from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 
 SCRIPT = runpy.run_path(str(DOCS / "measured/steps_gpu.py"))
 

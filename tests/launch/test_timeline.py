@@ -4,8 +4,8 @@ import pytest
 
 from thinwire.launch.report.timeline import ExchangeSpan, exchanges, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.tracing.spans import Departure, Span
-from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
+from thinwire.pipeline.measuring.spans import Departure, Span
+from thinwire.pipeline.measuring.traces import StageTrace, StepTrace
 
 
 def stage(index, spans=(), departures=()):

@@ -12,7 +12,7 @@ from thinwire.launch import cli
 from thinwire.launch.report.perfetto import LANES, STAGE, STEPS, chrome_trace
 from thinwire.launch.report.timeline import transfers
 from thinwire.launch.run.outputs import save_traces
-from thinwire.pipeline.meters import WAITS
+from thinwire.pipeline.measuring.meters import WAITS
 
 pytestmark = pytest.mark.processes
 

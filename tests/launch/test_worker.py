@@ -17,7 +17,7 @@ from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 
 
 def prepared(num_processes, **replicas):

@@ -7,11 +7,11 @@ from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.workload import codec_pair, frame_bytes, label, uniform
-from thinwire.pipeline.boundary import ChannelEnd
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
+from thinwire.pipeline.wire.boundary import ChannelEnd
+from thinwire.pipeline.wire.channel import Channel
 
 HIDDEN = torch.empty(2, 6, 10, device="meta", requires_grad=True)
 MASK = torch.empty(2, 6, dtype=torch.int64, device="meta")

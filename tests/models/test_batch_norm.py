@@ -10,7 +10,7 @@ from thinwire.models.layers import Blueprint, Layer, LayerSpec, build_stage, sta
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.schedules import actions, build_merged, merge
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.wire import Wire
+from thinwire.pipeline.wire.wire import Wire
 
 IDENTICAL = {"rtol": 0, "atol": 0}
 PARTS = {

@@ -1,6 +1,6 @@
 import pytest
 
-from thinwire.pipeline import checkpoint_folder
+from thinwire.pipeline.saving import checkpoint_folder
 
 
 @pytest.fixture(autouse=True)

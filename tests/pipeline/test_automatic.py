@@ -12,13 +12,14 @@ from thinwire.compress import parse
 from thinwire.launch.run import tables
 from thinwire.launch.timing import step_time
 from thinwire.launch.timing.timetable import timetable
-from thinwire.pipeline import automatic, collectives
-from thinwire.pipeline.automatic import Automatic, Measured, choose, choose_for_all
-from thinwire.pipeline.channel import frame_bytes, frame_length
+from thinwire.pipeline import auto as automatic
+from thinwire.pipeline.auto import Automatic, Measured, choose, choose_for_all
 from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.measuring.probe import LinkSpeed
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
-from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.schedules import SCHEDULES, Overlap, placement
+from thinwire.pipeline.wire.channel import frame_bytes, frame_length
 
 # --- the choice ---------------------------------------------------------------------------------------------------
 

@@ -7,16 +7,18 @@ import torch
 
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline import boundary, frames, meters
-from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
-from thinwire.pipeline.channel import Channel, frame_bytes, frame_length, place_of
+from thinwire.pipeline import frames
 from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header, seal
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring import meters
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.processes.transport import MemoryEnd
 from thinwire.pipeline.replicas.lane import Lane
-from thinwire.pipeline.transport import MemoryEnd
+from thinwire.pipeline.wire import boundary
+from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.wire.channel import Channel, frame_bytes, frame_length, place_of
 
 
 def example(*shape, dtype=torch.float32, gradient=True):

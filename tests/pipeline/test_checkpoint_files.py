@@ -19,9 +19,9 @@ from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from support.small_disk import mounted
 from thinwire.compress.stores.marks import MARK, claim
-from thinwire.pipeline import checkpoint
-from thinwire.pipeline.checkpoint_folder import MANIFEST, manifests, step_folder
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.saving import checkpoint
+from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, manifests, step_folder
 
 
 @pytest.mark.parametrize("medium", ["memory", "disk"])

@@ -16,9 +16,16 @@ from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from thinwire.compress.stores.marks import claim
 from thinwire.compress.stores.store import StoreLayout
-from thinwire.pipeline import checkpoint, checkpoint_folder
-from thinwire.pipeline.checkpoint_folder import Manifest, manifests, of_another_release, step_folder, step_of, trouble
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.saving import checkpoint, checkpoint_folder
+from thinwire.pipeline.saving.checkpoint_folder import (
+    Manifest,
+    manifests,
+    of_another_release,
+    step_folder,
+    step_of,
+    trouble,
+)
 
 
 def test_a_host_that_lacks_the_manifest_goes_on_with_its_own_part(tmp_path):

@@ -10,8 +10,8 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 from support import processes
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire
-from thinwire.pipeline.tracing import clocks
-from thinwire.pipeline.tracing.clocks import Clock, NeighbourClocks, Reading, read_clock
+from thinwire.pipeline.measuring import clocks
+from thinwire.pipeline.measuring.clocks import Clock, NeighbourClocks, Reading, read_clock
 
 
 def test_times_lie_on_the_line_through_both_readings():

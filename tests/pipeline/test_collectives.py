@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 
 from support import processes
-from thinwire.pipeline import collectives
-from thinwire.pipeline.collectives import (
+from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.measuring.clocks import NeighbourClocks, read_clock
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.measuring.probe import probe
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
     LARGEST,
     Kind,
@@ -20,12 +24,8 @@ from thinwire.pipeline.collectives import (
     gather_json,
     seal,
 )
-from thinwire.pipeline.errors import PeerError, WireError
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.probe import probe
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.shared import SharedWeights
-from thinwire.pipeline.tracing.clocks import NeighbourClocks, read_clock
 
 pytestmark = pytest.mark.processes
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from thinwire.pipeline.zeromq.flows import Inflow, Outflow
+from thinwire.pipeline.processes.zeromq.flows import Inflow, Outflow
 
 
 def test_packets_are_kept_until_they_are_acknowledged():

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import (
 from support.processes import run
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
 from thinwire.pipeline.errors import MismatchError, WireError
-from thinwire.pipeline.handshake import Handshake
+from thinwire.pipeline.wire.handshake import Handshake
 
 WIDTH, STAGES, STEPS = 6, 4, 2
 

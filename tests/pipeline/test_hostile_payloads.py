@@ -10,14 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from support.codec_helpers import EXPRESSIONS
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.boundary import ChannelEnd, Receiver, Sender
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.transport import MemoryEnd
+from thinwire.pipeline.processes.transport import MemoryEnd
+from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.wire.channel import Channel
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thinwire.pipeline.errors import NonFiniteError
-from thinwire.pipeline.precision.loss_scale import GROWS_AFTER, START, LossScale
+from thinwire.pipeline.loss_scale import GROWS_AFTER, START, LossScale
 
 
 def test_the_factor_halves_after_a_bad_step_and_doubles_after_many_good_ones():

@@ -13,11 +13,11 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.relay import Relay
 from support.two_meshes import KEYS, LONG, until
 from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.processes.zeromq.connections import Patience, Standing
+from thinwire.pipeline.processes.zeromq.mesh import Mesh, Taking
 from thinwire.pipeline.replicas.membership import client as client_room
 from thinwire.pipeline.replicas.membership.client import PIECE_BYTES, SERVER, Client
 from thinwire.pipeline.replicas.membership.messages import TEXT
-from thinwire.pipeline.zeromq.connections import Patience, Standing
-from thinwire.pipeline.zeromq.mesh import Mesh, Taking
 
 KINDS = {"deliver": {"text": TEXT}}
 DATA = os.urandom(20 * PIECE_BYTES + 7)

@@ -1,8 +1,8 @@
 import pytest
 
-from thinwire.pipeline import meters
-from thinwire.pipeline.meters import SECTIONS, Meter, Spending, Traffic, count, spending
-from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
+from thinwire.pipeline.measuring import meters
+from thinwire.pipeline.measuring.meters import SECTIONS, Meter, Spending, Traffic, count, spending
+from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
 
 NOTHING = dict.fromkeys(SECTIONS, 0.0)
 

@@ -7,12 +7,11 @@ import torch.distributed as dist
 from support.cards import CARD, FakeCard
 from support.processes import run
 from support.toy import Setting, train
-from thinwire.pipeline import wire
-from thinwire.pipeline.devices import nccl
 from thinwire.pipeline.devices.transports import Location, advice, carrying
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import HEADER_BYTES
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.wire import nccl, wire
 
 CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a", "GPU-2"), Location("b", "GPU-3")
 

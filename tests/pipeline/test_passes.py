@@ -7,8 +7,8 @@ from torch import nn
 from thinwire.compress import CodecError
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, SlotCounts, Wire
 from thinwire.pipeline.errors import PipelineError
-from thinwire.pipeline.passes import phase_of
 from thinwire.pipeline.schedules import actions, build_merged, merge
+from thinwire.pipeline.wire.passes import phase_of
 
 WIDTH, COUNT, ROWS = 6, 4, 2
 

@@ -1,8 +1,8 @@
 import pytest
 
 from support import processes
-from thinwire.pipeline import probe as probing
-from thinwire.pipeline.probe import probe, probe_both
+from thinwire.pipeline.measuring import probe as probing
+from thinwire.pipeline.measuring.probe import probe, probe_both
 
 
 def measure(rank):

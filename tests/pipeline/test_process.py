@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from support.processes import left_by_the_first, outcomes_of, run
-from thinwire.pipeline import collectives
 from thinwire.pipeline.errors import MismatchError, PeerError
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 
 IN_A_V = Placement({0: 0, 1: 1, 2: 1, 3: 0})
 

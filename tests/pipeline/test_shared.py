@@ -5,8 +5,8 @@ import torch
 from torch.nn import Parameter
 
 from support.processes import run
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.shared import SharedWeights
 
 # stage -> process; the stages without a copy are those that `holders` leaves out

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from support.codec_contract import documented
 from thinwire.compress import Progress, parse
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.layout import TILES

@@ -10,9 +10,9 @@ from support.processes import outcomes_of, run
 from support.toy import make_trainer
 from thinwire.pipeline import CompressedStage, CompressionOptions, SlotCounts, Wire, WireOptions, compressed
 from thinwire.pipeline.errors import OptionsError, PipelineError
-from thinwire.pipeline.handshake import differences
-from thinwire.pipeline.passes import Pass
 from thinwire.pipeline.schedules import actions, build_merged, merge
+from thinwire.pipeline.wire.handshake import differences
+from thinwire.pipeline.wire.passes import Pass
 
 BATCH, WIDTH = 8, 6
 needs_inference = pytest.mark.skipif(

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import make_trainer
-from thinwire.pipeline.collectives import StageNumbers
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.collectives import StageNumbers
+from thinwire.pipeline.processes.placement import Placement
 
 pytestmark = pytest.mark.processes
 

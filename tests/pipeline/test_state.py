@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 from support.processes import run
 from support.toy import Samples, make_trainer
-from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import manifests, trouble
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.saving.checkpoint import Checkpoints
+from thinwire.pipeline.saving.checkpoint_folder import manifests, trouble
 from thinwire.pipeline.training_state import collect, resume
 
 pytestmark = pytest.mark.slow

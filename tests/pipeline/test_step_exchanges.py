@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from support import processes
 from support.toy import make_trainer
-from thinwire.pipeline.collectives import Words
 from thinwire.pipeline.errors import PeerError
+from thinwire.pipeline.processes.collectives import Words
 
 pytestmark = pytest.mark.processes
 

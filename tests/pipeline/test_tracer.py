@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.tracing.spans import Departure, Span, Work
-from thinwire.pipeline.tracing.tracer import Tracer
-from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.measuring.spans import Departure, Span, Work
+from thinwire.pipeline.measuring.tracer import Tracer
+from thinwire.pipeline.measuring.traces import StageTrace, StepTrace
 
 STEP = StepTrace(
     7,

@@ -8,7 +8,7 @@ from torch import nn
 
 from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.sync import StepAlone, SumEachStep, Sync
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from support.processes import outcomes_of, run
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.transport import MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender
+from thinwire.pipeline.processes.transport import MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender
 
 pytestmark = pytest.mark.processes
 

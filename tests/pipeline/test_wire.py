@@ -9,9 +9,10 @@ from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
 from thinwire.launch import cli
-from thinwire.pipeline import CompressionOptions, Wire, collectives
+from thinwire.pipeline import CompressionOptions, Wire
 from thinwire.pipeline.errors import MismatchError, OptionsError
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 
 
 def told(compression, alone):

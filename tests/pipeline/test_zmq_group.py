@@ -11,9 +11,9 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 
 from support.processes import run
 from thinwire.pipeline.errors import MismatchError, PeerError
-from thinwire.pipeline.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.meeting import Settings, register
+from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.meeting import Settings, register
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq")
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.keys import Keys
 
 
 def test_a_file_holds_what_was_written_and_only_its_owner_reads_it(tmp_path):

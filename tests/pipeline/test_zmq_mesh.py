@@ -17,12 +17,12 @@ from zmq.utils.monitor import parse_monitor_message  # noqa: E402
 
 from support.relay import Relay  # noqa: E402
 from support.two_meshes import KEYS, LONG, QUICK, STREAM, Two, arrived, stranger_at, until  # noqa: E402
-from thinwire.pipeline.zeromq import connections as connections_room  # noqa: E402
-from thinwire.pipeline.zeromq import mesh as mesh_room  # noqa: E402
-from thinwire.pipeline.zeromq.connections import COPIED_BYTES, Patience  # noqa: E402
-from thinwire.pipeline.zeromq.keys import Keys  # noqa: E402
-from thinwire.pipeline.zeromq.mesh import Address, Mesh  # noqa: E402
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, PIECE_BYTES, Hello, Piece, unpack_answer  # noqa: E402
+from thinwire.pipeline.processes.zeromq import connections as connections_room  # noqa: E402
+from thinwire.pipeline.processes.zeromq import mesh as mesh_room  # noqa: E402
+from thinwire.pipeline.processes.zeromq.connections import COPIED_BYTES, Patience  # noqa: E402
+from thinwire.pipeline.processes.zeromq.keys import Keys  # noqa: E402
+from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh  # noqa: E402
+from thinwire.pipeline.processes.zeromq.packets import LARGEST_PART, PIECE_BYTES, Hello, Piece, unpack_answer  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

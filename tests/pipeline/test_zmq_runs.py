@@ -15,10 +15,10 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.processes import run
 from support.relay import Relay
 from support.toy import train
-from thinwire.pipeline.zeromq import meeting
-from thinwire.pipeline.zeromq.connections import Patience
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import Address, Mesh
+from thinwire.pipeline.processes.zeromq import meeting
+from thinwire.pipeline.processes.zeromq.connections import Patience
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
 
 pytestmark = pytest.mark.processes
 

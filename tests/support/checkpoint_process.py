@@ -8,8 +8,8 @@ import torch.distributed as dist
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import StoreLayout
-from thinwire.pipeline.checkpoint import Checkpoints, StageState
-from thinwire.pipeline.checkpoint_folder import SavedStage, manifests, trouble
+from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage, manifests, trouble
 
 LAYOUT = StoreLayout(num_slots=12, row_shape=(5,))
 NAME = "boundary-0-activations-0-sender-train"

@@ -6,7 +6,7 @@ import torch
 from torch.nn import Parameter
 
 from thinwire.compress import Progress
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
 from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT

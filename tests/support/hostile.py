@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 
-from thinwire.pipeline.checkpoint_folder import Manifest, digest_of
+from thinwire.pipeline.saving.checkpoint_folder import Manifest, digest_of
 
 ODD = (None, "x", -1, 1e308, 10**30, [], {}, True, "\x1b[31m", [[]], {"a": 1}, 0.5, "")
 """Values of another kind than a run writes."""

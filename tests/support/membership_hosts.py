@@ -5,12 +5,12 @@ import time
 from contextlib import contextmanager
 
 from thinwire.launch.run.elastic.agent import LauncherClient, Settings
+from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.client import PIECE_BYTES, Client
 from thinwire.pipeline.replicas.membership.listening import listen
 from thinwire.pipeline.replicas.membership.messages import ANSWERED
 from thinwire.pipeline.replicas.membership.server import Size
-from thinwire.pipeline.zeromq.keys import Keys
 
 TIMEOUT = 60.0
 LONG = os.urandom(3 * PIECE_BYTES + 1)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from thinwire.compress import SlotCounts
-from thinwire.pipeline import collectives
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import (
     CompressionOptions,
@@ -22,7 +21,8 @@ from thinwire.pipeline.options import (
     WireOptions,
 )
 from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, ReplicaPipeline
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
@@ -30,7 +30,7 @@ from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
-from thinwire.pipeline.wire import Wire
+from thinwire.pipeline.wire.wire import Wire
 
 WIDTH = 12
 IGNORE = -100

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from support.processes import run
 from support.toy import make_trainer, train
-from thinwire.pipeline.checkpoint import Checkpoints
-from thinwire.pipeline.checkpoint_folder import manifests
+from thinwire.pipeline.saving.checkpoint import Checkpoints
+from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.training_state import collect, resume
 
 

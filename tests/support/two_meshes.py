@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import zmq
 
 from support.relay import Relay
-from thinwire.pipeline.zeromq.connections import Patience
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import Address, Mesh
-from thinwire.pipeline.zeromq.packets import Stream
+from thinwire.pipeline.processes.zeromq.connections import Patience
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
+from thinwire.pipeline.processes.zeromq.packets import Stream
 
 STREAM = Stream(1, 0)
 QUICK = Patience(heartbeat=0.1, silence=0.5, retry=0.02, gone=0.5, farewell=2)

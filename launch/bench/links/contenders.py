@@ -24,14 +24,14 @@ from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.run.assembly import Prepared, assemble, build_modules
 from thinwire.models.data.sampler import Batch
 from thinwire.pipeline.devices.device import CPU, seconds_now
-from thinwire.pipeline.meters import SECTIONS
+from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.measuring.spans import Recording
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.options.training import MOST_STEPS
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.tracing.record import StepRecord
-from thinwire.pipeline.tracing.spans import Recording
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""

@@ -13,11 +13,11 @@ from torch.distributed.pipelining import PipelineStage
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.models.layers import Stage
-from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import CPU, put_all
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.schedules import build
 
 

@@ -11,7 +11,7 @@ from thinwire.launch.timing.exchange import ReplicaWork, seconds_alone, time_exc
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import Course
-from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.measuring.probe import LinkSpeed
 
 
 def ends_of_processes(

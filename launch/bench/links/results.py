@@ -17,8 +17,8 @@ from thinwire.launch.timing.published import THROUGHPUT
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.meters import SECTIONS
-from thinwire.pipeline.probe import LinkSpeed
+from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.measuring.probe import LinkSpeed
 
 REFERENCE = "none"
 BETWEEN = ", replicas "

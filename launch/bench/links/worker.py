@@ -26,9 +26,9 @@ from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.worker import join
 from thinwire.launch.shared.rank import own_local_rank
-from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import choose, seconds_now
-from thinwire.pipeline.probe import probe, probe_both
+from thinwire.pipeline.measuring.probe import probe, probe_both
+from thinwire.pipeline.processes import collectives
 
 TURNS = "turns"
 """The key under which the processes count the turns that they have taken."""

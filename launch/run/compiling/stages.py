@@ -20,9 +20,9 @@ from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
-from thinwire.pipeline import collectives
 from thinwire.pipeline.devices.device import put_all
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
 EVERY = 1.0

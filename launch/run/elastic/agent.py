@@ -178,9 +178,9 @@ def _lines(is_over: Callable[[], object]) -> Iterator[dict[str, Any]]:
 
 def _serve(settings: Settings) -> None:
     """Be the membership server of the replicas of this machine."""
+    from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.listening import listen
     from thinwire.pipeline.replicas.membership.server import Size
-    from thinwire.pipeline.zeromq.keys import Keys
 
     keys = Keys.fresh()
     size = Size(settings.replicas, settings.processes, settings.timeout, settings.timeout)
@@ -197,9 +197,9 @@ class LauncherClient:
     """Speaks for the launcher of one replica to a membership server on another host."""
 
     def __init__(self, settings: Settings) -> None:
+        from thinwire.pipeline.processes.zeromq.keys import Keys
         from thinwire.pipeline.replicas.membership.client import Client
         from thinwire.pipeline.replicas.membership.messages import WELCOMED
-        from thinwire.pipeline.zeromq.keys import Keys
 
         assert settings.place is not None and settings.keys is not None, "the recipe checks"
         self._settings, self._held = settings, list[dict[str, Any]]()

@@ -37,8 +37,8 @@ def attend(recipe: Recipe) -> Attendance | None:
     """This process as a member of its run; None if replicas may not be lost."""
     if not recipe.replicas.elastic:
         return None
+    from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.client import Client
-    from thinwire.pipeline.zeromq.keys import Keys
 
     given, wire = json.loads(os.environ[SERVER_VARIABLE]), recipe.wire
     client = Client(given["place"], Keys.of(given["secret"].encode()), wire.heartbeat, wire.timeout, ANSWERED)

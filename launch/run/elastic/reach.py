@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.interfaces import check_interface
-from thinwire.pipeline.backends import check_installed, check_keys
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import found, parted
+from thinwire.pipeline.processes.backends import check_installed, check_keys
 
 
 def check_reach(recipe: Recipe) -> None:

@@ -28,8 +28,8 @@ from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.interfaces import interface_addresses
-from thinwire.pipeline.process import Placement
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
 
 _TOKEN_BYTES = 16
 _MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sIc")

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from thinwire.launch.run.recipe import Recipe
-from thinwire.pipeline.automatic import Automatic, Choice
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.auto import Automatic, Choice
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.trainer import Trainer
 
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from thinwire.compress import SlotCounts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
-from thinwire.pipeline.boundary import Observer
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import in_words
-from thinwire.pipeline.wire import Wire
+from thinwire.pipeline.wire.boundary import Observer
+from thinwire.pipeline.wire.wire import Wire
 
 
 def make_wire(

@@ -14,10 +14,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.processes.zeromq.connections import Patience, Standing
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import ANY_LIFE, Address, Mesh, Taking
 from thinwire.pipeline.replicas.membership.messages import Kinds, Message, check, pack, unpack
-from thinwire.pipeline.zeromq.connections import Patience, Standing
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import ANY_LIFE, Address, Mesh, Taking
 
 SERVER = 0
 """The number of the server in a mesh."""

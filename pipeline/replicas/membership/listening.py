@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from thinwire.pipeline.processes.zeromq.connections import Patience
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import Mesh, Taking
 from thinwire.pipeline.replicas.membership.client import PIECE_BYTES, SERVER
 from thinwire.pipeline.replicas.membership.server import Server, Size
-from thinwire.pipeline.zeromq.connections import Patience
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import Mesh, Taking
 
 _EVERY = 0.25
 """Seconds from one look around to the next."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from thinwire.compress import Progress
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline.checkpoint_folder import SavedStage
 from thinwire.pipeline.errors import CheckpointError, WireError
+from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas, connect, statistics_of
 from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import TILES
@@ -28,10 +28,10 @@ from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
 from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.state import full_state, parameters_of, trained
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.state import full_state, parameters_of, trained
-from thinwire.pipeline.tracing.spans import Work
 
 
 @dataclass(frozen=True)

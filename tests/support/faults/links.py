@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.transport import Pool
+from thinwire.pipeline.processes.transport import Pool
 
 DAMAGES = ("cut", "flipped", "noise", "twice", "lost", "swapped", "replayed", "misrouted", "closed", "silent")
 """What may happen to a frame; each of these is told, or changes nothing."""

@@ -31,7 +31,7 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     if options.transport != "zmq" or size == 1:
         return {"backend": "gloo"}
     check_installed()
-    from thinwire.pipeline.zeromq.meeting import arguments
+    from thinwire.pipeline.processes.zeromq.meeting import arguments
 
     return arguments(options, beside)
 
@@ -64,7 +64,7 @@ def check_keys(options: WireOptions, *, meets: bool) -> None:
     if options.keys is None or not (meets or options.transport == "zmq"):
         return
     check_installed()
-    from thinwire.pipeline.zeromq.keys import Keys
+    from thinwire.pipeline.processes.zeromq.keys import Keys
 
     Keys.read(Path(options.keys))
 
@@ -78,7 +78,7 @@ def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:
     if options.transport != "zmq" or options.keys is not None:
         return {}
     check_installed()
-    from thinwire.pipeline.zeromq.keys import Keys
+    from thinwire.pipeline.processes.zeromq.keys import Keys
 
     Keys.fresh().write(folder / "keys")
     return {KEYS_VARIABLE: str(folder / "keys")}

@@ -18,8 +18,8 @@ from thinwire.compress import Key, Method, Microbatch, parse
 from thinwire.compress.codec import size_of
 from thinwire.compress.sent import sent_share
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header
-from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.tracing.spans import Work
+from thinwire.pipeline.measuring.spans import Work
+from thinwire.pipeline.wire.passes import phase_of
 
 AS_IT_IS = parse("none")
 """The method for tensors that need no gradient."""

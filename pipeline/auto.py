@@ -29,17 +29,17 @@ from torch import Tensor
 
 from thinwire.compress import Microbatch, parse
 from thinwire.compress.sent import some_rows
-from thinwire.pipeline import collectives
-from thinwire.pipeline.channel import Channel, frame_length
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.measuring.probe import LinkSpeed, probe
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
-from thinwire.pipeline.passes import phase_of
-from thinwire.pipeline.probe import LinkSpeed, probe
-from thinwire.pipeline.process import Placement
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.schedules import SCHEDULES, Overlap
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.wire.channel import Channel, frame_length
+from thinwire.pipeline.wire.passes import phase_of
 
 ChannelKey = tuple[int, ChannelName]
 """Boundary and channel."""

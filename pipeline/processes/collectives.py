@@ -31,10 +31,10 @@ from isal import isal_zlib
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from thinwire.pipeline.backends import arguments_beside
 from thinwire.pipeline.errors import MismatchError, WireError
-from thinwire.pipeline.process import AXES, Placement, in_words, were
-from thinwire.pipeline.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
+from thinwire.pipeline.processes.backends import arguments_beside
+from thinwire.pipeline.processes.placement import AXES, Placement, in_words, were
+from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
 
 LARGEST = 1 << 28
 """Most bytes of a value that one process may give all others at a time."""

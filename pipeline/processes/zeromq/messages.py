@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.zeromq.packets import Piece, Stream
+from thinwire.pipeline.processes.zeromq.packets import Piece, Stream
 
 
 class Pending:

@@ -31,10 +31,10 @@ from torch.optim import Optimizer
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.store import Store
 from thinwire.models.layers import Stage
-from thinwire.pipeline.checkpoint import StageState
-from thinwire.pipeline.checkpoint_folder import VALUES, SavedStage, reading
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.saving.checkpoint import StageState
+from thinwire.pipeline.saving.checkpoint_folder import VALUES, SavedStage, reading
 from thinwire.pipeline.stage import CompressedStage
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})

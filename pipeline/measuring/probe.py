@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.collectives import all_gather_json
+from thinwire.pipeline.processes.collectives import all_gather_json
 
 FIRST_BYTES, MESSAGE_BYTES, PROBE_SECONDS, PINGS = 1 << 14, 1 << 18, 0.5, 10
 BOTH_SECONDS = 2.0

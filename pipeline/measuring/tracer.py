@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from thinwire.pipeline.meters import Meter
-from thinwire.pipeline.tracing.clocks import Clock, Reading, read_clock
-from thinwire.pipeline.tracing.spans import Recording
-from thinwire.pipeline.tracing.traces import StageTrace, StepTrace
+from thinwire.pipeline.measuring.clocks import Clock, Reading, read_clock
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.measuring.spans import Recording
+from thinwire.pipeline.measuring.traces import StageTrace, StepTrace
 
 
 class Tracer:

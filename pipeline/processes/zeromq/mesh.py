@@ -13,12 +13,12 @@ import zmq
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.interfaces import joined
-from thinwire.pipeline.zeromq.connections import Connection, Packet, PacketFlow, Patience, Sending, bounded
-from thinwire.pipeline.zeromq.flows import Inflow
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.loop import Loop, received
-from thinwire.pipeline.zeromq.messages import Mailbox, Pending, Whole
-from thinwire.pipeline.zeromq.packets import (
+from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, PacketFlow, Patience, Sending, bounded
+from thinwire.pipeline.processes.zeromq.flows import Inflow
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.loop import Loop, received
+from thinwire.pipeline.processes.zeromq.messages import Mailbox, Pending, Whole
+from thinwire.pipeline.processes.zeromq.packets import (
     PIECE_BYTES,
     Hello,
     Piece,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.tracing.spans import Departure, Recording, Span, Work
+from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
 """The sections. `neighbour` is waiting until a frame departs, `wire` is waiting until it arrives. `wait` is either of

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.pipeline.tracing.spans import Departure, Span
+from thinwire.pipeline.measuring.spans import Departure, Span
 
 if TYPE_CHECKING:
-    from thinwire.pipeline.tracing.clocks import Clock
+    from thinwire.pipeline.measuring.clocks import Clock
 
 TRACE_FORMAT = 1
 

@@ -25,17 +25,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import CodecError, Decoder, Microbatch
-from thinwire.pipeline import collectives
-from thinwire.pipeline.boundary import FramePlan, Receiver
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.staging import Seal, StraightReceiver
 from thinwire.pipeline.devices.transports import Location, carrying
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName, Header, check
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.process import Placement
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.wire.boundary import FramePlan, Receiver
+from thinwire.pipeline.wire.channel import Channel
 
 BACKEND = "nccl"
 _SUM_BYTES = 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thinwire.compress import Coder, Microbatch
-from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd
+from thinwire.pipeline.wire.boundary import BoundaryEnd, ChannelEnd
 
 if TYPE_CHECKING:
-    from thinwire.pipeline.wire import Wire
+    from thinwire.pipeline.wire.wire import Wire
 
 
 @dataclass

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.zeromq.mesh import Mesh
-from thinwire.pipeline.zeromq.messages import Pending
-from thinwire.pipeline.zeromq.packets import Stream
+from thinwire.pipeline.processes.zeromq.mesh import Mesh
+from thinwire.pipeline.processes.zeromq.messages import Pending
+from thinwire.pipeline.processes.zeromq.packets import Stream
 
 BACKEND = "zmq"
 """The name of this kind of process group in torch."""

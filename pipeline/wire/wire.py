@@ -27,26 +27,26 @@ from thinwire.compress.contraction import contraction, swamped
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.errors import ThinwireWarning
-from thinwire.pipeline.backends import group_arguments
-from thinwire.pipeline.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
-from thinwire.pipeline.channel import Channel
 from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.devices.nccl import CardArrivals, CardLinks, CardReceiver, CardSender, PayloadSums
 from thinwire.pipeline.devices.staging import Ways
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
-from thinwire.pipeline.handshake import Handshake
-from thinwire.pipeline.meters import Meter
+from thinwire.pipeline.measuring.clocks import NeighbourClocks
+from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
-from thinwire.pipeline.tracing.clocks import NeighbourClocks
-from thinwire.pipeline.transport import (
+from thinwire.pipeline.processes.backends import group_arguments
+from thinwire.pipeline.processes.transport import (
     MemoryEnd,
     ProcessGroupReceiver,
     ProcessGroupSender,
     ReceivingEnd,
     SendingEnd,
 )
+from thinwire.pipeline.wire.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
+from thinwire.pipeline.wire.channel import Channel
+from thinwire.pipeline.wire.handshake import Handshake
+from thinwire.pipeline.wire.nccl import CardArrivals, CardLinks, CardReceiver, CardSender, PayloadSums
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 

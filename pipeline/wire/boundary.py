@@ -23,14 +23,14 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.channel import Channel, frame_bytes, place_of
 from thinwire.pipeline.devices.finite import FiniteFlags
 from thinwire.pipeline.devices.staging import Arriving, Departing
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
-from thinwire.pipeline.meters import Meter, Route, Traffic, count
+from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.passes import phase_of
+from thinwire.pipeline.wire.channel import Channel, frame_bytes, place_of
+from thinwire.pipeline.wire.passes import phase_of
 
 
 @dataclass(frozen=True, eq=False)

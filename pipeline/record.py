@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thinwire.pipeline.meters import Section
+from thinwire.pipeline.measuring.meters import Section
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from thinwire.pipeline.collectives import Kind, receive, send
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.processes.collectives import Kind, receive, send
+from thinwire.pipeline.processes.transport import reaching
 
 ROUNDS = 16
 FEW_ROUNDS = 4

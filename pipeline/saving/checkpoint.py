@@ -49,7 +49,8 @@ from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
-from thinwire.pipeline.checkpoint_folder import (
+from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.saving.checkpoint_folder import (
     MANIFEST,
     RETIRED,
     TENSORS,
@@ -65,7 +66,6 @@ from thinwire.pipeline.checkpoint_folder import (
     step_of,
     steps_of,
 )
-from thinwire.pipeline.errors import CheckpointError
 
 _POLL_SECONDS = 0.02
 _NICENESS = 10

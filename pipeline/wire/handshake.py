@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import MismatchError, WireError
-from thinwire.pipeline.transport import reaching
+from thinwire.pipeline.processes.transport import reaching
 
 ADVISORY = ("torch",)
 """Fields that may differ, with a warning."""

@@ -21,11 +21,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.interfaces import is_address, parted
-from thinwire.pipeline.zeromq.flows import Inflow, Outflow
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.loop import Loop, Socket, received
-from thinwire.pipeline.zeromq.messages import Pending
-from thinwire.pipeline.zeromq.packets import LARGEST_PART, Hello, Piece, pack_ack, unpack_answer
+from thinwire.pipeline.processes.zeromq.flows import Inflow, Outflow
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.loop import Loop, Socket, received
+from thinwire.pipeline.processes.zeromq.messages import Pending
+from thinwire.pipeline.processes.zeromq.packets import LARGEST_PART, Hello, Piece, pack_ack, unpack_answer
 
 COPIED_BYTES = 1 << 18
 """A piece of at most so many bytes is copied, so that its message is done before it is acknowledged."""

@@ -18,15 +18,15 @@ from typing import Any
 import torch.distributed as dist
 import zmq
 
-from thinwire.pipeline.backends import KEYS_VARIABLE
 from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
 from thinwire.pipeline.interfaces import interface_addresses, is_address, parted
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.transport import reaching
-from thinwire.pipeline.zeromq.connections import Patience
-from thinwire.pipeline.zeromq.group import BACKEND, Group
-from thinwire.pipeline.zeromq.keys import Keys
-from thinwire.pipeline.zeromq.mesh import Address, Mesh
+from thinwire.pipeline.processes.backends import KEYS_VARIABLE
+from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.processes.zeromq.connections import Patience
+from thinwire.pipeline.processes.zeromq.group import BACKEND, Group
+from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
 
 
 @dataclass(frozen=True, kw_only=True)

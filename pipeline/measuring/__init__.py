@@ -1,0 +1,1 @@
+"""Seconds and bytes: meters, clocks of processes, traces."""

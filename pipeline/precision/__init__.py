@@ -1,1 +1,0 @@
-"""What 16 bits need beside the arithmetic itself."""

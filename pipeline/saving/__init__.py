@@ -1,0 +1,1 @@
+"""Checkpoints: what a stage's state is, and how it is written and read."""

@@ -1,0 +1,1 @@
+"""What crosses the boundaries between stages: channels, frames, their ends, and the wire that connects them."""
