@@ -201,8 +201,12 @@ class Resumption:
         )
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether the recipe asks for a checkpoint after `done` steps."""
-        return self._options.due_after(done, steps_per_epoch)
+        """Whether the recipe asks for a checkpoint after `done` steps, and there is none.
+
+        A run that was stopped in the evaluation after a step goes on there, and comes here again. Another save of the
+        step would have only the rows that changed since, in the place of those of the first.
+        """
+        return self._last_saved != done and self._options.due_after(done, steps_per_epoch)
 
     def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
         return {

@@ -41,15 +41,19 @@ FILES = [
     "metrics.jsonl",
     "model/config.json",
     "model/facts.json",
+    "model/written-by-thinwire.txt",
     "recipe.yaml",
     "summary.json",
     "tensorboard",
     "trace/stage-0.json",
     "trace/stage-1.json",
+    "trace/written-by-thinwire.txt",
     "weights/newest.json",
     "weights/step-3/stage-0.safetensors",
     "weights/step-3/stage-1.safetensors",
     "weights/step-3/summary.json",
+    "weights/written-by-thinwire.txt",
+    "written-by-thinwire.txt",
 ]
 
 
@@ -100,7 +104,8 @@ def test_a_run_leaves_what_it_promises_and_nothing_else(trained, folder):
     run = folder / "trained"
     found = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
     events = {path for path in found if path.parts[0] == "tensorboard"}
-    assert len(events) == 1 and "tfevents" in events.pop().name
+    mark = Path("tensorboard/written-by-thinwire.txt")
+    assert mark in events and [path.name.split(".")[2] for path in events - {mark}] == ["tfevents"]
     assert sorted({str(path) for path in found if path.parts[0] != "tensorboard"} | {"tensorboard"}) == FILES
 
 
@@ -236,6 +241,10 @@ def test_simulate_writes_beside_the_run_it_simulates(folder):
 # --- runs that break ----------------------------------------------------------------------------------------------
 
 ENDLESS = ["--training.steps", 1_000_000]
+LOST = (
+    "what was trained is lost: the recipe asks for no checkpoints; --checkpoint.every '100 steps' keeps more of the "
+    "next run"
+)
 
 
 def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
@@ -245,7 +254,7 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
         os.kill(command.stage_process(1), signal.SIGKILL)
         assert command.wait() == 1
         assert command.processes() == {}
-    cause, *others = command.stderr.splitlines()
+    cause, *others, last = command.stderr.splitlines()
     assert cause == "stage 1 was killed by SIGKILL"
     waiting = r"lost a peer: .*\b(making room|waiting|sending|reporting)\b"
     told = rf"  stage (\d) ({waiting}|was asked to stop: \w)"  # the kill may find a stage at anything
@@ -255,6 +264,8 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
             step = int(weights.metadata()["step"])
         assert step == newest(folder / "killed").step
         assert step % 2 == 0 and 2 <= step <= len(metrics(folder / "killed")) + 1
+    kept = f"lost, but for the weights of step {step} in killed/weights:"
+    assert last == LOST.replace("lost:", kept)
     said = summary(folder / "killed")
     assert said["running"] and said["steps"] in (step, step - 2), "killed between the two, it says so of the set before"
 
@@ -266,7 +277,7 @@ def test_an_interrupted_launcher_leaves_no_process(folder):
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == 130
         assert command.processes() == {}
-    assert command.stderr == "stopped by SIGINT\n"
+    assert command.stderr == f"stopped by SIGINT; {LOST}\n"
 
 
 def test_processes_that_have_just_started_end_without_a_word(folder):
@@ -283,8 +294,8 @@ def test_a_stage_that_raises_is_told_first(folder):
     diverging = ["--optimizer.lr", "1e30", "--optimizer.max_grad_norm", "null", "--output", "diverged"]
     command = completed([*THINWIRE, "train", "tiny.yaml", *diverging], folder)
     assert command.status == 1
-    cause, other, *more = command.stderr.splitlines()
-    assert not more, command.stderr
+    cause, other, last = command.stderr.splitlines()
+    assert last == LOST
     assert cause == (
         "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train pass 1, over boundary "
         "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
@@ -295,9 +306,11 @@ def test_a_stage_that_raises_is_told_first(folder):
 
 def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_not_blamed(folder):
     """The others wait for it at the very end, where a lost peer was taken for a failure of their own."""
-    (folder / "blocked/loss.png").mkdir(parents=True)
-    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "blocked"], folder)
-    assert command.status == 1
+    steps = ["--training.steps", 300]
+    with started([*THINWIRE, "train", "tiny.yaml", *steps, "--output", "blocked"], folder) as command:
+        command.wait_until(lambda: metrics(folder / "blocked"))
+        (folder / "blocked/loss.png").mkdir()  # before the run begins it would be refused
+        assert command.wait() == 1
     cause, *traceback, error, other = command.stderr.splitlines()
     assert cause == "stage 1 failed: Traceback (most recent call last):"
     assert any("save_picture" in line for line in traceback)

@@ -172,7 +172,7 @@ def test_keys_of_the_transport_are_read_before_the_data(folder, capsys):
 def test_a_membership_server_that_is_stopped_says_so_and_frees_its_port(folder):
     with hosts(folder) as (server, _):
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait() == 130
+        assert server.wait() == 143
     assert (
         "the membership server was stopped by SIGTERM; replicas that are in the run wait for it up to " in server.stderr
     )
