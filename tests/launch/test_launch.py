@@ -52,6 +52,7 @@ FILES = [
     "weights/step-3/stage-0.safetensors",
     "weights/step-3/stage-1.safetensors",
     "weights/step-3/summary.json",
+    "weights/step-3/written-by-thinwire.txt",
     "weights/written-by-thinwire.txt",
     "written-by-thinwire.txt",
 ]
@@ -311,7 +312,8 @@ def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_
         command.wait_until(lambda: metrics(folder / "blocked"))
         (folder / "blocked/loss.png").mkdir()  # before the run begins it would be refused
         assert command.wait() == 1
-    cause, *traceback, error, other = command.stderr.splitlines()
+    cause, *traceback, error, other, last = command.stderr.splitlines()
+    assert last.startswith("what was trained is lost, but for the weights of step 300 in blocked/weights: ")
     assert cause == "stage 1 failed: Traceback (most recent call last):"
     assert any("save_picture" in line for line in traceback)
     assert error.startswith("IsADirectoryError: ")
