@@ -13,6 +13,7 @@ from support.commands import THINWIRE, TIMEOUT
 from support.own_code import add_module
 from thinwire.errors import ThinwireWarning
 from thinwire.launch import cli
+from thinwire.launch.run.folders import mark
 from thinwire.launch.run.recipe import packaged
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_the_commands_are_all_there():
 
 @pytest.mark.parametrize(
     ("command", "hint"),
-    [("trian", " (did you mean train or trace?)"), ("", ""), ("--verson", ""), ("quickstart", "")],
+    [("trian", " (did you mean train?)"), ("", ""), ("--verson", ""), ("quickstart", "")],
 )
 def test_an_unknown_command_is_answered_with_the_known_ones(capsys, command, hint):
     assert cli.main([command, "quickstart"]) == 2
@@ -231,7 +232,7 @@ finally:
 
 def test_help_misspelt_names_and_refused_runs_wait_for_no_large_import(tmp_path):
     """Each took 5 to 8 seconds."""
-    (tmp_path / "held").mkdir()
+    mark(tmp_path / "held", "")
     (tmp_path / "held/summary.json").touch()
     code = """
 import contextlib, io, sys

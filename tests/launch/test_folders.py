@@ -153,7 +153,7 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
     blueprint = SimpleNamespace(tied={}, dtype="float32", save_config=killed)
     prepared = SimpleNamespace(
         blueprint=blueprint,
-        data=SimpleNamespace(num_labels=None),
+        data=SimpleNamespace(num_labels=None, classes=None),
         recipe=SimpleNamespace(data=SimpleNamespace(tokenizer="bytes")),
     )
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ def test_thousands_of_layers_are_answered_before_they_are_built(command, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(room, "machine_memory", lambda: 16 * 10**9)
     monkeypatch.setattr(assembly, "make_blueprint", lambda *_: pytest.fail("the model was built"))
-    assert cli.main([command, "quickstart", "--model.config.n_layer", "100000"]) == 2
+    assert cli.main([command, "quickstart", "--model.config.n_layer", "10000"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith("the model must fit into memory: its ")

@@ -23,11 +23,11 @@ def test_a_packaged_recipe_with_given_times(capsys):
     found = predicted(capsys, *GIVEN, "--bandwidth", "1gbit,10mbit", "--codec", "q(2)/q(4)", "--latency", "20ms")
     assert found["workload"]["forward"] == [0.045] * 4
     cells = {(cell["codec"], cell["bandwidth"]): cell for cell in found["predictions"]}
-    assert {codec for codec, _ in cells} == {"none", "q(4)/q(8)", "q(2)/q(4)"}
-    assert cells["none", 1e7]["samples_per_second"] < cells["q(4)/q(8)", 1e7]["samples_per_second"]
+    assert {codec for codec, _ in cells} == {"none", "q(8, step=0.25)", "q(2)/q(4)"}
+    assert cells["none", 1e7]["samples_per_second"] < cells["q(8, step=0.25)", 1e7]["samples_per_second"]
     assert cells["none", 1e7]["speedup"] == 1.0
     needed = found["needed_bandwidth"]
-    assert needed["none"] > 4 * needed["q(4)/q(8)"] > 4 * needed["q(2)/q(4)"] > 0
+    assert needed["none"] > 4 * needed["q(8, step=0.25)"] > 4 * needed["q(2)/q(4)"] > 0
     assert {cell["schedule"] for cell in found["schedules"]} >= {"gpipe", "1f1b", "1f1b-wan"}
     assert [sentence.split(" with ")[0] for sentence in found["verdicts"]] == ["at 1gbit", "at 10mbit"]
     assert "compression pays: q(2)/q(4)" in found["verdicts"][1]
@@ -42,7 +42,7 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     [document] = reading.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
     speeds, needed, stages, schedules = document.tables
-    codecs = ["none", "q(4)/q(8)", "q(2)/q(4)"]
+    codecs = ["none", "q(8, step=0.25)", "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
     assert [row[0] for row in needed.rows] == codecs and len(stages.rows) == 4
@@ -125,7 +125,7 @@ def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys)
     slow = [*GIVEN, "--bandwidth", "1gbit", "--codec", "q(2)/q(4)", "--link"]
     found = predicted(capsys, *slow, "1-2:1mbit")
     assert max(cell["of_unthrottled"] for cell in found["predictions"]) < 0.95
-    assert found["needed_bandwidth"] == {"none": None, "q(4)/q(8)": None, "q(2)/q(4)": None}
+    assert found["needed_bandwidth"] == {"none": None, "q(8, step=0.25)": None, "q(2)/q(4)": None}
     assert [row[1] for row in found["tables"][1]["rows"]] == [None] * 3
     fine = predicted(capsys, *slow, "1-2:10gbit", "2>3:1gbit")["needed_bandwidth"]
     assert fine["none"] > fine["q(2)/q(4)"] > 0
@@ -155,7 +155,11 @@ def test_times_are_measured_where_none_are_given(capsys):
     found = predicted(capsys, "quickstart", *small, "--bandwidth", "1gbit", "--codec", "topk(0.1)/reuse")
     assert all(seconds > 0 for name in ("forward", "backward") for seconds in found["workload"][name])
     measured = {(cost["channel"], cost["codec"]) for cost in found["workload"]["codec_seconds"]}
-    assert {("activations", "topk(0.1)"), ("activations", "q(4)"), ("gradients", "q(8)")} <= measured
+    assert {
+        ("activations", "topk(0.1)"),
+        ("activations", "q(8, step=0.25)"),
+        ("gradients", "q(8, step=0.25)"),
+    } <= measured
     assert all(cost["encode"] > 0 and cost["decode"] > 0 for cost in found["workload"]["codec_seconds"])
 
 

@@ -98,7 +98,7 @@ def test_a_likely_mistake_is_one_sentence(text, said):
 
 
 def test_an_option_in_the_place_of_a_field_is_told_where_it_belongs():
-    said = r"no field rows.one.codec \(did you mean score\?\); options of a recipe stand below rows.one.options"
+    said = r"no field rows.one.codec; options of a recipe stand below rows.one.options"
     with pytest.raises(OptionsError, match=said):
         parse_study("recipe: t\nrows: {one: {codec: none}}", "s.yaml", "s")
 

@@ -36,8 +36,8 @@ def test_no_more_than_two_blocks_are_built(monkeypatch):
     monkeypatch.setattr(families, "unsplit", noted)
     small = {"vocab_size": 10, "n_embd": 8, "n_head": 1, "n_positions": 4, "bos_token_id": None, "eos_token_id": None}
     one, two = (count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": count})) for count in (1, 2))
-    many = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 100_000}))
-    assert many == one + 99_999 * (two - one)
+    many = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 10_000}))
+    assert many == one + 9_999 * (two - one)
     assert max(built) == 2
     wide = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 1, "n_embd": 1_000_000}))
     assert wide > 12 * 10**12, "it takes no memory"
