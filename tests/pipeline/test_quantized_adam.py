@@ -109,7 +109,7 @@ def published(count, steps, quantized, kept):
 @pytest.mark.parametrize(
     ("expression", "quantized", "kept"),
     [
-        ("ef(q(4))", quantized, torch.float32),
+        ('ef(q(4, grid="midrise"))', quantized, torch.float32),
         ('ef(q(4, grid="midtread"), store_bits=16)', quantized_with_zero, torch.bfloat16),
     ],
     ids=["of the text", "of the code"],
