@@ -12,7 +12,8 @@ ThinwireError             thinwire.errors
 │   ├── PeerError         a stage that is gone, or silent beyond the time-out
 │   ├── MemoryFullError   a stage that needs more memory than its device has
 │   ├── CheckpointError   a checkpoint that cannot be written, read or resumed
-│   └── NonFiniteError    NaN or infinity in a tensor about to be sent
+│   ├── NonFiniteError    NaN or infinity in a tensor about to be sent
+│   └── EvaluationStoppedError  an evaluation that a process was asked to stop
 ├── ClusterError          thinwire.launch      hosts that this machine cannot have
 ├── FailedError           thinwire.launch      work that began and failed
 │   ├── BenchError        a process of a bench that ended before its work was done

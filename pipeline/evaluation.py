@@ -21,6 +21,7 @@ from torch import Tensor
 
 from thinwire.compress import PassKind
 from thinwire.models.data.samples import Samples
+from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import were
@@ -47,7 +48,7 @@ class Score:
         return {"loss": self.loss, "num_targets": self.num_targets, **self.metrics}
 
 
-class EvaluationStopped(Exception):
+class EvaluationStoppedError(PipelineError):
     """An evaluation that ended before all its batches, because a process was asked to stop."""
 
 
@@ -70,14 +71,14 @@ def evaluate(
         asked: says whether this process was asked to stop; None if none ever is, in all processes.
 
     Raises:
-        EvaluationStopped: in all processes, after the batch under way, if any was asked. Then nothing of it counts.
+        EvaluationStoppedError: in all processes, after the batch under way, if any was asked. Nothing of it counts.
     """
     before = [(stage, dict(stage.passes), stage.meter.state_dict()) for stage in trainer.stages]
     stop = _Stop(trainer, asked)
     try:
         with _apart(trainer):
             scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
-    except EvaluationStopped:
+    except EvaluationStoppedError:
         for stage, passes, measured in before:
             stage.passes = passes
             stage.meter.load_state_dict(measured)
@@ -106,7 +107,7 @@ class _Stop:
             self._words.say(mine := self._asked())
             yield batch
             if any([mine, *self._words.hear()]):
-                raise EvaluationStopped
+                raise EvaluationStoppedError
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ def sync(path: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it, if they are not there; wait until their names are on the disk."""
     if not path.is_dir():
-        make_folder(path.parent)
+        if not path.parent.exists():
+            make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
 

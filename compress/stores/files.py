@@ -13,10 +13,13 @@ import torch
 
 from thinwire.compress.feedback import Method
 from thinwire.compress.stores.disk import DiskStore
-from thinwire.compress.stores.marks import claim
+from thinwire.compress.stores.marks import claim, release
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.slot_file import remove_unused
 from thinwire.compress.stores.store import CPU, Store, StoreError, StoreLayout
+
+_RUN = ""
+"""The id in the mark of a folder for stores: whatever run comes next may take it."""
 
 
 class StoreFiles:
@@ -29,6 +32,7 @@ class StoreFiles:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._made: list[tuple[Path, DiskStore]] = []
+        self._missing = [] if folder is None else _missing(folder)
 
     def path(self, method: Method, name: str) -> Path | None:
         """The file of a store of this method and name; None if it is in memory."""
@@ -47,7 +51,7 @@ class StoreFiles:
             on_device = method.feedback is not None and method.feedback.store == "device"
             return MemoryStore(layout, device if on_device else CPU)
         try:
-            claim(path.parent, "", ("*.slots",))
+            claim(path.parent, _RUN, ("*.slots",))
             remove_unused(path)  # of an earlier run of the same name
         except OSError as error:
             raise StoreError(
@@ -59,11 +63,13 @@ class StoreFiles:
         return store
 
     def discard(self) -> None:
-        """Delete the files made here, once.
+        """Delete the files made here, once; then their folder's mark, and the folders that were missing, if empty.
 
         The file of an open store is ours: no other store can open it. The file of a closed one may belong to another
         store by now.
         """
+        if not self._made:
+            return
         while self._made:
             path, store = self._made.pop()
             if not store.closed:
@@ -71,6 +77,18 @@ class StoreFiles:
                 continue
             with suppress(StoreError):
                 remove_unused(path)
+        assert self._folder is not None, "files were made in it"
+        release(self._folder, _RUN)
+        for place in self._missing:
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _missing(folder: Path) -> list[Path]:
+    """A folder and those above it, as far as they are not there."""
+    with suppress(OSError):  # it may not be looked at; to make it will say so
+        return [place for place in (folder, *folder.parents) if not place.exists()]
+    return []
 
 
 def is_on_disk(method: Method) -> bool:

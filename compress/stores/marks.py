@@ -75,6 +75,13 @@ def claim(folder: Path, run: str, names: Sequence[str] = ALL) -> None:
         write_durably(folder / MARK, _TEXT.format(run).encode())
 
 
+def release(folder: Path, run: str) -> None:
+    """Remove the mark of this run from a folder in which nothing else is left."""
+    with suppress(OSError):
+        if run_of(folder) == run and [path.name for path in folder.iterdir()] == [MARK]:
+            (folder / MARK).unlink()
+
+
 def remove(folder: Path, runs: Iterable[str] | None = None) -> None:
     """Remove a folder with all that is in it, if a run made it (one of these runs); else, or on a link, do nothing.
 

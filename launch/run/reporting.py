@@ -147,7 +147,7 @@ class Reporting:
     def evaluate(self, done: int) -> None:
         """Evaluate after so many steps, unless that is done; collective.
 
-        Raises EvaluationStopped, in all processes, if one is asked to stop meanwhile.
+        Raises EvaluationStoppedError, in all processes, if one is asked to stop meanwhile.
         """
         held_out = self._prepared.data.held_out
         if self.evaluated == done:

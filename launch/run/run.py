@@ -19,7 +19,7 @@ from thinwire.launch.run.room import Room
 from thinwire.launch.run.saving import Saves
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.launch.shared.progress import counting
-from thinwire.pipeline.evaluation import EvaluationStopped
+from thinwire.pipeline.evaluation import EvaluationStoppedError
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.replicas.membership.attendance import Attendance
@@ -100,7 +100,7 @@ class Run:
         """Where a process is asked to stop during an evaluation inside, all do, with a checkpoint."""
         try:
             yield
-        except EvaluationStopped:
+        except EvaluationStoppedError:
             self._saves.stop(done)
 
     def _end(self) -> None:

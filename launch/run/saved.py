@@ -152,10 +152,13 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
-    """Raise KeyError or TypeError unless these are scores with compression on and off, of the same names, or none."""
+    """Raise KeyError or TypeError unless these are scores with compression on and off, of the same names, or none.
+
+    A score that was NaN or infinite is None.
+    """
     if scores:
         for name, score in (pair for mode in ("on", "off") for pair in scores[mode].items()):
-            scores["off"][name], scores["on"][name], f"{score:.4f}"
+            scores["off"][name], scores["on"][name], score is None or f"{score:.4f}"
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:

@@ -120,14 +120,6 @@ def _children(path: str, returned: object) -> dict[str, nn.Module]:
 
 def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -> None:
     holders = Counter(id(tensor) for child in children.values() for tensor in set(child.parameters()))
-    narrow = sorted(
-        {
-            str(tensor.dtype).removeprefix("torch.")
-            for child in children.values()
-            for tensor in child.parameters()
-            if tensor.is_floating_point() and tensor.itemsize < torch.float32.itemsize
-        }
-    )
     sharing = [
         name for name, child in children.items() if any(holders[id(tensor)] > 1 for tensor in child.parameters())
     ]
@@ -138,10 +130,6 @@ def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -
         if _holds_parameters(module) and _find_reset(module) is None
     ]
     require(
-        (
-            not narrow,
-            f"parameters of {path} must be float32, got {', '.join(narrow)}; set model.dtype: bf16 for 16 bits",
-        ),
         (not sharing, f"layers of {path} must not share parameters, got {', '.join(sharing)}; put them into one layer"),
         (
             has_initialize or not unfilled,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.compress.stores.durable import write_durably, write_for_user
+from thinwire.errors.files import SIGNATURE
 
 
 def test_several_processes_may_write_one_file_at_the_same_time(tmp_path, monkeypatch):
@@ -39,14 +40,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_file_of_a_user_is_whole_or_as_it_was(tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"old")
+    old, new, newer = (f"{word} {SIGNATURE}".encode() for word in ("old", "new", "newer"))
+    (tmp_path / "file").write_bytes(old)
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_for_user(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new"
+    write_for_user(tmp_path / "link", new)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == new
     with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
         patched.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("full")))
-        write_for_user(tmp_path / "file", b"newer")
-    assert (tmp_path / "file").read_bytes() == b"new" and len([*tmp_path.iterdir()]) == 2
+        write_for_user(tmp_path / "file", newer)
+    assert (tmp_path / "file").read_bytes() == new and len([*tmp_path.iterdir()]) == 2
 
 
 def test_a_device_is_written_to_and_never_replaced():

@@ -44,7 +44,7 @@ def test_a_folder_is_elsewhere_once_tmpdir_is_gone(temporary):
 
 def test_a_folder_is_elsewhere_while_tmpdir_is_full(temporary, monkeypatch):
     """Each start of a run failed at its first checkpoint, as the one before."""
-    with mounted(temporary / "small", "size=64k") as small:
+    with mounted(temporary / "small", "size=2m") as small:
         monkeypatch.setenv("TMPDIR", str(small))
         with scratch.folder() as made:
             assert made.parent == small

@@ -8,7 +8,7 @@ from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
 from thinwire.pipeline import evaluation
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.evaluation import EvaluationStopped, advice, evaluate, look
+from thinwire.pipeline.evaluation import EvaluationStoppedError, advice, evaluate, look
 from thinwire.pipeline.options.compression import BoundaryOptions
 
 
@@ -142,7 +142,7 @@ def stopped(rank):
             yield batch
 
     before = [dict(stage.passes) for stage in trainer.stages]
-    with pytest.raises(EvaluationStopped):
+    with pytest.raises(EvaluationStoppedError):
         evaluate(trainer, Samples(), seeing, mask, lambda: rank == 0)
     stage = trainer.stages[0]
     return len(seen), [dict(stage.passes) for stage in trainer.stages] == before, stage.meter.sent

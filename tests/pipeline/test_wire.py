@@ -8,6 +8,7 @@ from support.recipe_runs import SHORT, TINY
 from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
+from thinwire.compress.stores.marks import MARK
 from thinwire.launch import cli
 from thinwire.pipeline import CompressionOptions, Wire
 from thinwire.pipeline.errors import MismatchError, OptionsError
@@ -80,7 +81,7 @@ def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_p
         made.train(lambda record, found=found: found.append(record.loss))
     assert losses[0] == losses[1]
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [f"boundary-0-activations-0-{end}-train.slots" for end in ("receiver", "sender")]
+    assert names == [*(f"boundary-0-activations-0-{end}-train.slots" for end in ("receiver", "sender")), MARK]
     wire = trainer.stages[0].wire
     row = 3 * 12 * 4
     assert [layout.nbytes for layout, path in wire.stores if path is not None] == [64 * row] * 4
