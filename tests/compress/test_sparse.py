@@ -268,7 +268,8 @@ def test_quantized_values_are_those_of_q_on_the_kept_values(values):
     codec = TopK(0.1, values=values)
     kept = codec.select(x, KEY)
     expected = values_at(kept, x)
-    expected = roundtrip({"fp32": "none"}.get(values, values), expected)
+    spelled = {"fp32": "none", "q(8)": 'q(8, grid="midrise")', "q(4)": 'q(4, grid="midrise")'}
+    expected = roundtrip(spelled.get(values, values), expected)
     assert_identical(values_at(kept, roundtrip(codec, x)), expected)
 
 

@@ -13,6 +13,7 @@ CURES = {
     r"chromium": "a browser; install chromium",
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"inductor": "torch 2.13 or later",
+    r"learns no shapes": "a torch whose stages agree on their shapes before the first step, as torch 2.14's do",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a GPU",
     r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
