@@ -146,7 +146,8 @@ class Quantize(Blockwise):
     @property
     def varies(self) -> bool:
         """Whether frequent codes take fewer bits."""
-        return super().varies or self.step is not None
+        # torch.compile takes a property of super() for its value, which is always true
+        return self.code is not None or self.step is not None
 
     @property
     def _grid(self) -> Grid:
