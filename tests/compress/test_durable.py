@@ -40,11 +40,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_file_of_a_user_is_whole_or_as_it_was(tmp_path, monkeypatch):
-<<<<<<< HEAD
     old, new, newer = (f"{word} {SIGNATURE}".encode() for word in ("old", "new", "newer"))
-=======
-    old, new, newer = (f"{SIGNATURE} {word}".encode() for word in ("old", "new", "newer"))
->>>>>>> c510dee (Tests ask for the tables, marks and grids of today; a torch whose stages learn no shapes is a need with a cure)
     (tmp_path / "file").write_bytes(old)
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_for_user(tmp_path / "link", new)
