@@ -66,7 +66,9 @@ class Reporting:
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
             self.look: dict[str, Any] | None = resumption.saved.get("look")
-        self._asked = resumption.asked if self._recipe.checkpoint.wanted else None
+        # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
+        stoppable = self._recipe.checkpoint.wanted and not self._recipe.compression.possible_by_sample
+        self._asked = resumption.asked if stoppable else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
         if self._trainer.reports:
