@@ -200,7 +200,7 @@ def made(
 ) -> Contender:
     """A contender; collective."""
     if codecs is None:
-        return PlainTorch(prepared.of_model(), where, rank, torch.bfloat16, device)
+        return PlainTorch(prepared, where, rank, torch.bfloat16, device)
     return Thinwire(prepared, where, rank, codecs, folder)
 
 
