@@ -211,7 +211,10 @@ def losses_of(rank):
     words.say([0.5])
     for sender in words._senders.values():
         sender.flush()
-    return words.hear()
+    try:
+        return words.hear()
+    finally:
+        dist.barrier()  # who left at once would close the connection before the other has read
 
 
 def shared_of(rank, where):
