@@ -121,9 +121,9 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
-    epochs = recipe.training.epochs
+    epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
-        training = replace(recipe.training, steps=epochs * prepared.steps_per_epoch, epochs=None)
+        training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)
         prepared = replace(prepared, recipe=replace(recipe, training=training))
     return prepared
 

@@ -88,7 +88,8 @@ def test_a_second_ctrl_c_stops_a_run_at_once_that_cannot_write_its_checkpoint(fo
 
 def test_a_stop_in_an_evaluation_ends_it_and_has_the_status_of_its_signal(folder):
     (folder / "text").write_bytes(bytes(range(32, 132)) * 20_000)  # 30,000 batches in each of two passes
-    options = [*ENDLESS, "--training.evaluate_every", "3 steps", "--wire.heartbeat", 60, "--output", "run"]
+    evaluates = ["--training.evaluate_every", "3 steps", "--compression.activations", "q(3)"]
+    options = [*ENDLESS, *evaluates, "--wire.heartbeat", 60, "--output", "run"]
     with started([*THINWIRE, "train", *options], folder) as command:
         trains(command, folder)
         command.process.send_signal(signal.SIGTERM)

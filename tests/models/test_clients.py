@@ -137,7 +137,7 @@ def test_clients_must_fit_together(of_two_clients, tmp_path):
     shape, evaluation = caught.value.mistakes
     assert shape.startswith("clients.outlines must describe samples of one shape")
     assert evaluation.startswith("the data for evaluation must be the same for all clients")
-    with pytest.raises(ModelError, match="two of them tell the same"):
+    with pytest.raises(ModelError, match="two of them describe the same"):
         join([outlines[0], outlines[0]], None)
 
 

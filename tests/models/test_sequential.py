@@ -242,9 +242,6 @@ BUFFERS = """
 
     def foreign(persistent=False):
         return [nn.Linear(4, 4), Random(lambda: torch.tensor([[float(b) for b in os.urandom(4)]] * 4), persistent)]
-
-    def narrow():
-        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(torch.bfloat16)
 """
 
 
@@ -271,8 +268,3 @@ def test_buffers_that_are_drawn_are_the_same_in_every_process(buffers, persisten
 def test_buffers_that_differ_at_each_call_are_refused(buffers):
     with pytest.raises(ModelError, match=r"must have the same values at each call, got others in 1\.W; draw them with"):
         factory_blueprint("own_buffers:foreign", {})
-
-
-def test_parameters_of_16_bits_are_set_by_the_recipe(buffers):
-    with pytest.raises(ModelError, match=r"must be float32, got bfloat16; set model\.dtype: bf16"):
-        factory_blueprint("own_buffers:narrow", {})
