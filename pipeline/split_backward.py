@@ -161,10 +161,12 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        """The same memory, which is no leaf any more."""
         return leaf.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """The gradient of the leaf, unchanged."""
         return gradient
 
 
