@@ -211,10 +211,7 @@ def losses_of(rank):
     words.say([0.5])
     for sender in words._senders.values():
         sender.flush()
-    try:
-        return words.hear()
-    finally:
-        dist.barrier()  # who left at once would close the connection before the other has read
+    return words.hear()
 
 
 def shared_of(rank, where):
@@ -244,7 +241,7 @@ def damaging(call):
         if given[place].dtype != torch.uint8 or len(given[place]) > 1 << 13:
             return call(*given, **others)
         work = call(*given[:place], damaged(given[place]), *given[place + 1 :], **others)
-        if call is dist.isend:
+        if work is not None:  # what sends it lives as long as this
             return work
         raise Sent
 
