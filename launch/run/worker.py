@@ -38,7 +38,7 @@ from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
-from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes import collectives, posts
 from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
@@ -201,13 +201,14 @@ def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -
 
     Raises:
         DistStoreError: a process does not come.
+        WireError: what one says is damaged.
     """
     if rank:
         number = secrets.token_hex(8)
-        store.set(f"thinwire/asks/{rank}", number)
-        name = store.get(f"thinwire/answer/{number}").decode(errors="replace")  # a stranger's is no text
+        store.set(f"thinwire/asks/{rank}", posts.written(number))
+        name = posts.read(store.get(f"thinwire/answer/{number}"), "process 0 must name the part of the store")
         store.set(f"thinwire/{name}/{rank}", "")
-        return dist.PrefixStore(name, store)
+        return dist.PrefixStore(str(name), store)
     name, missing = secrets.token_hex(8), set(range(1, size))
     deadline = time.monotonic() + timeout.total_seconds()
     while missing:
@@ -216,8 +217,8 @@ def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -
             raise dist.DistStoreError(f"no word of {who} within {timeout.total_seconds():g} s")
         for other in missing:
             if store.check([f"thinwire/asks/{other}"]):
-                asked = store.get(f"thinwire/asks/{other}").decode(errors="replace")
-                store.set(f"thinwire/answer/{asked}", name)
+                asked = posts.read(store.get(f"thinwire/asks/{other}"), f"process {other} must ask with a number")
+                store.set(f"thinwire/answer/{asked}", posts.written(name))
         missing = {other for other in missing if not store.check([f"thinwire/{name}/{other}"])}
         time.sleep(_POLL)
     return dist.PrefixStore(name, store)

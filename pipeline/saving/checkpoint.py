@@ -49,7 +49,8 @@ from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.file_mode import follow_umask
-from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.errors import CheckpointError, WireError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving.checkpoint_folder import (
     MANIFEST,
     RETIRED,
@@ -270,7 +271,7 @@ class Checkpoints:
         return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
-        self._words.set(_key(step, stage), json.dumps(word))
+        self._words.set(_key(step, stage), posts.written(word))
         self._posted.add(_key(step, stage))
 
     def _forget_words_before(self, step: int) -> None:
@@ -397,12 +398,15 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _files_of(text: bytes, stage: int) -> dict[str, str]:
     """The digests of the files that a stage wrote, from what it posted. CheckpointError if it could not write them."""
+    must = f"stage {stage} must post what it has written"
     try:
-        word: dict[str, Any] = dict(json.loads(text))
+        word: dict[str, Any] = dict(posts.read(text, must))
         if "failed" not in word:
             return {str(name): str(digest) for name, digest in word["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"stage {stage} must post what it has written, and posted something else") from error
+    except WireError as error:
+        raise CheckpointError(str(error)) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{must}, and posted something else") from error
     raise CheckpointError(f"stage {stage}: {word['failed']}")
 
 

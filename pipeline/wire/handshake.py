@@ -6,7 +6,6 @@ settings; only then it waits for its neighbours. So the stages of a process can 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import MismatchError, WireError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.transport import reaching
 
 ADVISORY = ("torch",)
@@ -39,7 +39,7 @@ class Handshake:
 
     def announce(self, stage: str, boundary: int, configuration: Mapping[str, Any]) -> None:
         """Announce the settings of a stage at one of its boundaries, as JSON values. Never waits."""
-        self._store.set(f"{boundary}/{stage}", json.dumps(configuration))
+        self._store.set(f"{boundary}/{stage}", posts.written(configuration))
 
     def compare(self, stage: str, neighbour: str, boundary: int, configuration: Mapping[str, Any]) -> None:
         """Wait for the announcement of a stage's neighbour, and compare.
@@ -53,11 +53,12 @@ class Handshake:
 
     def tell_training(self, stage: str, trains: bool) -> None:
         """Report to all stages whether anything in a stage trains. Never waits."""
-        self._store.set(f"trains/{stage}", "yes" if trains else "no")
+        self._store.set(f"trains/{stage}", posts.written(trains))
 
     def trains(self, stage: str) -> bool:
         """Whether anything in a stage trains; PeerError if it does not report in time."""
-        return self._wait(f"trains/{stage}", f"waiting for stage {stage} to report whether it trains") == b"yes"
+        word = self._wait(f"trains/{stage}", f"waiting for stage {stage} to report whether it trains")
+        return bool(posts.read(word, f"stage {stage} must report whether it trains"))
 
     def _wait(self, name: str, what: str) -> bytes:
         store = self._store
@@ -73,10 +74,7 @@ class Handshake:
 
 def _read(text: bytes, stage: str) -> dict[str, Any]:
     """What a stage announced. WireError if it is not an object of JSON: a stranger may have written it."""
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"stage {stage} must announce its settings as JSON, but announced something else") from error
+    told = posts.read(text, f"stage {stage} must announce its settings as JSON")
     if not isinstance(told, dict):
         raise WireError(f"stage {stage} must announce its settings as an object, got {type(told).__name__}")
     return told

@@ -17,6 +17,7 @@ from thinwire.launch.run.heartbeat.neighbours import Neighbours
 from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.placement import Placement
 
 CHAIN = Placement({0: 0, 1: 1, 2: 2})
@@ -112,8 +113,8 @@ def heard(alone):
     """The process of stage 0: where it listens, the token of its run, and whom it lost."""
     lost, _ = begin(0)
     store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-    host, port = store.get("0").decode().split()
-    return (host, int(port)), store.get("token"), lost
+    token = posts.read(store.get("token"), "").encode()
+    return tuple(posts.read(store.get("0"), "")), token, lost
 
 
 def test_strangers_are_cut_off_and_change_nothing(heard):
@@ -146,13 +147,13 @@ def test_strangers_are_cut_off_and_change_nothing(heard):
         connection.close()
 
 
-@pytest.mark.parametrize("told", [b"\xff\xfe", b"one", b"127.0.0.1 port", b"\x1b[2J 1 2"])
+@pytest.mark.parametrize("told", [3, "one", ["127.0.0.1", "port"], "\x1b[2J", ["::1", 1 << 70]])
 def test_an_address_that_is_none_is_one_sentence(alone, told):
     """Whoever reaches torchrun's store can write there: the process ended in a traceback."""
     store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-    store.set("token", "0" * 16)
-    store.set("0", told)
-    with pytest.raises(WireError, match="process 0 must send its address, and sent b'") as caught:
+    store.set("token", posts.written("0" * 16))
+    store.set("0", posts.written(told))
+    with pytest.raises(WireError, match="process 0 must send its address, and sent ") as caught:
         begin(1)
     assert str(caught.value).isprintable()
 

@@ -20,6 +20,7 @@ from support.faults.process import Process as Machine
 from support.small_disk import mounted
 from thinwire.compress.stores.marks import MARK, claim
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving import checkpoint
 from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, manifests, step_folder
 
@@ -326,11 +327,11 @@ def test_training_goes_before_the_thread_that_writes(tmp_path):
     assert found == [min(os.nice(0) + 10, 19)]
 
 
-@pytest.mark.parametrize("posted", ["", "[]", "3", "{}", '"failed"', '{"files": []}', "[" * 100_000])
+@pytest.mark.parametrize("posted", ["", [], 3, {}, "failed", {"files": []}])
 def test_a_word_that_is_none_is_one_sentence(tmp_path, posted):
     words = dist.HashStore()
     process = Process(tmp_path / "run", words, stage=0, num_stages=2)
-    words.set("checkpoint/1/1", posted)
+    words.set("checkpoint/1/1", posts.written(posted))
     process.train()
     process.save()
     with pytest.raises(CheckpointError, match="stage 1 must post what it has written, and posted something else"):

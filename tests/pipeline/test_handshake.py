@@ -15,6 +15,7 @@ from torch.distributed.pipelining import (
 from support.processes import run
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire, WireOptions
 from thinwire.pipeline.errors import MismatchError, WireError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.wire.handshake import Handshake
 
 WIDTH, STAGES, STEPS = 6, 4, 2
@@ -98,7 +99,7 @@ def test_no_stage_has_to_connect_first():
     assert run(connected_in_opposite_order, 2) == [True, True]
 
 
-@pytest.mark.parametrize("told", [b"\xff", b"[]", b"3", b"{", b"[" * 100_000])
+@pytest.mark.parametrize("told", [b"\xff", b"{}", posts.written([]), posts.written(3), posts.written({})[:-1]])
 def test_an_announcement_that_is_none_is_one_sentence(alone, told):
     """Whoever reaches torchrun's store can write there: the stage ended in a traceback."""
     group = dist.distributed_c10d._get_default_group()
@@ -106,7 +107,7 @@ def test_an_announcement_that_is_none_is_one_sentence(alone, told):
     handshake._store.set("0/1", told)
     with pytest.raises(WireError, match="stage 1 must announce its settings as"):
         handshake.compare("0", "1", 0, {})
-    handshake._store.set("0/1", b'{"\\u001b[2J": "\\u001b"}')
+    handshake._store.set("0/1", posts.written({"\x1b[2J": "\x1b"}))
     with pytest.raises(MismatchError) as caught:
         handshake.compare("0", "1", 0, {})
     assert "\x1b" not in str(caught.value)

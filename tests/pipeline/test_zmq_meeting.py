@@ -1,6 +1,5 @@
 """Addresses that the rendezvous store gives, and what one does that no socket can connect to."""
 
-import json
 from threading import Thread
 
 import pytest
@@ -9,6 +8,7 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 
 from support.two_meshes import KEYS, LONG, QUICK, STREAM
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.zeromq.meeting import _read
 from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
 
@@ -24,10 +24,10 @@ def test_an_address_that_no_socket_can_connect_to_is_refused(endpoint):
     """The store gave one; then the process could exchange nothing with anybody, and did not end."""
     said = {"endpoint": endpoint, "life": "00" * 16, "keys": KEYS.fingerprint}
     with pytest.raises(WireError, match="process 3 must send its address"):
-        _read(json.dumps(said).encode(), 3, KEYS)
+        _read(posts.written(said).encode(), 3, KEYS)
     for good in ("tcp://127.0.0.1:65535", "tcp://[fd00::1]:80"):
         said["endpoint"] = good
-        assert _read(json.dumps(said).encode(), 3, KEYS).endpoint == good
+        assert _read(posts.written(said).encode(), 3, KEYS).endpoint == good
 
 
 def test_a_process_leaves_although_a_failure_has_left_a_socket_open():

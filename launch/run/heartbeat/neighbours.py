@@ -28,6 +28,7 @@ from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.interfaces import interface_addresses
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
 
@@ -79,17 +80,17 @@ class Neighbours:
         )
         self._listener.setblocking(False)
         self._waiting.register(self._listener, selectors.EVENT_READ)
-        store.set(str(self._rank), f"{address} {self._listener.getsockname()[1]}")
+        store.set(str(self._rank), posts.written([address, self._listener.getsockname()[1]]))
 
     def _call(self, rank: int, store: dist.Store, timeout: float) -> None:
         what = f"process {self._rank} was waiting for the heartbeat of process {rank}"
         with reaching(what):
-            told = store.get(str(rank))
+            told = posts.read(store.get(str(rank)), must := f"process {rank} must send its address")
         try:
-            host, port = told.decode().split()
+            host, port = told
             connection = socket.create_connection((host, int(port)), timeout)
-        except (ValueError, OverflowError) as error:
-            raise WireError(f"process {rank} must send its address, and sent {told[:80]!r}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise WireError(f"{must}, and sent {str(told)[:80]!r}") from error
         except OSError as error:
             raise PeerError(
                 f"{what}, and {host} does not answer at port {port}: {error.strerror or error}; stages must reach all "
@@ -177,6 +178,7 @@ def run_address() -> str:
 def _token(store: dist.Store, rank: int) -> bytes:
     """What every message of this run begins with; process 0 draws it."""
     if rank == 0:
-        store.set("token", secrets.token_hex(_TOKEN_BYTES // 2))
+        store.set("token", posts.written(secrets.token_hex(_TOKEN_BYTES // 2)))
     with reaching(f"process {rank} was waiting for process 0"):
-        return bytes(store.get("token"))
+        token = posts.read(store.get("token"), "process 0 must send the token of the run")
+    return str(token).encode()

@@ -6,7 +6,6 @@ another process of the run, which refuses the connection.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ import zmq
 from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
 from thinwire.pipeline.interfaces import interface_addresses, is_address, parted
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.backends import KEYS_VARIABLE
 from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.processes.zeromq.connections import Patience
@@ -93,7 +93,7 @@ def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: time
         "life": mesh.address.life.hex(),
         "keys": keys.fingerprint,
     }
-    store.set(str(mesh.rank), json.dumps(mine))
+    store.set(str(mesh.rank), posts.written(mine))
     others = [rank for rank in range(count) if rank != mesh.rank]
     with reaching(
         f"process {mesh.rank} was waiting for all {count} processes to say where they listen; each must have "
@@ -105,14 +105,14 @@ def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: time
 
 def _read(text: bytes, rank: int, keys: Keys) -> Address:
     """The address that a process published. WireError if it is not one, MismatchError if the process has other keys."""
+    told = posts.read(text, must := f"process {rank} must send its address")
     try:
-        told = json.loads(text)
         address = Address(str(told["endpoint"]), bytes.fromhex(told["life"]))
         fingerprint = str(told["keys"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError(f"process {rank} must send its address, and sent something else: {error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise WireError(f"{must}, and sent something else: {error}") from error
     if not _is_endpoint(address.endpoint) or len(address.life) != 16:
-        raise WireError(f"process {rank} must send its address, and sent {address.endpoint[:80]!r}")
+        raise WireError(f"{must}, and sent {address.endpoint[:80]!r}")
     if fingerprint != keys.fingerprint:
         raise MismatchError(f"process {rank} has other keys; give every process the same file as wire.keys")
     return address
