@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -114,12 +114,15 @@ class Room:
         """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
         check_space(self._everyone(self._stores()))
 
-    def wait(self, trouble: str | None, unwritten: int) -> bool:
-        """Wait until weights and metrics fit on every disk. False if the run has waited as long as it may. Collective.
+    def wait(self, trouble: str | None, unwritten: int, asked: Callable[[], bool]) -> bool:
+        """Wait until weights and metrics fit on every disk. Collective.
+
+        False if the run has waited as long as it may, or a process was asked to stop.
 
         Args:
             trouble: a sentence that says what this process cannot write, and why; None if it can.
             unwritten: bytes of metrics that are not written yet.
+            asked: whether this process was asked to stop.
         """
         folder = self._recipe.folder.absolute() / "weights"
         nbytes = self._weight_bytes() + unwritten
@@ -136,6 +139,8 @@ class Room:
             # count rounds, not seconds: every process must take the same number of rounds
             self._rounds -= 1
             time.sleep(POLL_SECONDS)
+            if collectives.anyone(self._where, asked()):
+                return False
             metrics = needs_of("metrics", [(unwritten, self._recipe.folder / "new")])
             if not shortages(self._everyone([*metrics, *self._weights(1)])):
                 return True

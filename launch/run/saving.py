@@ -63,7 +63,8 @@ class Saves:
             while trouble := [said for said in collectives.everyone(self._where, mine) if said]:
                 if self._has_weights:
                     saving.discard()
-                if not self._room.wait(mine, self._reporting.unwritten):
+                if not self._room.wait(mine, self._reporting.unwritten, self._resumption.asked):
+                    self.stop_if_asked(done)
                     raise OutputError(trouble)
                 mine = self._write(saving, summary)
             with writing(self._recipe.folder):
