@@ -9,6 +9,9 @@ several boundaries lie between the same two processes, their channels share a li
 Of a candidate with code="entropy" nobody knows the bytes before it has coded something. So the sender of each channel
 keeps a message while compute is measured, and codes it with every such candidate.
 
+Speed is not all: a run with held-out samples scores its choice on one batch of them. While that costs too much, the
+strongest codec of its activations is left out, and it chooses again among milder ones.
+
 All processes gather the same numbers, so all make the same choice. No choice is sent.
 
 Replicas make one choice for all of them: for each channel the strongest codec that one of them needs. At each exchange
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -254,8 +257,12 @@ class Automatic:
         self._laps = [{(stage, channel): seconds for stage, channel, seconds in lap} for lap in laps]
         self.begin_step()
 
-    def switch(self) -> list[Choice]:
+    def switch(self, costly: Callable[[], bool] | None = None) -> list[Choice]:
         """Measure the links, choose codecs, and use them from the next step on; collective, between two steps.
+
+        Args:
+            costly: whether a held-out loss shows that the codecs now in use cost too much; collective. None: nothing
+                is scored.
 
         Raises:
             PeerError: another process is gone or silent.
@@ -265,9 +272,16 @@ class Automatic:
         frames = self._gather_frames()
         measured = Measured(compute=compute, links=self._probe(), microbatches=self._microbatches)
         told = collectives.everyone_across(self._where, _as_json(frames, measured))
-        choices = choose_for_all([_from_json(each) for each in told], self._process_of, self._overlap)
-        self.use(choices)
-        return choices
+        replicas = [_from_json(each) for each in told]
+        while True:
+            choices = choose_for_all(replicas, self._process_of, self._overlap)
+            self.use(choices)
+            chosen = [choice.codec for choice in choices if choice.channel == "activations"]
+            strongest = max(map(self._compression.candidates.index, chosen), default=0)
+            if costly is None or strongest == 0 or not costly():
+                return choices
+            milder = self._compression.candidates[:strongest]
+            replicas = [(_among(milder, frames), measured) for frames, measured in replicas]
 
     def use(self, choices: Sequence[Choice]) -> None:
         """Use the chosen codecs from the next step on; collective, between two steps."""
@@ -339,6 +353,14 @@ class Automatic:
             self._sent[channel.boundary, channel.name] = [
                 None if tensor is None else copy_to_host(some_rows(tensor)) for tensor in tensors
             ]
+
+
+def _among(candidates: Sequence[str], frames: Frames) -> Frames:
+    """The same frames, of these candidates alone for activations."""
+    return {
+        key: {codec: size for codec, size in sizes.items() if key[1] != "activations" or codec in candidates}
+        for key, sizes in frames.items()
+    }
 
 
 def _as_json(frames: Frames, measured: Measured) -> dict[str, Any]:

@@ -130,6 +130,18 @@ class Look:
         return advice(self.scores["on"].loss, self.scores["off"].loss, alone)
 
 
+def score_first(
+    trainer: Trainer,
+    samples: Samples,
+    batches: Callable[[], Iterable[Any]],
+    mask: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[dict[Compression, Score] | None, bool]:
+    """The scores of the first batch, as `evaluate` gives them, and in all processes whether codecs cost too much."""
+    scores = evaluate(trainer, samples, lambda: islice(batches(), 1), mask)
+    costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
+    return scores, collectives.anyone(trainer.placement, costly)
+
+
 def look(
     trainer: Trainer,
     samples: Samples,
@@ -144,15 +156,10 @@ def look(
     Args:
         trainer, samples, batches, mask: as for `evaluate`; no step was taken.
     """
-
-    def first() -> Iterator[Any]:
-        return islice(batches(), 1)
-
     with _without_trace(trainer):
-        scores = evaluate(trainer, samples, first, mask)
-    costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
+        scores, costly = score_first(trainer, samples, batches, mask)
     boundaries = range(trainer.placement.num_stages - 1)
-    if not collectives.anyone(trainer.placement, costly):
+    if not costly:
         return Look(scores, {}) if scores is not None else None
     ends = list(chain.from_iterable(ends.channels for stage in trainer.stages for _, ends in stage.all_ends))
     alone = {}
@@ -160,7 +167,7 @@ def look(
         for end in ends:
             end.bypassed = end.channel.boundary != boundary
         with _apart(trainer), _without_trace(trainer):
-            alone[boundary] = _score(trainer, "eval-on", samples, first(), mask, _Stop(trainer, None))
+            alone[boundary] = _score(trainer, "eval-on", samples, islice(batches(), 1), mask, _Stop(trainer, None))
     for end in ends:
         end.bypassed = False
     return Look(scores, alone) if scores is not None else None

@@ -65,7 +65,8 @@ class Notes:
 
     def choose(self, done: int) -> None:
         """Let auto choose if it has measured enough. Print what it chose, and check the room for its stores."""
-        if not self._choosing.choose(last=done == self._recipe.training.steps):
+        costly = None if self._assembly.prepared.data.held_out is None else self._reporting.costly
+        if not self._choosing.choose(last=done == self._recipe.training.steps, costly=costly):
             return
         for choice in self._choosing.choices:
             self._reporting.say(str(choice))

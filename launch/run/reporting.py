@@ -34,7 +34,7 @@ from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import evaluate, look
+from thinwire.pipeline.evaluation import evaluate, look, score_first
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.record import StepRecord
@@ -107,6 +107,19 @@ class Reporting:
             self.look = found.values()
             said = f"one held-out batch before training, compression {scores_in_words(found.scores)}"
             show_notes([said, *filter(None, [found.advice])])
+
+    def costly(self) -> bool:
+        """Score the codecs that auto chose on one held-out batch; whether they cost too much. Collective."""
+        held_out, size = self._prepared.data.held_out, self._recipe.pipeline.pass_size
+        assert held_out is not None, "it is asked for only with held-out samples"
+        with self.times.spent_on("evaluation"):
+            scores, costs = score_first(
+                self._trainer, held_out, lambda: evaluation_batches(len(held_out), size), mask_padding
+            )
+        if scores is not None:
+            said = f"auto: one held-out batch with its choice, compression {scores_in_words(scores)}"
+            self.say(said + ("; that costs too much, so auto takes milder activations" if costs else ""))
+        return costs
 
     @contextmanager
     def live(self) -> Iterator[None]:

@@ -181,26 +181,31 @@ AUTO = {"activations": "auto", "gradients": "auto", "candidates": CANDIDATES}
 AFTER, STEPS = 2, 6
 
 
-def train(rank, options, speed):
+def train(rank, options, speed, costly=None):
     """Train, choosing after two steps over links of a given speed; what each process saw."""
     automatic.probe = lambda source, target, group: speed if rank < 2 else SLOW
     trainer = make_trainer(rank, steps=STEPS, **options)
     pipeline = PipelineOptions(schedule=options["schedule"], num_stages=options["num_stages"])
     compression = CompressionOptions(**options["compression"])
     chooser = Automatic(trainer.stages, trainer.placement, compression, pipeline)
-    losses, bytes_of_steps, choices = [], [], []
+    losses, bytes_of_steps, choices, tried = [], [], [], []
+
+    def score():
+        tried.append(str(trainer.stages[0].wire.compression.method(0, "activations")))
+        return tried[-1] in costly
 
     def after(record):
         losses.append(record.loss)
         bytes_of_steps.append(record.bytes)
         chooser.end_step()
         if record.step + 1 == AFTER:
-            choices.extend(chooser.switch())
+            choices.extend(chooser.switch(None if costly is None else score))
         chooser.begin_step()
 
     trainer.train(after)
     digests = {stage.stage_index: stage.digests() for stage in trainer.stages}
     collectives.compare(trainer.placement, digests)
+    assert costly is None or tried == CANDIDATES[: -len(costly) - 2 : -1]
     return losses, bytes_of_steps, codecs(choices), digests
 
 
@@ -250,6 +255,15 @@ def test_a_replica_with_slow_links_decides_for_all():
     assert [chosen for _, _, chosen, _ in found] == [wanted] * 4
     assert all(math.isfinite(loss) for losses, *_ in found for loss in losses if loss is not None)
     assert found[0][3].keys() == found[2][3].keys() == {0}, "stage 0 keeps buffers in both"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("costly", "activation"), [((), "ef21(q(4))"), (("ef21(q(4))",), "q(8)")])
+def test_a_candidate_that_costs_too_much_on_held_out_samples_is_left_out_for_activations(costly, activation):
+    options = {"schedule": "gpipe", "num_stages": 2, "compression": AUTO}
+    for _, _, chosen, digests in processes.run(train, 2, options, SLOW, costly):
+        assert chosen == {(0, "activations"): activation, (0, "gradients"): "ef21(q(4))"}
+        assert any("activations" in name for ends in digests.values() for name in ends) != bool(costly)
 
 
 @pytest.mark.slow

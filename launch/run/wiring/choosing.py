@@ -6,7 +6,7 @@ neither: boundaries lie elsewhere, and a process computes other stages. So it me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -82,14 +82,17 @@ class Choosing:
         if self._automatic is not None:
             self._automatic.end_step()
 
-    def choose(self, *, last: bool) -> bool:
-        """After the last measured step, choose, unless it is the last of all; whether that was now. Collective then."""
+    def choose(self, *, last: bool, costly: Callable[[], bool] | None) -> bool:
+        """After the last measured step, choose, unless it is the last of all; whether that was now. Collective then.
+
+        `costly` is as for `Automatic.switch`.
+        """
         if self._automatic is None:
             return False
         self._automatic.begin_step()
         if self._automatic.steps_measured < self._steps or last:
             return False
-        self.choices = self._automatic.switch()
+        self.choices = self._automatic.switch(costly)
         self._automatic = None
         return True
 
