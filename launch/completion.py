@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from thinwire.launch.cli import COMMANDS
-from thinwire.launch.run import recipe
+from thinwire.launch.run.fields import explained
 from thinwire.launch.run.recipe import SHORT_OPTIONS, Recipe, packaged
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
@@ -65,24 +65,10 @@ def _add_recipe(parser: ArgumentParser) -> None:
     for option in SHORT_OPTIONS:
         if option not in known:
             parser.add_argument(option, help="short for other options; see --help")
-    for action in _recipe_actions():
-        if not known.keys() & set(action.option_strings):
-            help_ = (action.help or "").replace("%", "%%")
-            parser.add_argument(*action.option_strings, help=help_, choices=_choices(action.dest))
-
-
-@cache
-def _recipe_actions() -> list[Action]:
-    return [action for action in recipe.make_parser("thinwire train")._actions if action.option_strings]
-
-
-@cache
-def _choices(field: str) -> Sequence[str] | None:
-    """The values of a field of a recipe, if there are only a few."""
-    kind: Any = Recipe
-    for name in field.split("."):
-        kind = get_type_hints(kind).get(name) if isinstance(kind, type) else None
-    return get_args(kind) if get_origin(kind) is Literal else None
+    for _, name, kind, _, said in explained(Recipe):
+        if f"--{name}" not in known:
+            choices = get_args(kind) if get_origin(kind) is Literal else None
+            parser.add_argument(f"--{name}", help=said.replace("%", "%%"), choices=choices)
 
 
 def _complete_values(action: Action) -> None:

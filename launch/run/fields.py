@@ -1,22 +1,23 @@
-"""The fields of a recipe by dotted name, such as `training.steps`: of the class, and of a recipe's values.
+"""The fields of dataclasses, such as those of a recipe or a study: their dotted names, and their values from YAML.
 
-Which fields change nothing in a run's numbers, what is wrong with a value, and what a misspelt option means: `--lr`
-means `--optimizer.lr`.
+`converted` walks the types of all fields once. What does not fit is a sentence each, and all are found at once.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+import ast
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from thinwire.errors.names import did_you_mean
-
-UNRECOGNIZED = "unrecognized arguments: "
-"""The start of argparse's message about unknown options."""
+from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.pipeline.errors import OptionsError
 
 WITHOUT_EFFECT = (
     "name",
@@ -33,16 +34,44 @@ WITHOUT_EFFECT = (
     "data.outline",
     "replicas.meeting",
 )
-"""Fields that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
+"""Fields of a recipe that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
+
+Values = dict[Any, Any]
+"""The values of a dataclass by field; those of dataclasses in it are such groups themselves."""
+
+_MOST_UNKNOWN = 5
+"""More unknown fields than this are one sentence: the file is about something else."""
+
+_CLOSING = {"{": "}", "[": "]"}
 
 
 def names_of(group: type[Any], prefix: str = "") -> Iterator[str]:
     """The names of all fields of a dataclass and of the dataclasses in it, as options spell them."""
     for name, kind in get_type_hints(group).items():
-        if _is_group(kind):
+        if is_group(kind):
             yield from names_of(kind, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def explained(group: type[Any], prefix: str = "") -> Iterator[tuple[str, str, Any, Any, str]]:
+    """Each field of a dataclass and of those in it: its group's title, dotted name, type, default and sentence."""
+    tree = ast.parse(Path(str(sys.modules[group.__module__].__file__)).read_text())
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == group.__name__]
+    said = {
+        node.target.id: " ".join(str(below.value.value).split())
+        for node, below in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+    hints = get_type_hints(group)
+    for field in fields(group):
+        if is_group(hints[field.name]):
+            yield from explained(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            title = str(group.__doc__).partition("\n")[0].rstrip(".")
+            yield title, f"{prefix}{field.name}", hints[field.name], default, said.get(field.name, "")
 
 
 def is_among(name: str, fields: Collection[str]) -> bool:
@@ -59,141 +88,200 @@ def values_of(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def misfits(given: Mapping[Any, Any], group: type[Any], prefix: str = "") -> list[str]:
-    """One sentence for each unknown field, and for each value that stands where a group of fields is needed."""
-    kinds = get_type_hints(group)
-    mistakes = []
-    for name, value in given.items():
-        if name in kinds:
-            mistakes += _misfit(value, kinds[name], f"{prefix}{name}")
-        else:
-            known = ", ".join(prefix + known for known in kinds)
-            mistakes.append(f"there is no field {prefix}{name}{did_you_mean(str(name), kinds)}; known: {known}")
-    return mistakes
-
-
-def _misfit(value: Any, kind: Any, name: str) -> list[str]:
-    if (each := _by_number(kind)) and isinstance(value, dict):
-        return [mistake for number, inner in value.items() for mistake in _misfit(inner, each, f"{name}.{number}")]
-    if not _is_group(kind):
-        return []
-    if isinstance(value, dict):
-        return misfits(value, kind, f"{name}.")
-    return [f"{name} must {_hold(kind)}, got {value!r}"]
-
-
-def sentence(text: str, prog: str, recipe: type[Any]) -> str:
-    """A message of jsonargparse about an option of a recipe, in plainer words.
-
-    Args:
-        text: the message, as one line.
-        prog: the command.
-        recipe: the dataclass.
-    """
-    if unknown := _unknown_options(text, tuple(names_of(recipe))):
-        return f"{unknown}; see {prog} --help"
-    if group := re.match(r'Parser key "(\w+)": Unable to load config (\S+)', text):
-        first = next(name for name in names_of(recipe) if name.startswith(f"{group[1]}."))
-        return (
-            f"--{group[1]} must be followed by a dot and a field, such as --{first}, got {group[2]}; see {prog} --help"
-        )
-    if run := re.match(r"unrecognized arguments: (\S+)/recipe\.yaml", text):
-        return f"RECIPE must be left out beside --resume {run[1]}, which takes that of the run; see {prog} --help"
-    plain = re.sub(_KEY, r"\1: ", text)
-    return _of_field(text, recipe) or f"{plain}; see {prog} --help"
-
-
-_KEY = r'Parser key "([\w.]+)": '
-
-
-def _of_field(text: str, group: type[Any]) -> str | None:
-    """What is wrong with the value of a field of a group; None if the text says something else."""
-    if not (key := re.match(_KEY, text)):
-        return None
-    name, told, kind = key[1], text[key.end() :], _kind(group, key[1])
-    if each := _by_number(kind):
-        return f"{name}{_of_groups(told, each)}"
-    if config := re.match(rf'Unable to load config (\S+)(?:.* - (Parser key "{name}\..*))?', told):
-        return _of_field(config[2], group) if config[2] else f"{name} must {_hold(kind)}, got {config[1]}"
-    misfit = re.fullmatch(r".*Expected an? .*(?:Got|Given) value: ?(.*)", told)
-    if misfit is None:
-        return None
-    if beneath := re.match(r"NestedArg\(key='([\w.]+)'", misfit[1]):
-        return f"there is no field {name}.{beneath[1]}: {name} must be {_words(kind)}, and has no fields"
-    got = misfit[1] if len(misfit[1]) <= 200 else f"{misfit[1][:200]}..."
-    hint = did_you_mean(got.strip("'\""), get_args(kind)) if get_origin(kind) is Literal else ""
-    if got.startswith(("{", "[")) and got.count(got[0]) != got.count(_CLOSING[got[0]]):
-        hint = f"; a {_CLOSING[got[0]]} is missing"
-    return f"{name} must be {_words(kind)}, got {got or 'nothing'}{hint}"
-
-
-_CLOSING = {"{": "}", "[": "]"}
-
-
-def _of_groups(told: str, each: type[Any]) -> str:
-    """What is wrong in groups by number, each of a class: the end of a sentence that begins with their field."""
-    within = re.sub(r"^Problem with given class_path \S+ ", "", told)
-    if option := re.match(r"(?:Group '(\w+)' does not accept option|Option) '(\w+)'", within):
-        known = get_type_hints(_kind(each, option[1]) if option[1] else each)
-        whose = f"{option[1]} has" if option[1] else "there is"
-        return f": {whose} no field {option[2]}{did_you_mean(option[2], known)}; known: {', '.join(known)}"
-    if inner := _of_field(within, each):
-        return f": {inner}"
-    got = re.search(r"(?:value|string|base 10): (?!Namespace)([\w'.+-]+)", told)
-    first = next(iter(get_type_hints(each)))
-    return f" must be groups of fields by number, such as {{1: {{{first}: ...}}}}{f', got {got[1]}' if got else ''}"
-
-
-def _kind(group: type[Any], field: str) -> Any:
-    """The type of a field by its dotted name."""
-    kind: Any = group
-    for name in field.split("."):
-        kind = get_type_hints(kind)[name]
-    return kind
-
-
-def _by_number(kind: Any) -> type[Any] | None:
-    """The class of the groups, if a field holds groups of fields by number."""
-    values = get_args(kind)[1:] if get_origin(kind) is dict else ()
-    return values[0] if values and _is_group(values[0]) else None
-
-
-def _is_group(kind: Any) -> TypeGuard[type[Any]]:
+def is_group(kind: Any) -> TypeGuard[type[Any]]:
+    """Whether a type is a dataclass."""
     return isinstance(kind, type) and is_dataclass(kind)
 
 
-def _hold(group: type[Any]) -> str:
-    """What a group must do, in words."""
-    return f"hold fields, such as {next(iter(get_type_hints(group)))}"
+def read_fields(group: type[Any], values: Mapping[Any, Any], where: str) -> Any:
+    """An instance of a dataclass. OptionsError with a sentence for each mistake; `where` begins all of them."""
+    mistakes: list[str] = []
+    read = converted(group, values, "", mistakes)
+    if mistakes:
+        raise OptionsError([f"{where}: {mistake}" for mistake in mistakes])
+    return build(group, read)
 
 
-def _words(kind: Any) -> str:
-    """The type of a field, in words."""
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if isinstance(kind, UnionType):
-        words = [_words(choice) for choice in get_args(kind)]
-        return (", or " if "," in "".join(words) else " or ").join(words)
-    if get_origin(kind) is dict:
+def build(kind: Any, value: Any) -> Any:
+    """The instances of dataclasses in values that `converted` gives; their own checks may raise."""
+    if isinstance(value, list):
+        return [build(get_args(kind)[0], one) for one in value] if get_origin(kind) is list else value
+    if not isinstance(value, dict):
+        return value
+    group = _holding(kind)
+    if is_group(group):
+        hints = get_type_hints(group)
+        return group(**{name: build(hints[name], one) for name, one in value.items()})
+    return {key: build(get_args(group)[1], one) for key, one in value.items()} if get_args(group) else value
+
+
+def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
+    """A value as its type says; a dataclass stays a group of values.
+
+    Args:
+        kind: the type of the field.
+        value: from YAML, or the text of an option.
+        name: the field's dotted name; empty for the outermost group.
+        mistakes: gets a sentence for each value that does not fit, unknown field, and missing one.
+    """
+    if kind is Any:
+        return value
+    origin, inside = get_origin(kind), get_args(kind)
+    if _is_union(kind) and not (isinstance(value, Mapping) and is_group(_holding(kind))):
+        for part in sorted(inside, key=lambda part: part is not NoneType):
+            wrong: list[str] = []
+            fits = converted(part, value, name, wrong)
+            if not wrong:
+                return fits
+        mistakes.append(_misfit(kind, value, name))
+        return value
+    read = _parsed(value) if isinstance(value, str) and kind is not str and origin is not Literal else value
+    if is_group(group := _holding(kind)):
+        return _group(group, read, name, mistakes)
+    if origin is list and isinstance(read, list):
+        return [converted(inside[0], one, f"{name}.{index}", mistakes) for index, one in enumerate(read)]
+    if origin is tuple and isinstance(read, list | tuple) and len(read) == len(inside):
+        return tuple(converted(part, one, name, mistakes) for part, one in zip(inside, read, strict=True))
+    if origin is dict and isinstance(read, Mapping):
+        keys = [_key(kind, key, name, mistakes) for key in read]
+        return {
+            key: converted(inside[1], one, f"{name}.{key}", mistakes)
+            for key, one in zip(keys, read.values(), strict=True)
+        }
+    if origin is Literal:
+        read = {True: "on", False: "off"}.get(read, read) if isinstance(read, bool) else read  # YAML's own words
+        if read in inside:
+            return read
+    if kind is float and type(read) is int and abs(read) < 1e300:
+        return float(read)
+    if origin is not None or type(read) is not kind:
+        mistakes.append(_misfit(kind, value, name))
+    return read
+
+
+def _group(group: type[Any], values: Any, name: str, mistakes: list[str]) -> Any:
+    """The values of a dataclass."""
+    hints, prefix = get_type_hints(group), f"{name}." if name else ""
+    if not isinstance(values, Mapping):
+        mistakes.append(f"{name} must hold fields, such as {next(iter(hints))}, got {values!r}")
+        return values
+    unknown, known = [given for given in values if given not in hints], ", ".join(prefix + known for known in hints)
+    if len(unknown) > _MOST_UNKNOWN:
+        mistakes.append(f"{len(unknown)} fields are unknown, such as {prefix}{unknown[0]}; known: {known}")
+        return values
+    below = f"; options of a recipe stand below {prefix}options" if "options" in hints else ""
+    for given in unknown:
+        mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}{below}; known: {known}")
+    for field in fields(group):
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            mistakes.append(f"{prefix}{field.name} is missing")
+    return {
+        given: converted(hints[given], value, f"{prefix}{given}", mistakes)
+        for given, value in values.items()
+        if given in hints
+    }
+
+
+def _key(kind: Any, key: Any, name: str, mistakes: list[str]) -> Any:
+    """A key of a dict as its type says."""
+    wrong: list[str] = []
+    read = converted(get_args(kind)[0], key, name, wrong)
+    if wrong:
+        mistakes += [f"{name} must be {words(kind)}, got {key!r}"] if get_args(kind)[0] is int else wrong
+    return read
+
+
+def _parsed(text: str) -> Any:
+    """What a text means as YAML; the text itself if it is none."""
+    try:
+        return load_yaml(text, "") if text.strip() else text
+    except OptionsError:
+        return text
+
+
+def _misfit(kind: Any, value: Any, name: str) -> str:
+    """A sentence about a value of another type."""
+    got = str(value) or "nothing"
+    hint = did_you_mean(got, get_args(kind)) if get_origin(kind) is Literal else ""
+    if isinstance(value, str) and (closing := _CLOSING.get(got[0])) and got.count(got[0]) != got.count(closing):
+        hint = f"; a {closing} is missing"
+    return f"{name} must be {words(kind)}, got {got if len(got) <= 200 else f'{got[:200]}...'}{hint}"
+
+
+def words(kind: Any) -> str:
+    """A type as people say it."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(inside)}"
+    if _is_union(kind):
+        parts = [words(part) for part in inside]
+        return (", or " if "," in "".join(parts) else " or ").join(parts)
+    if origin is dict and is_group(inside[1]) and inside[0] is int:
+        return f"groups of fields by number, such as {{1: {{{next(iter(get_type_hints(inside[1])))}: ...}}}}"
+    if origin is dict:
         return "fields with values, such as {name: 4}"
-    if get_origin(kind) is list:
-        numbers = get_args(kind) in ((int,), (float,))
-        return "a list of numbers, such as [1, 2]" if numbers else "a list of words, such as [a, b]"
-    if get_origin(kind) is tuple:
-        return f"a list of {len(get_args(kind))} numbers"
+    if origin is list:
+        lists = {int: "a list of numbers, such as [1, 2]", str: "a list of words, such as [a, b]"}
+        return lists.get(int if inside[0] is float else inside[0], "a list")
+    if origin is tuple:
+        return f"a list of {len(inside)} numbers"
     said = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-    return said.get(kind, str(kind))
+    return said.get(kind, "a group of fields")
 
 
-def _unknown_options(text: str, known: Sequence[str]) -> str | None:
-    """A sentence about each unknown option, with a suggestion; None if the text names no option."""
-    given = [word.partition("=")[0] for word in text.removeprefix(UNRECOGNIZED).split() if word.startswith("--")]
-    if not text.startswith(UNRECOGNIZED) or not given:
-        return None
-    return "; ".join(f"there is no option {option}{_meant(option.removeprefix('--'), known)}" for option in given)
+def _holding(kind: Any) -> Any:
+    """The type that holds fields, of one that may be null too; any other type as it is."""
+    return next((part for part in get_args(kind) if is_group(part)), kind) if _is_union(kind) else kind
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def steps_to(group: type[Any], name: str) -> list[tuple[Any, Any]]:
+    """The keys that lead to a field by its dotted name, each with the type of what it holds; None where there is none.
+
+    Behind a dict any field may stand, because which there are is only known with the values.
+    """
+    kind: Any = group
+    found, behind = list[tuple[Any, Any]](), False
+    for part in name.split("."):
+        key: Any = part
+        if is_group(kind):
+            kind = get_type_hints(kind).get(part, Any if behind else None)
+        elif (mapping := _mapping(kind)) is not None:
+            key_kind, kind = get_args(mapping)
+            key, behind = int(part) if key_kind is int and part.isdecimal() else part, True
+        elif kind is not Any:
+            kind = None
+        found.append((key, kind))
+    return found
+
+
+def _mapping(kind: Any) -> Any:
+    """The dict that a type is, or may be; None if it is none."""
+    return next((part for part in (kind, *get_args(kind)) if get_origin(part) is dict), None)
+
+
+def put(values: Values, group: type[Any], name: str, given: Any) -> None:
+    """Set a field of a dataclass's values by its dotted name to what an option gives; fields of a group in braces."""
+    steps = steps_to(group, name)
+    kind = steps[-1][1]
+    read = given
+    if isinstance(given, str) and (kind is Any or is_group(kind) or (_mapping(kind) and given.startswith("{"))):
+        read = _parsed(given)
+    if is_group(kind) and isinstance(read, dict):
+        for inner, value in read.items():
+            put(values, group, f"{name}.{inner}", value)
+        return
+    for key, _ in steps[:-1]:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[steps[-1][0]] = read
+
+
+def meant(name: str, known: Collection[str]) -> str:
     """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields.
 
     Of fields of this name, those in groups within groups are named only if there are no others.

@@ -10,7 +10,7 @@ import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,7 @@ def what_is_left(recipe: Recipe) -> str:
     return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run"
 
 
-def early_refusal(suffix: str = "") -> Callable[[Any], None]:
+def early_refusal(suffix: str = "") -> Callable[[Mapping[str, Any]], None]:
     """Refuses a run whose folder another run holds, or has used, by its options alone: their checks import torch.
 
     A folder that only a recipe's name says has a `suffix`.
@@ -153,13 +153,14 @@ def early_refusal(suffix: str = "") -> Callable[[Any], None]:
     The function raises OptionsError. A smoke run, which names its own folder, is left for later.
     """
 
-    def refuse(options: Any) -> None:
-        if options.debug.smoke:
+    def refuse(values: Mapping[str, Any]) -> None:
+        if values.get("debug", {}).get("smoke"):
             return
-        folder = Path(options.output or f"runs/{options.name}{suffix}")
-        checkpoints = Path(options.checkpoint.folder or folder / "checkpoints")
+        folder = Path(values.get("output") or f"runs/{values.get('name', 'unnamed')}{suffix}")
+        checkpoint = values.get("checkpoint", {})
+        checkpoints = Path(checkpoint.get("folder") or folder / "checkpoints")
         try:
-            if refusal := _replacing(folder, checkpoints, options.checkpoint.resume):
+            if refusal := _replacing(folder, checkpoints, checkpoint.get("resume", "auto")):
                 raise OptionsError(refusal)
             if folder.is_dir():
                 os.close(_locked(folder, alone=False))

@@ -1,7 +1,7 @@
 """A recipe: all settings of a run, as one tree of dataclasses. It comes from a packaged name or file, and from options.
 
-jsonargparse makes the options, their help and the checks of types from the dataclasses. Mistakes of several parts are
-gathered here and raised together, before any process group starts.
+The dataclasses give the options, their help and the checks of types. Mistakes of several parts are gathered here and
+raised together, before any process group starts.
 """
 
 from __future__ import annotations
@@ -10,22 +10,31 @@ import json
 import math
 import re
 import sys
-from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.fields import misfits, sentence
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, check_inline, load_yaml
+from thinwire.launch.run.fields import (
+    Values,
+    build,
+    converted,
+    explained,
+    is_group,
+    meant,
+    names_of,
+    put,
+    steps_to,
+    words,
+)
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, load_yaml
+from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -165,11 +174,9 @@ def packaged_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
 
 
-@cache
-def make_parser(prog: str) -> ArgumentParser:
-    """A parser with an option for every field of a recipe, under its dotted name."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(
+def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parser:
+    """A parser that knows and explains an option for every field of a recipe, under its dotted name."""
+    parser = Parser(
         prog=prog,
         usage=f"{prog} RECIPE [--option value ...]",
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
@@ -181,44 +188,42 @@ def make_parser(prog: str) -> ArgumentParser:
         "--max-restarts N is short for --checkpoint.restarts N. "
         "--smoke is short for --debug.smoke true: a run of three steps that tries every part.",
         allow_abbrev=False,
-        exit_on_error=False,
     )
-    parser.add_argument("recipe", metavar="RECIPE", type=str, help="packaged name or path of a YAML file")
-    # each part by its class: jsonargparse would build a default to look into, and its checks import torch
-    parts = {name: kind for name, kind in get_type_hints(Recipe).items() if is_dataclass(kind)}
-    parser.add_class_arguments(Recipe, None, skip=set(parts))
-    for name, kind in parts.items():
-        parser.add_class_arguments(kind, name)
+    parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
+    titles: dict[str, Any] = {}
+    for title, name, kind, default, said in explained(group, prefix):
+        if title not in titles:
+            titles[title] = parser.add_argument_group(title)
+        sentence = f"{said} ({words(kind)}, default: {default})".replace("%", "%%")
+        titles[title].add_argument(f"--{name}", metavar="VALUE", help=sentence)
     return parser
 
 
 def parse(
-    argv: Sequence[str], prog: str = "thinwire train", before: Callable[[Namespace], None] = lambda options: None
+    argv: Sequence[str], prog: str = "thinwire train", before: Callable[[Values], None] = lambda values: None
 ) -> Recipe:
-    """Parse a command line into a recipe. `before` sees the options before their checks, which import torch.
+    """Parse a command line into a recipe. `before` sees the values before their checks, which import torch.
 
     Raises:
         OptionsError: the recipe is not found, an option is unknown or has a value of the wrong type, or parts do not
             fit together. One error names as many mistakes as possible.
         SystemExit: --help was given.
     """
-    parser = make_parser(prog)
-    arguments = _one_length([_underscored(argument) for argument in _spelled_out(argv)])
-    check_inline(arguments)
-    try:
-        named = parser.parse_args(arguments).recipe  # it may stand anywhere among the options
-        base = parser.parse_object({"recipe": named, **_counted_alike(_load(named), arguments)})
-        values = parser.parse_args(arguments, namespace=base)
-    except ArgumentError as error:
-        raise OptionsError(sentence(" ".join(str(error).split()), prog, Recipe)) from error
-    except RecursionError as error:
-        raise OptionsError("a value among the options is nested too deeply; write it with fewer brackets") from error
-    if mistakes := misfits({name: value for name, value in values.as_dict().items() if name != "recipe"}, Recipe):
+    named, options = read_options(argv, prog)
+    values, mistakes = _load(named), list[str]()
+    for name, text in options:
+        if name in ("replicas.count", "clients.count") and text == "1":
+            values[name.partition(".")[0]] = {}  # of one replica, or one client, a recipe says nothing else
+        elif name == "training.steps" and isinstance(values.get("training"), dict):
+            values["training"].pop("epochs", None)
+        put(values, Recipe, name, text)
+    values = converted(Recipe, values, "", mistakes)
+    if mistakes:
         raise OptionsError(mistakes)
     before(values)
     # the checks need torch
     with telling("importing torch") if "torch" not in sys.modules else nullcontext():
-        wanted = _instantiate(parser, values)
+        wanted = _instantiate(values)
     if not wanted.debug.smoke:
         return wanted
     from thinwire.launch.run.smoke import smoke
@@ -231,13 +236,14 @@ def dump(recipe: Recipe) -> str:
     return yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False, allow_unicode=True)
 
 
-def _instantiate(parser: ArgumentParser, values: Namespace) -> Recipe:
+def _instantiate(values: Values) -> Recipe:
     """Build every part and gather the mistakes of all parts; without mistakes, build the recipe."""
-    parts: dict[str, Any] = {}
+    parts, kinds = dict[str, Any](), get_type_hints(Recipe)
     mistakes: list[str] = []
     for name in (part.name for part in fields(Recipe)):
         try:
-            parts[name] = getattr(parser.instantiate(Namespace({name: values[name]})), name)
+            if name in values or is_group(kinds[name]):
+                parts[name] = build(kinds[name], values.get(name, {}))
         except OptionsError as error:
             mistakes += error.mistakes
         except ModelError as error:
@@ -274,65 +280,81 @@ def _load(named: str) -> dict[str, Any]:
     loaded = load_yaml(text, str(path))
     if not isinstance(loaded, dict):
         raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
-    if mistakes := misfits(loaded, Recipe):
+    mistakes: list[str] = []
+    read = converted(Recipe, loaded, "", mistakes)
+    if mistakes:
         raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
-    return {"name": path.stem, **loaded}
-
-
-def _counted_alike(loaded: dict[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """The fields of the recipe, without those that an option makes useless.
-
-    `--training.steps` replaces the recipe's epochs; `--replicas.count 1` all that it says of replicas, and
-    `--clients.count 1` all of clients.
-    """
-    spelled = " ".join(arguments).replace("=", " ") + " "
-    loaded = {name: {} if f"--{name}.count 1 " in spelled else value for name, value in loaded.items()}
-    given = {argument.partition("=")[0] for argument in arguments}
-    if "--training.steps" not in given or not isinstance(loaded.get("training"), dict):
-        return loaded
-    return {**loaded, "training": {name: value for name, value in loaded["training"].items() if name != "epochs"}}
-
-
-def _one_length(arguments: list[str]) -> list[str]:
-    """The arguments, without `--training.epochs` before the last `--training.steps`: of the two, the later counts."""
-    names = [argument.partition("=")[0] for argument in arguments]
-    if "--training.steps" not in names:
-        return arguments
-    last = len(names) - 1 - names[::-1].index("--training.steps")
-    dropped = {at for at, name in enumerate(names[:last]) if name == "--training.epochs"}
-    dropped |= {at + 1 for at in dropped if "=" not in arguments[at]}
-    return [argument for at, argument in enumerate(arguments) if at not in dropped]
+    return {"name": path.stem, **read}
 
 
 SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")
-"""Options that stand for one or more fields; `_spelled_out` replaces them."""
+"""Options that stand for one or more fields; `read_options` replaces them."""
 
 
-def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--codec A/G`, `--trace`, `--smoke` and others replaced by the full options."""
-    arguments: list[str] = []
+def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, str]]]:
+    """RECIPE, and the fields that options set, in their order: dotted names with texts."""
+    found: list[tuple[str, str]] = []
+    free: list[str] = []
+    resumed, wrong = "", list[str]()
     rest = iter(argv)
     for argument in rest:
-        option, equals, given = argument.partition("=")
-        if option == "--codec":
-            arguments += _both_channels(given if equals else next(rest, ""))
+        option, equals, text = argument.partition("=")
+        name = option[2:].replace("-", "_")
+        if argument in ("-h", "--help") or name.endswith(".help"):
+            group = Recipe if argument in ("-h", "--help") else get_args(steps_to(Recipe, name[:-5])[-1][1])[1]
+            make_parser(prog, group, name[:-4] if group is not Recipe else "").print_help()
+            raise SystemExit(0)
+        if not option.startswith("--"):
+            free.append(argument)
+        elif argument in _FLAGS:
+            found.append(_FLAGS[argument])
         elif option == "--trace":
-            arguments.append(f"--debug.trace={given if equals else TRACED}")
-        elif option == "--max-restarts":
-            arguments += ["--checkpoint.restarts", given if equals else next(rest, "")]
-        elif argument == "--smoke":
-            arguments.append("--debug.smoke=true")
-        elif argument == "--overwrite":
-            arguments.append("--checkpoint.resume=never")
-        elif option == "--resume":
-            arguments += _resuming(given if equals else next(rest, ""))
+            found.append(("debug.trace", text if equals else str(TRACED)))
+        elif option not in ("--codec", "--max-restarts", "--resume") and steps_to(Recipe, name)[-1][1] is None:
+            wrong.append(_unknown(option, name))
         else:
-            arguments.append(argument)
-    return arguments
+            text = text if equals else next(rest, "--")
+            if text.startswith("--") and option == "--codec":
+                raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
+            if text.startswith("--") and not equals:
+                raise OptionsError(f"argument {option}: expected one argument; see {prog} --help")
+            if option == "--codec":
+                channels = [f"compression.{channel}" for channel in CHANNELS]
+                found += zip(channels, split_pair(text), strict=True)
+            elif option == "--resume":
+                resumed = text
+                found += [("output", text), ("checkpoint.resume", "always")]
+            elif is_group(kind := steps_to(Recipe, name)[-1][1]) and not text.startswith("{"):
+                first = next(names_of(kind))
+                wrong.append(f"{option} must be followed by a dot and a field, such as {option}.{first}, got {text!r}")
+            else:
+                found.append(("checkpoint.restarts" if option == "--max-restarts" else name, text))
+    if wrong:
+        raise OptionsError(f"{'; '.join(wrong)}; see {prog} --help")
+    if resumed and free:
+        raise OptionsError(
+            f"RECIPE must be left out beside --resume {resumed}, which takes that of the run; see {prog} --help"
+        )
+    if not free and not resumed:
+        raise OptionsError(f"the following arguments are required: recipe; see {prog} --help")
+    if len(free) > 1:
+        raise OptionsError(f"unrecognized arguments: {' '.join(free[1:])}; see {prog} --help")
+    return _recipe_of(resumed) if resumed else free[0], found
 
 
-def _resuming(run: str) -> list[str]:
-    """The arguments for --resume: the recipe of a run, and its folder as the output."""
+_FLAGS = {"--smoke": ("debug.smoke", "true"), "--overwrite": ("checkpoint.resume", "never")}
+
+
+def _unknown(option: str, name: str) -> str:
+    """A sentence about an option that no field has."""
+    above = name.rpartition(".")[0]
+    if above and (kind := steps_to(Recipe, above)[-1][1]) is not None and not is_group(kind):
+        return f"there is no field {name}: {above} must be {words(kind)}, and has no fields"
+    return f"there is no option {option}{meant(option[2:], tuple(names_of(Recipe)))}"
+
+
+def _recipe_of(run: str) -> str:
+    """The recipe of a run that --resume names."""
     recipe = Path(run, "recipe.yaml")
     if (said := stray(recipe)) is not None:
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {said}")
@@ -340,21 +362,8 @@ def _resuming(run: str) -> list[str]:
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
     folder = Path(run).absolute()
     if re.fullmatch(r"replica-\d+", folder.name) and (folder.parent / "recipe.yaml").is_file():
-        replicas = dict(_load(str(recipe)).get("replicas") or {})
+        replicas = _load(str(recipe)).get("replicas", {})
         # a replica on a host of its own has the whole run of this host, under any name
         if replicas.get("membership") == "elastic" and replicas.get("number") is None:
             raise OptionsError(f"--resume must name the folder of the whole run, {folder.parent}, got {run}")
-    return [str(recipe), "--output", run, "--checkpoint.resume", "always"]
-
-
-def _both_channels(pair: str) -> list[str]:
-    if not pair:
-        raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
-    expressions = zip(CHANNELS, split_pair(pair), strict=True)
-    return [part for channel, expression in expressions for part in (f"--compression.{channel}", expression)]
-
-
-def _underscored(argument: str) -> str:
-    """The argument with underscores in the name of the option: --save-every=3 becomes --save_every=3."""
-    option, equals, value = argument.partition("=")
-    return option.replace("-", "_").replace("__", "--", 1) + equals + value if option.startswith("--") else argument
+    return str(recipe)

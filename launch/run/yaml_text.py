@@ -5,7 +5,7 @@ Nothing is built before the length of the text, its depth and its number of valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from typing import Any
 
 import yaml
@@ -35,22 +35,6 @@ def load_yaml(text: str, where: str) -> Any:
         if isinstance(error, OptionsError):
             raise
         raise OptionsError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
-
-
-def check_inline(arguments: Sequence[str]) -> None:
-    """OptionsError if a value in braces names a field twice. The parser of the options reports what else is wrong."""
-    option = ""
-    for argument in arguments:
-        value = argument
-        if argument.startswith("--"):
-            option, _, value = argument.partition("=")
-        try:
-            if value.startswith("{"):
-                yaml.compose(value, _Loader)
-        except ComposerError as error:
-            raise OptionsError(f"{option}: {error.problem}, got {value[:200]}") from error
-        except (yaml.YAMLError, RecursionError):
-            continue
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,6 +68,11 @@ class _Loader(yaml.SafeLoader):
                 for pair in group.value:
                     pairs.setdefault(_name(pair[0]), pair)
         node.value = [*(pairs | {_name(key): (key, value) for key, value in own}).values()]
+
+
+_Loader.add_implicit_resolver(  # as in YAML 1.2; PyYAML takes 1e-3 for text
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789")
+)
 
 
 def _name(key: yaml.Node) -> Any:

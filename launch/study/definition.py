@@ -12,8 +12,8 @@ from typing import Any, Literal
 import yaml
 
 from thinwire.errors.names import did_you_mean
+from thinwire.launch.run.fields import read_fields
 from thinwire.launch.run.yaml_text import load_yaml
-from thinwire.launch.study.reader import read_fields
 from thinwire.launch.timing.network import Wires
 from thinwire.pipeline.errors import OptionsError
 

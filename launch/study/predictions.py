@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from thinwire.launch.run.fields import read_fields
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
-from thinwire.launch.study.reader import read_fields
 from thinwire.launch.study.results import Result
 from thinwire.launch.timing.exchange import UNCOMPRESSED, ReplicaWork
 from thinwire.launch.timing.network import Network

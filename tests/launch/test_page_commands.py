@@ -52,20 +52,19 @@ def check(words):
         known = import_module(f"thinwire.launch.{cli.COMMANDS[command][0]}").make_parser()
         rest = known.parse_known_args(words)[1]
         if getattr(known, "takes_recipe", False):
-            given = [recipe._underscored(word) for word in recipe._spelled_out(rest)]
-            recipe.make_parser(known.prog).parse_args(given if named(given) else ["quickstart", *given])
+            recipe.read_options(rest if named(rest) else ["quickstart", *rest], known.prog)
         else:
             assert not rest, rest
 
 
 def named(words):
     """Whether words name a recipe: one stands before the options, or after them without an option in front."""
-    return bool(words) and not words[0].startswith("--")
+    return bool(words) and (not words[0].startswith("--") or "--resume" in words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_can_be_typed(page, monkeypatch):
-    monkeypatch.setattr(recipe, "_resuming", lambda run: ["quickstart"])
+    monkeypatch.setattr(recipe, "_recipe_of", lambda run: "quickstart")
     for line in commands(page):
         shell = subprocess.run(["bash", "-n"], input=line, capture_output=True, text=True, timeout=60, check=False)
         assert shell.returncode == 0, (line, shell.stderr)

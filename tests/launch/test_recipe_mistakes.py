@@ -111,15 +111,15 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be a list of 2 numbers, got [1]"),
         (
             ["quickstart", "--compression.boundaries.1.gradient", "none"],
-            "boundaries: there is no field gradient (did you mean gradients?); known: activations, gradients",
+            "there is no field compression.boundaries.1.gradient (did you mean gradients?); known: ",
         ),
         (
             ["quickstart", "--replicas.overrides.1.compression.activation", "none"],
-            "replicas.overrides: compression has no field activation (did you mean activations?); known: activations",
+            "there is no field replicas.overrides.1.compression.activation (did you mean activations?); known: ",
         ),
         (
             ["quickstart", "--replicas.overrides", "{1: {compression: none}}"],
-            "replicas.overrides: compression must hold fields, such as activations, got 'none'",
+            "replicas.overrides.1.compression must hold fields, such as activations, got 'none'",
         ),
         (
             ["quickstart", "--replicas.overrides", "{1: {compression: null}}"],
@@ -127,7 +127,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ),
         (
             ["quickstart", "--replicas.overrides.1.pipeline.accumulation", "x"],
-            "replicas.overrides: pipeline.accumulation must be a whole number or null, got x",
+            "replicas.overrides.1.pipeline.accumulation must be a whole number or null, got x",
         ),
         (["quickstart", "--replicas.sync", "{every: x}"], "replicas.sync.every must be a whole number, got x"),
         (["quickstart", "--training.seed", ""], "training.seed must be a whole number, got nothing"),

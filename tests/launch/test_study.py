@@ -54,9 +54,9 @@ claims: [{claim: c, minus: {row: a}}]
     assert all(mistake.startswith("mine.yaml: ") for mistake in told)
     expected = (
         "no field recipes",
-        "seeds.1 must be a whole number, got 'one'",
-        "rows.a.options must be a group of fields, got []",
-        "rows.a.published.on must be a number, got 'high'",
+        "seeds.1 must be a whole number, got one",
+        "rows.a.options must be fields with values, such as {name: 4}, got []",
+        "rows.a.published.on must be a number, got high",
         "claims.0.of is missing",
     )
     for part in expected:

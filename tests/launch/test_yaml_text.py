@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, check_inline, load_yaml
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, load_yaml
 from thinwire.pipeline.errors import OptionsError
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(
@@ -71,11 +71,5 @@ def test_what_is_merged_may_be_merged_again():
     }
 
 
-@pytest.mark.parametrize("arguments", [["r", "--compression", "{a: 1, b: 2, a: 3}"], ["--compression={a: 1, a: 3}"]])
-def test_an_option_names_each_field_once(arguments):
-    with pytest.raises(OptionsError, match=r"--compression: a must stand only once, got \{a: 1, .*a: 3\}"):
-        check_inline(arguments)
-
-
-def test_other_values_are_left_to_the_parser_of_the_options():
-    check_inline(["gpt2", "--a", "{b: 1, c: {b: 2}}", "--a", "{b: 1", "--codec", "q(4)/q(8)", "--a={{{", "{}"])
+def test_numbers_with_an_exponent_alone_are_numbers():
+    assert load_yaml("{a: 1e-3, b: 2E+4, c: 1e, d: e3}", "mine.yaml") == {"a": 1e-3, "b": 2e4, "c": "1e", "d": "e3"}
