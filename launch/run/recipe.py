@@ -300,9 +300,10 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
     for argument in rest:
         option, equals, text = argument.partition("=")
         name = option[2:].replace("-", "_")
-        if argument in ("-h", "--help") or name.endswith(".help"):
-            group = Recipe if argument in ("-h", "--help") else get_args(steps_to(Recipe, name[:-5])[-1][1])[1]
-            make_parser(prog, group, name[:-4] if group is not Recipe else "").print_help()
+        by_number = get_args(steps_to(Recipe, name[:-5])[-1][1])[1:] if name.endswith(".help") else ()
+        if argument in ("-h", "--help") or any(map(is_group, by_number)):
+            parser = make_parser(prog, by_number[0], name[:-4]) if by_number else make_parser(prog)
+            parser.print_help()
             raise SystemExit(0)
         if not option.startswith("--"):
             free.append(argument)
@@ -314,7 +315,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
             wrong.append(_unknown(option, name))
         else:
             text = text if equals else next(rest, "--")
-            if text.startswith("--") and option == "--codec":
+            if option == "--codec" and (not text or text.startswith("--")):
                 raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
             if text.startswith("--") and not equals:
                 raise OptionsError(f"argument {option}: expected one argument; see {prog} --help")

@@ -49,6 +49,9 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "there is no option --steps (did you mean --training.steps?); there is no option --stages (did you "
             "mean --pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
         ),
+        (["quickstart", "--zzz.help"], "there is no option --zzz.help; see thinwire train --help"),
+        (["quickstart", "--codec="], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
+        (["quickstart", "--smoke=1"], "there is no option --smoke (did you mean --debug.smoke?)"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
