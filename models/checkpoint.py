@@ -19,6 +19,8 @@ from thinwire.models.first_bytes import told_by
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+WEIGHTS = "weights/"
+"""What the names of weights begin with in a checkpoint of a run, beside what else it has."""
 _OTHERS = (
     ("adapter_config.json", "an adapter: merge it into its base model, by merge_and_unload() of peft"),
     ("*.gguf", "a GGUF file: take the model as safetensors"),
@@ -166,7 +168,7 @@ def open_checkpoint(
     pairs = dict(tied or {})
     return Checkpoint(
         source=source,
-        stored={_today(name): (file, name) for name, file in _weight_map(source).items()},
+        stored={_today(name.removeprefix(WEIGHTS)): (file, name) for name, file in _weight_map(source).items()},
         base=base,
         tied={other: name for name, other in pairs.items()} | pairs,
         fresh=tuple(fresh),
@@ -213,7 +215,7 @@ def find(source: str, file: str) -> Path | None:
 
 
 def _weight_map(source: str) -> dict[str, str]:
-    """The file of each tensor, for a saved model or for the stages that a run saves."""
+    """The file of each tensor, for a saved model or for a checkpoint of a run."""
     # as in transformers, the whole file counts where both are: an index may be left from before
     single = find(source, _FILE)
     if single is not None:
@@ -221,16 +223,12 @@ def _weight_map(source: str) -> dict[str, str]:
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
-    if stages := _stage_files(source):
-        return {name: file for file in stages for name in _headers(Path(source, file))}
+    if stages := sorted(path for path in Path(source).glob("stage-*/*.safetensors") if path.is_file()):
+        files = {name: str(path.relative_to(source)) for path in stages for name in _headers(path)}
+        return {name: file for name, file in files.items() if name.startswith(WEIGHTS)}
     instead = in_place_of_weights(source) if Path(source).is_dir() else None
     way_out = f"it holds {instead}" if instead else "to draw the weights from the seed, set weights: fresh"
     raise ModelError(f"{source} must hold {_FILE} or {_INDEX}; both are missing; {way_out}")
-
-
-def _stage_files(source: str) -> list[str]:
-    """The names of the files that the stages of a run saved in a folder."""
-    return sorted(path.name for path in Path(source).glob("stage-*.safetensors") if path.is_file())
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -21,8 +21,8 @@ class ModelOptions:
     your own."""
     weights: str = FRESH
     """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
-    model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those; the folder of a run reads the
-    newest weights that the run saved. Each stage reads only its own tensors."""
+    model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those; the folder of a run or of
+    a checkpoint reads the newest weights there. Each stage reads only its own tensors."""
     config: dict[str, Any] = field(default_factory=dict)
     """Changes to the model's configuration, by its library's names (vocab_size, n_layer, ...); for a factory, its
     keyword arguments."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run import recipe
-from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import telling
@@ -33,11 +32,10 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.run.assembly import prepare
         from thinwire.launch.run.model_files import check_classes
 
-    with scratch.folder() as copies:
-        prepared = prepare(recipe_of(options.place, rest, copies, PROG))
-        check_classes(Path(options.place), prepared.data.classes)
-        with working(), telling("scoring the held-out samples"):
-            scores = score(prepared)
+    prepared = prepare(recipe_of(options.place, rest, PROG))
+    check_classes(Path(options.place), prepared.data.classes)
+    with working(), telling("scoring the held-out samples"):
+        scores = score(prepared)
     table = table_of(prepared.recipe.name, scores)
     if options.json:
         print(dumps(document(table.title, [table]), indent=2))

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, simulated_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.saved import check_inside, chosen_codecs, find_checkpoint, read_summary, weights_of
+from thinwire.launch.run.saved import check_inside, chosen_codecs, weights_of
+from thinwire.launch.run.weights import find_checkpoint
 from thinwire.launch.shared.interfaces import alone
 from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
@@ -51,30 +50,23 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
     return scores
 
 
-def recipe_of(place: str, options: Sequence[str], copies: Path, prog: str) -> Recipe:
-    """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names.
-
-    The weights of a checkpoint are copied to the folder `copies`.
-    """
+def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
+    """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names."""
     if Path(place).is_dir():
         check_inside(Path(place))
-    if Path(place).is_dir() and (checkpoint := find_checkpoint(Path(place))):
-        save_file(checkpoint.weights(), copies / "stage-0.safetensors")
-        found = recipe.parse([str(checkpoint.recipe), *options], prog=prog)
-        codecs = _codecs(found, checkpoint.recipe, checkpoint.choices, prog)
-        return replace(found, model=replace(found.model, weights=str(copies)), compression=codecs)
+        if saved := find_checkpoint(Path(place)):
+            found = recipe.parse([str(saved.recipe), *options], prog=prog)
+            codecs = _codecs(found, saved.recipe, saved.choices, prog)
+            return replace(found, model=replace(found.model, weights=str(saved.path)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=prog)
-    found = recipe.parse([str(exported), *options], prog=prog)
-    if (exported.parent / "weights").is_dir():
-        codecs = _codecs(found, exported, read_summary(exported.parent)["choices"], prog)
-        return replace(found, model=replace(found.model, weights=place), compression=codecs)
     if not any(exported.parent.glob("*.safetensors")):
         raise OptionsError(
             f"{place} must be an export, or the folder of a run with saved weights or a checkpoint, but it has neither "
             f"yet: a run saves weights at its end, and before with save_every or checkpoint.every"
         )
+    found = recipe.parse([str(exported), *options], prog=prog)
     return replace(found, model=weights_of(found.model, exported.parent))
 
 

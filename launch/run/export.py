@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import SavedRun, chosen_codecs, weights_of
+from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
@@ -33,6 +33,7 @@ from thinwire.models.model import library_code
 from thinwire.models.smollm2 import SMOLLM2
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
+from thinwire.pipeline.frames import CHANNELS
 
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
@@ -132,12 +133,11 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
     makes = library_code(run.recipe.model, num_labels)
     loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT.format(makes=makes)
-    wanted, scores = run.recipe, run.summary["held_out"]
+    wanted, scores = run.recipe, run.held_out
     lines = [
         f"# {wanted.name}",
         "",
-        f"{wanted.model.name} after {run.summary['steps']} steps in {wanted.pipeline.num_stages} stages, trained "
-        "with Thinwire.",
+        f"{wanted.model.name} after {run.steps} steps in {wanted.pipeline.num_stages} stages, trained with Thinwire.",
         "",
         "```python",
         loads,
@@ -149,7 +149,11 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
         "",
         "| boundary | channel | codec |",
         "|---|---|---|",
-        *(f"| {row['boundary']} | {row['channel']} | `{row['codec']}` |" for row in run.summary["channels"]),
+        *(
+            f"| {boundary} | {channel} | `{run.compression.method(boundary, channel)}` |"
+            for boundary in range(wanted.num_boundaries)
+            for channel in CHANNELS
+        ),
         "",
         "## Compression at inference",
         "",
@@ -178,7 +182,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
 def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Whether inference needs the codec, in a sentence."""
     if not scores:
-        return "The run had no held-out samples, so it is not known whether inference needs the codec."
+        return "The run did not score these weights, so it is not known whether inference needs the codec."
     on, off = scores["on"]["loss"], scores["off"]["loss"]
     change = f"the held-out loss is {on:.4f} with compression and {off:.4f} without"
     if off > on * (1 + NEEDS_CODEC):
@@ -200,7 +204,7 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
         model=weights_of(trained.model, folder),
         data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
         training=replace(trained.training, steps=0, epochs=None),
-        compression=chosen_codecs(trained.compression, run.summary["choices"]),
+        compression=run.compression,
         output="",
     )
 

@@ -32,6 +32,7 @@ WITHOUT_EFFECT = (
     "training.recompute",
     "compression.store_folder",
     "data.outline",
+    "clients.outlines",
     "replicas.meeting",
 )
 """Fields of a recipe that change nothing in a run's numbers. A name with a dot at the end is a whole group."""

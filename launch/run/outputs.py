@@ -5,7 +5,7 @@ runs/NAME/
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
   metrics.jsonl         one line for each step; metrics-00001.jsonl and so on are older lines (`logs/files.py`)
   tensorboard/          the same curves
-  weights/              the newest weights, of all stages after the same step (`weights.py`)
+  weights/              a checkpoint of the newest weights (`weights.py`)
   model/                files that an export needs beside the weights
   evaluations.jsonl     one line for each evaluation
   exchanges.jsonl       one line for each step in which replicas exchanged
@@ -81,7 +81,7 @@ def save_recipe(recipe: Recipe) -> None:
 
 
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json to the folder of a run, or to the folder of a set of weights."""
+    """Write summary.json to the folder of a run."""
     write_durably(folder / "summary.json", f"{dumps(summary, indent=2)}\n".encode())
 
 

@@ -259,7 +259,6 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
     if prepared.recipe.clients.outlines:
         del recipe["data"]["name"]  # that of the client whose turn it is; the digest of the samples is that of all
-    del recipe["clients"]["outlines"], recipe["data"]["outline"]  # they change no sample
     fields = values_of(recipe) | {"samples": prepared.data.training.digest}
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))

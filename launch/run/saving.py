@@ -1,22 +1,23 @@
-"""What a run saves while it trains: the weights of all stages as one set, and checkpoints."""
+"""What a run saves while it trains: checkpoints that it can go on from, and one of weights only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from safetensors import SafetensorError
 
+from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.weights import Saving
+from thinwire.launch.run.weights import weights_folder
 from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
 
 class Saves:
@@ -50,28 +51,31 @@ class Saves:
             self.weights(done)
 
     def weights(self, done: int) -> dict[str, Any] | None:
-        """Save the weights of all stages as one set. If a stage cannot save, wait until it has space. Collective.
+        """Save the weights of all stages. If a stage cannot save, wait until it has space. Collective.
 
-        The set has a summary of the run so far. So it can be exported and reported if the run stops early. The process
-        that reports returns this summary, the others None.
+        A summary of the run so far goes with them, so that it can be reported if it stops early. The process that
+        reports returns this summary, the others None.
         """
         with self._reporting.times.spent_on("saving"):
             self._reporting.keep_folder()
-            saving = Saving(self._recipe.folder, done, self._recipe.pipeline.num_stages)
+            folder = self._recipe.folder
+            saving = WeightsCheckpoint(weights_folder(folder), done, run_of(folder) or "")
             summary = self._reporting.summarize(done)
-            mine = self._write(saving, summary)
-            while trouble := [said for said in collectives.everyone(self._where, mine) if said]:
+            while True:
+                files, said = self._write(saving)
+                told = collectives.everyone(self._where, [files, said])
+                if not (trouble := [sentence for _, sentence in told if sentence]):
+                    break
                 if self._has_weights:
                     saving.discard()
-                if not self._room.wait(mine, self._reporting.unwritten, self._resumption.asked):
+                if not self._room.wait(said, self._reporting.unwritten, self._resumption.asked):
                     self.stop_if_asked(done)
                     raise OutputError(trouble)
-                mine = self._write(saving, summary)
-            with writing(self._recipe.folder):
+            with writing(folder):
                 if self._has_weights:
-                    saving.complete()
+                    saving.complete({stage: digests for files, _ in told for stage, digests in files.items()})
                 if summary is not None:
-                    save_summary(self._recipe.folder, summary)
+                    save_summary(folder, summary)
             return summary
 
     def checkpoint_if_due(self, done: int) -> None:
@@ -120,25 +124,25 @@ class Saves:
             lines = {stage.stage_index: tensor_lines(module_of(stage).full_state()) for stage in self._trainer.stages}
             collectives.compare_replicas(self._where, {stage: weights_digest(found) for stage, found in lines.items()})
 
-    def _write(self, saving: Saving, summary: Mapping[str, Any] | None) -> str | None:
-        """Write the metrics, the weights of this process's stages, and its summary; the reason if that fails."""
-        folder = self._recipe.folder
+    def _write(self, saving: WeightsCheckpoint) -> tuple[dict[str, dict[str, str]], str | None]:
+        """Write the metrics, and the weights of this process's stages.
+
+        Returns the digests of the files of each stage, and the reason if it fails.
+        """
+        folder, files = self._recipe.folder, dict[str, dict[str, str]]()
         try:
             self._reporting.write()
         except OSError as error:
-            return f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
+            return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
+        values = {"run": {"choices": self._choosing.state_dict()["choices"]}}
         for stage in self._trainer.stages if self._has_weights else ():
+            index = stage.stage_index
             try:
-                saving.write(stage.stage_index, module_of(stage).full_state())
+                files[str(index)] = saving.write(index, module_of(stage).full_state(), values)
             except (OSError, SafetensorError) as error:
-                return (
-                    f"the weights of stage {stage.stage_index} cannot be saved in {folder}: "
-                    f"{getattr(error, 'strerror', None) or error}; free some space; the set of weights before it is "
+                return files, (
+                    f"the weights of stage {index} cannot be saved in {folder}: "
+                    f"{getattr(error, 'strerror', None) or error}; free some space; the weights before these are "
                     f"still there, for all stages"
                 )
-        try:
-            if summary is not None:
-                save_summary(saving.folder, summary)
-        except OSError as error:
-            return f"the summary cannot be saved in {folder}: {error.strerror or error}; free some space"
-        return None
+        return files, None

@@ -1,166 +1,191 @@
-"""The weights that a run saves: one file for each stage, and a manifest that names the newest complete set.
+"""The weights that a run has saved: in checkpoints that it goes on from, or in one of weights only, in weights/.
 
-weights/
-  newest.json                       {"step": 40, "stages": 4, "folder": "step-40"}
-  step-40/stage-I.safetensors
-  step-40/summary.json              the summary after that step, on the disk of the last stage
-
-The order makes a set complete at any time:
-
-1. Every stage writes its file into the new set; the set before stays.
-2. All stages say that their file is on disk.
-3. The manifest is renamed into place and names the new set.
-4. The set before is removed.
-
-So the weights that the manifest names are always of one step, whenever a run is killed. Each disk has a manifest.
+The one in weights/ has the form of any other (`pipeline/saving/checkpoint.py`). It is that of the newest save.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thinwire.compress.stores.durable import part_of, remove_parts, sync, write_durably
-from thinwire.compress.stores.marks import claim, remove, run_of, stray
-from thinwire.errors.files import read_object
-from thinwire.models.file_mode import follow_umask
+from thinwire.compress.stores.durable import remove_parts
+from thinwire.compress.stores.marks import remove, run_of, stray
+from thinwire.errors.files import as_written
+from thinwire.launch.run import recipe
+from thinwire.launch.run.logs.files import read_lines
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.saving.checkpoint_folder import (
+    MANIFEST,
+    Manifest,
+    SavedStage,
+    is_step,
+    manifests,
+    passed_over,
+    reading,
+    step_folder,
+    step_of,
+    steps_of,
+    trouble,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MANIFEST = "newest.json"
-_MOST_STAGES = 100_000
-_NAME = re.compile(r"step-\d+(-again)?")
+
+def weights_folder(run: Path) -> Path:
+    """The folder for the checkpoint of weights only that a run saves."""
+    return run / "weights"
+
+
+def newest(run: Path) -> Manifest | None:
+    """The manifest of the weights in a run's weights/; None without one. OptionsError if a link leads out of it."""
+    found = manifests(weights_folder(run))
+    if found and (said := stray(weights_folder(run), run_of(run))) is not None:
+        raise OptionsError(f"{run} must hold the weights of a run, but {said}; remove it")
+    return found[-1] if found else None
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove incomplete weights of killed runs. No run may be saving in this folder."""
+    for path in steps_of(weights_folder(run)):
+        if not (path / MANIFEST).exists():
+            remove(path)
+    for place in (run, weights_folder(run)):
+        if run_of(place) is not None:
+            remove_parts(place)
 
 
 @dataclass(frozen=True)
-class WeightSet:
-    """The weights of all stages after the same step."""
+class SavedCheckpoint:
+    """A whole checkpoint, and the folder of its run."""
 
-    step: int
-    stages: int
-    folder: str
-    """Its name in weights/."""
-
-
-class Saving:
-    """A set that one process is writing. Create it in all processes before any process completes the set.
-
-    Args:
-        folder: the folder of the run.
-        step: number of optimizer steps done.
-        stages: number of stages of the pipeline.
-    """
-
-    def __init__(self, folder: Path, step: int, stages: int) -> None:
-        self._base, self._run = folder / "weights", run_of(folder) or ""
-        self._before = newest(folder)
-        name = f"step-{step}"
-        if self._before is not None and self._before.folder == name:
-            name += "-again"  # a second run of this name must not write into the set of the first
-        self._set = WeightSet(step, stages, name)
-        # all processes are between two sets, so a killed run left any third one
-        _remove_sets(self._base, {name, self._before.folder if self._before else name})
-
-    def write(self, stage: int, state: Mapping[str, Tensor]) -> None:
-        """Write the weights of one stage, named as in the unsplit model, and wait until they are on the disk."""
-        from safetensors.torch import save_file
-
-        target = self.folder / f"stage-{stage}.safetensors"
-        claim(self._base, self._run)
-        claim(target.parent, self._run)
-        fresh = part_of(target)
-        metadata = {"step": str(self._set.step)}
-        save_file(_apart(state), fresh, metadata=metadata)
-        follow_umask(fresh)
-        sync(fresh)
-        fresh.replace(target)
-        sync(target.parent)
+    run: Path
+    folder: Path
+    """Where the checkpoint is: that of the checkpoints of the run, or of its weights."""
+    manifest: Manifest
 
     @property
-    def folder(self) -> Path:
-        """The folder of this set."""
-        return self._base / self._set.folder
+    def recipe(self) -> Path:
+        """The run's recipe as a file."""
+        return self.run / "recipe.yaml"
 
-    def complete(self) -> None:
-        """Name this set in the manifest, and remove the set before. Call it after every stage has written its file."""
-        write_durably(self._base / _MANIFEST, f"{json.dumps(asdict(self._set))}\n".encode())
-        if self._before is not None and self._before.folder != self._set.folder:
-            remove(self._base / self._before.folder)  # other processes remove it as well
+    @property
+    def path(self) -> Path:
+        """The checkpoint's own folder."""
+        return step_folder(self.folder, self.manifest.step)
 
-    def discard(self) -> None:
-        """Remove the files of a set that cannot be completed."""
-        remove(self.folder)
+    @property
+    def choices(self) -> list[Mapping[str, Any]]:
+        """The codecs that auto had chosen."""
+        with reading(self._stage(0).path):
+            found = list(self._stage(0).values["run"]["choices"])
+            for choice in found:
+                choice["boundary"], choice["channel"], choice["codec"]
+        return found
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
+        with as_written(self.run / "evaluations.jsonl", OptionsError):
+            lines = read_lines(self.run / "evaluations.jsonl")
+            found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
+            scores = {name: scores for name, scores in found.items() if name != "step"}
+            _check_scores(scores)
+        return scores
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of all stages, named as in the unsplit model. All replicas hold the same."""
+        from thinwire.models.checkpoint import WEIGHTS
+
+        stages = map(self._stage, self.manifest.model_parts)
+        return {name: tensor for stage in stages for name, tensor in stage.tensors(WEIGHTS).items()}
+
+    def _stage(self, stage: int) -> SavedStage:
+        return SavedStage(self.folder, self.manifest.step, stage)
 
 
-def newest(folder: Path) -> WeightSet | None:
-    """The newest complete set in a run's folder, or None. OptionsError if the manifest is damaged."""
-    path = folder / "weights" / _MANIFEST
-    if not path.exists():
-        return None
-    if (said := stray(path.parent, run_of(folder))) is not None:
-        raise OptionsError(f"{folder} must hold the weights of a run, but {said}; remove it")
-    try:
-        found = WeightSet(**read_object(path))
-        numbers = type(found.step) is int and type(found.stages) is int and 0 < found.stages <= _MOST_STAGES
-        if not numbers or not _NAME.fullmatch(found.folder):
-            raise ValueError("its fields have other types")
-    except (OSError, ValueError, TypeError) as error:
-        raise OptionsError(f"{path} must name a set of weights, but it is damaged: {error}; remove it") from error
-    return found
+def _check_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise KeyError or TypeError unless these are scores with compression on and off, of the same names, or none.
+
+    A score that was NaN or infinite is None.
+    """
+    if scores:
+        for name, score in (pair for mode in ("on", "off") for pair in scores[mode].items()):
+            scores["off"][name], scores["on"][name], score is None or f"{score:.4f}"
 
 
-def weight_file(folder: Path, saved: WeightSet, stage: int) -> Path:
-    """The file with the weights of one stage."""
-    return folder / "weights" / saved.folder / f"stage-{stage}.safetensors"
+def find_checkpoint(place: Path) -> SavedCheckpoint | None:
+    """The newest whole checkpoint of a place, of weights only or not; None where it has none.
+
+    A place is the folder of a run, that of its checkpoints or weights, or that of one checkpoint. A checkpoint is whole
+    if the weights and values of all stages are there, with the digests of its manifest; rows of stores may be missing.
+    Of replicas, the parts of the first are enough. A sentence on stderr names each newer checkpoint that is not whole.
+
+    Raises:
+        OptionsError: the checkpoints that are there are damaged or lack parts, or their run is not around them.
+    """
+    folders, step = _folders_of(place)
+    found = [(manifest, folder) for folder in folders for manifest in manifests(folder)]
+    found = sorted(((manifest, folder) for manifest, folder in found if step in (None, manifest.step)), key=_step)
+    troubles = {} if step is not None else {at: said for folder in folders for at, said in unreadable(folder).items()}
+    for manifest, folder in reversed(found):
+        if (said := trouble(folder, manifest, manifest.model_parts, stores=False)) is None:
+            for sentence in passed_over({at: why for at, why in troubles.items() if at >= manifest.step}):
+                print(sentence, file=sys.stderr)
+            return SavedCheckpoint(_run_of(place, folder), folder, manifest)
+        troubles[manifest.step] = said
+    if found:
+        manifest, folder = found[-1]
+        raise OptionsError(
+            f"{step_folder(folder, manifest.step)} must hold the parts of all {len(manifest.model_parts)} stages as "
+            f"they were written, but {troubles[manifest.step]}; copy it from the machine that held the stage"
+        )
+    for sentence in passed_over(troubles):
+        print(sentence, file=sys.stderr)
+    return None
+
+
+def _step(found: tuple[Manifest, Path]) -> int:
+    return found[0].step
+
+
+def _folders_of(place: Path) -> tuple[list[Path], int | None]:
+    """The folders of checkpoints that a place names, and the step of one of them if it names that.
+
+    Of two checkpoints after one step, that of the last folder is taken first: weights alone are read faster.
+    """
+    if (place / MANIFEST).is_file() and is_step(place):
+        return [place.parent], step_of(place)
+    of_run = (place / "model").is_dir() or weights_folder(place).is_dir()  # an export has neither
+    if not of_run or not (place / "recipe.yaml").is_file():
+        return [place], None
+    newest(place)  # which refuses a link
+    chosen = recipe.parse([str(place / "recipe.yaml")]).checkpoint.folder
+    return [Path(chosen) if chosen else place / "checkpoints", weights_folder(place)], None
+
+
+def _run_of(place: Path, checkpoints: Path) -> Path:
+    """The folder of a run: the place itself, or the folder around the checkpoints."""
+    for run in (place, checkpoints.resolve().parent):
+        if (run / "recipe.yaml").is_file():
+            return run
+    raise OptionsError(
+        f"{checkpoints} must lie in the folder of its run, whose recipe.yaml and model/ are needed too; name the "
+        f"folder of the run"
+    )
 
 
 def with_run_weights(model: ModelOptions) -> ModelOptions:
     """The model with the newest weights of a run, if its weights name the folder of a run; else the model as it is.
 
     Raises:
-        OptionsError: the files of some stages are missing, as on a machine that did not hold them.
+        OptionsError: the parts of some stages are missing, as on a machine that did not hold them.
     """
-    folder = Path(model.weights)
-    saved = None if model.weights in (FRESH, PRETRAINED) else newest(folder)  # these words are never folders
-    if saved is None:
-        return model
-    files = [weight_file(folder, saved, stage) for stage in range(saved.stages)]
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise OptionsError(
-            f"model.weights names a run, so {files[0].parent} must hold the weights of its {saved.stages} stages, but "
-            f"{', '.join(missing)} is missing; copy it from the machine that held the stage"
-        )
-    return replace(model, weights=str(files[0].parent))
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove incomplete sets of killed runs. No run may be saving in this folder."""
-    kept = newest(folder)
-    _remove_sets(folder / "weights", {kept.folder} if kept else set())
-    for place in (folder, folder / "weights"):
-        if run_of(place) is not None:
-            remove_parts(place)
-
-
-def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, contiguous and each in memory of its own: a module may have a second name in a layer."""
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in state.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in taken else tensor.contiguous()
-        taken.add(memory)
-    return found
-
-
-def _remove_sets(base: Path, kept: Collection[str]) -> None:
-    for path in base.glob("step-*"):
-        if path.name not in kept:
-            remove(path)
+    # these words are never folders
+    saved = None if model.weights in (FRESH, PRETRAINED) else find_checkpoint(Path(model.weights))
+    return model if saved is None else replace(model, weights=str(saved.path))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
 """The packages whose code decides a cell's numbers."""
 
-_OF_A_MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json")
+_OF_A_MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json", "stage-*/*.safetensors")
 """The files of a model's folder that its numbers depend on."""
 
 _OWN = re.compile(r"([A-Za-z_][\w.]*)[:.][A-Za-z_]\w*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from thinwire.pipeline.measuring.spans import Departure, Span
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thinwire.pipeline.measuring.clocks import Clock
 
 TRACE_FORMAT = 1
+_Record = TypeVar("_Record", Span, Departure)
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,25 @@ class StageTrace:
         if not isinstance(value, Mapping) or value.get("format") != TRACE_FORMAT:
             raise ValueError(f"a stage's trace must have format {TRACE_FORMAT}")
         try:
-            return cls(
-                value["stage"],
-                value["clock_error"],
-                value["clock_drift"],
-                tuple(
-                    StepTrace(
-                        step["step"],
-                        step["start"],
-                        step["end"],
-                        tuple(Span(**span) for span in step["spans"]),
-                        tuple(Departure(**departure) for departure in step["departures"]),
-                    )
-                    for step in value["steps"]
-                ),
+            steps = tuple(
+                StepTrace(
+                    int(step["step"]),
+                    float(step["start"]),
+                    float(step["end"]),
+                    tuple(_made(Span, span) for span in step["spans"]),
+                    tuple(_made(Departure, departure) for departure in step["departures"]),
+                )
+                for step in value["steps"]
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            return cls(int(value["stage"]), float(value["clock_error"]), float(value["clock_drift"]), steps)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"a field of the trace is missing or has another type: {error}") from error
+
+
+def _made(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """A record from its fields by name. TypeError if one has another type, or a name is unknown."""
+    made = kind(**values)
+    for name, wanted in get_type_hints(kind).items():
+        if not isinstance(getattr(made, name), (int | float) if wanted is float else wanted):
+            raise TypeError(f"{name} is {values[name]!r}")
+    return made

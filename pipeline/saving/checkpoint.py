@@ -23,6 +23,8 @@ The order keeps a checkpoint complete:
 So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
 it is safetensors, JSON and plain rows. Every `step-`, `passed-over-` and `base` has the mark of its run
 (`compress/stores/marks.py`), and without that mark nothing is replaced or removed.
+
+The weights that a run saves are a checkpoint with nothing else in it, in a folder of their own.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
+from thinwire.models.checkpoint import WEIGHTS
 from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.processes import posts
@@ -266,9 +269,7 @@ class Checkpoints:
             _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
             write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
-        _save_tensors(folder, tensors)
-        write_durably(folder / VALUES, json.dumps(state.values).encode())
-        return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
+        return write_part(folder, tensors, state.values, digests)
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), posts.written(word))
@@ -353,6 +354,61 @@ class Checkpoints:
             remove(path, self._runs)
 
 
+class WeightsCheckpoint:
+    """A checkpoint of weights only, as one process writes it. It takes the place of the one before in its folder.
+
+    Args:
+        folder: where the newest such checkpoint is kept.
+        step: optimizer steps done.
+        run: the id for the mark of what is written.
+    """
+
+    def __init__(self, folder: Path, step: int, run: str) -> None:
+        self._folder, self._step, self._run = folder, step, run
+        self._path = step_folder(folder, step)
+
+    def write(self, stage: int, weights: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, str]:
+        """Write one stage's weights, named as in the unsplit model, and JSON values; the digests of the files by name.
+
+        OSError or SafetensorError if the disk has no room.
+        """
+        claim(self._folder, self._run)
+        claim(self._path, self._run)
+        (self._path / MANIFEST).unlink(missing_ok=True)  # of another run with as many steps
+        part = self._path / f"stage-{stage}"
+        shutil.rmtree(part, ignore_errors=True)
+        make_folder(part)
+        return write_part(part, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}, values)
+
+    def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
+        """Write the manifest, with the digests of all stages, and remove the checkpoint before. All have written."""
+        manifest = Manifest(self._step, {"weights_only": True}, files)
+        write_durably(self._path / MANIFEST, manifest.text().encode())
+        for path in steps_of(self._folder):
+            if path != self._path:
+                remove(path)  # other processes remove it as well
+        for part in _parts_of(self._path):
+            if str(_stage_of(part)) not in files:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove a checkpoint that cannot be completed."""
+        remove(self._path)
+
+
+def write_part(
+    folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], digests: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Write the tensors and values of one stage, and wait until they are on the disk; the digests of its files by name.
+
+    `folder` is there, and `digests` has those of files in it, as far as they are known.
+    """
+    _save_tensors(folder, tensors)
+    write_durably(folder / VALUES, json.dumps(values).encode())
+    known = digests or {}
+    return {path.name: known.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
+
+
 def _let_training_go_first() -> None:
     """Lower the priority of the calling thread. Only Linux has one for each thread."""
     if sys.platform == "linux":
@@ -390,10 +446,21 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Its own writer keeps Python's lock (the GIL) for seconds a gigabyte: the stage would neither train nor beat.
     """
     path = folder / TENSORS
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    save_file(_apart(tensors), path, metadata={"format": "pt"})
     follow_umask(path)
     sync(path)
     sync(folder)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, contiguous and each in memory of its own: a module may have a second name in a layer."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor.contiguous()
+        taken.add(memory)
+    return found
 
 
 def _files_of(text: bytes, stage: int) -> dict[str, str]:

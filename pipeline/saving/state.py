@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.store import Store
+from thinwire.models.checkpoint import WEIGHTS
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
@@ -45,7 +46,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
 
     `exchange` is the state of its exchange with other replicas, copied already.
     """
-    tensors = {f"weights/{name}": copy_to_host(tensor) for name, tensor in full_state(stage.submod).items()}
+    tensors = {f"{WEIGHTS}{name}": copy_to_host(tensor) for name, tensor in full_state(stage.submod).items()}
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
     for name, parameter in parameters_of(stage.submod).items():
@@ -109,7 +110,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     weights = full_state(stage.submod)
     missing = dict(weights)
     for part in saved:
-        found = part.tensors("weights/", missing.keys())
+        found = part.tensors(WEIGHTS, missing.keys())
         for name, tensor in found.items():
             _copy(tensor, missing.pop(name), name)
     if missing:

@@ -13,8 +13,8 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.run.assembly import assemble, simulated_placement
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.saved import find_checkpoint
 from thinwire.launch.run.summary import module_of
+from thinwire.launch.run.weights import find_checkpoint
 from thinwire.models.digest import tensor_lines, weights_digest
 
 DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "24"))

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from support.data_files import random_pixels, write_images
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
-from support.run_files import summary, weights_of
+from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
+from thinwire.launch.run.saved import read_summary
+from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +85,10 @@ def refused(capsys, *arguments):
 
 
 def rewrite_scores(run, **losses):
-    told = summary(run)
+    [told] = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
     for mode, loss in losses.items():
-        told["held_out"][mode]["loss"] = loss
-    (run / "summary.json").write_text(json.dumps(told))
+        told[mode]["loss"] = loss
+    (run / "evaluations.jsonl").write_text(json.dumps(told) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_without_held_out_samples_nobody_knows(folder, tmp_path, monkeypatch, ca
     monkeypatch.chdir(folder)
     run = simulate("tiny.yaml", tmp_path / "run", "--data.held_out", "0")
     said = (export(run, tmp_path / "export") / "README.md").read_text()
-    assert "The run had no held-out samples, so it is not known whether inference needs the codec." in said
+    assert "The run did not score these weights, so it is not known whether inference needs the codec." in said
     told = refused(capsys, "eval", tmp_path / "export")
     assert told == "an evaluation needs held-out samples; raise data.held_out, or name data.evaluation\n"
 
@@ -133,7 +135,7 @@ def test_what_is_exported_is_the_head_of_its_own(copied, tmp_path):
     assert json.loads((exported / "config.json").read_text())["tie_word_embeddings"] is False
     state = loaded_as_its_readme_says(exported).state_dict()
     assert not torch.equal(state["lm_head.weight"], state["transformer.wte.weight"])
-    stages = [load_file(weights_of(copied, index)) for index in range(2)]
+    stages = [weights_of(copied, index) for index in range(2)]
     torch.testing.assert_close(dict(state), stages[0] | stages[1], rtol=0, atol=0)
 
 
@@ -232,7 +234,7 @@ def test_every_file_follows_the_umask(copied, tmp_path):
 
 def test_weights_of_a_run_have_the_mode_of_its_other_files(folder):
     run = folder / "trained"
-    modes = [path.stat().st_mode for path in (run / "summary.json", *(weights_of(run, index) for index in range(2)))]
+    modes = [path.stat().st_mode for path in (run / "summary.json", *(weight_file(run, index) for index in range(2)))]
     assert len(modes) == 3 and len(set(modes)) == 1, modes
 
 
@@ -248,25 +250,30 @@ def test_a_folder_that_does_not_exist_is_said_not_to(command, tmp_path, capsys):
 
 def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     said = refused(capsys, "export", tmp_path, "--to", tmp_path / "export")
-    assert said.startswith("RUN must be the folder of a run with saved weights, but ")
-    assert f"{tmp_path / 'recipe.yaml'}, {tmp_path / 'summary.json'} are missing" in said
-    weights_of(copied, 1).unlink()
+    assert said.startswith(f"RUN must be the folder of a run that has saved weights, got {tmp_path}; ")
+    (path := weight_file(copied, 1)).unlink()
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert "must hold the weights of 2 stages, but stage-1.safetensors is missing; copy it from the machine" in said
+    assert "must hold the parts of all 2 stages as they were written, but " in said
+    assert f"{path} cannot be read: No such file or directory; copy it from the machine" in said
     assert not (tmp_path / "export").exists()
 
 
 @pytest.mark.parametrize("text", ["", '{"name": "x", "weights_', "[]", "{}"])
-def test_a_damaged_summary_is_one_sentence(copied, tmp_path, capsys, text):
-    (copied / "summary.json").write_text(text)
-    said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert f"{copied / 'summary.json'} must be the summary of a run, but it is damaged" in said
+def test_a_damaged_summary_is_one_sentence(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(OptionsError) as caught:
+        read_summary(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'summary.json'} must be the summary of a run, but it is damaged")
 
 
-@pytest.mark.parametrize("damaged", ["weights", "facts"])
-def test_a_damaged_file_is_one_sentence(copied, tmp_path, capsys, damaged):
-    """Each was a traceback."""
-    path = weights_of(copied, 1) if damaged == "weights" else copied / "model" / "facts.json"
+def test_a_summary_that_is_missing_or_damaged_keeps_no_model_from_its_export(copied, tmp_path):
+    (copied / "summary.json").write_text("{")
+    assert (export(copied, tmp_path / "export") / "model.safetensors").exists()
+
+
+def test_damaged_facts_are_one_sentence(copied, tmp_path, capsys):
+    """It was a traceback."""
+    path = copied / "model" / "facts.json"
     path.write_bytes(b"{")
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
     assert said.startswith(f"{path} must hold ") and "but it is damaged" in said
@@ -290,10 +297,10 @@ def test_a_target_that_cannot_be_made_is_one_sentence(copied, capsys):
 
 
 def test_weights_of_another_run_are_not_mixed_in(copied, tmp_path, capsys):
-    path = weights_of(copied, 1)
+    path = weight_file(copied, 1)
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
     said = refused(capsys, "export", copied, "--to", tmp_path / "export")
-    assert "must belong to the summary of the run, but their digests differ" in said
+    assert f"{path} is not as it was written; copy it from the machine" in said
 
 
 def test_a_folder_in_use_is_left_alone(copied, capsys):

@@ -103,7 +103,7 @@ def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkey
 @pytest.mark.parametrize(
     "name",
     [
-        *("model/net.py", "tensorboard/mine", "trace/stages.txt", "weights/step-2/mine", "model"),
+        *("model/net.py", "tensorboard/mine", "trace/stages.txt", "weights/step-00000002/mine", "model"),
         *("loss.png", "recipe.yaml", "summary.json", "evaluations.jsonl", "metrics.jsonl", "metrics-00001.jsonl"),
     ],
 )
@@ -114,7 +114,7 @@ def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, o
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text("mine")
     assert cli.main(["simulate", "gpt2-tiny", "--output", ".", *overwrite]) == 2
-    said = name if name != "weights/step-2/mine" else "weights/step-2"
+    said = name if name != "weights/step-00000002/mine" else "weights/step-00000002"
     assert capsys.readouterr().err == (
         "output must name a new folder or that of a run, because a run replaces files there: "
         + ("model is no folder" if name == "model" else f"no run made {said}")
@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, mo
         said = capsys.readouterr().err
         assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
         assert newest(disk).step == 1
-        assert sorted(path.name for path in (disk / "weights").iterdir()) == ["newest.json", "step-1", MARK]
+        assert sorted(path.name for path in (disk / "weights").iterdir()) == ["step-00000001", MARK]
         assert not list(disk.rglob("*part"))
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from support.commands import NEW_THINWIRE, THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
@@ -18,7 +17,7 @@ from support.run_files import metrics, summary, weights_of
 from support.tiny_run import SMALL
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.weights import newest
+from thinwire.launch.run.weights import find_checkpoint, newest
 
 pytestmark = pytest.mark.processes
 
@@ -48,11 +47,12 @@ FILES = [
     "trace/stage-0.json",
     "trace/stage-1.json",
     "trace/written-by-thinwire.txt",
-    "weights/newest.json",
-    "weights/step-3/stage-0.safetensors",
-    "weights/step-3/stage-1.safetensors",
-    "weights/step-3/summary.json",
-    "weights/step-3/written-by-thinwire.txt",
+    "weights/step-00000003/manifest.json",
+    "weights/step-00000003/stage-0/model-00001-of-00001.safetensors",
+    "weights/step-00000003/stage-0/values.json",
+    "weights/step-00000003/stage-1/model-00001-of-00001.safetensors",
+    "weights/step-00000003/stage-1/values.json",
+    "weights/step-00000003/written-by-thinwire.txt",
     "weights/written-by-thinwire.txt",
     "written-by-thinwire.txt",
 ]
@@ -164,9 +164,7 @@ def test_weights_are_named_as_in_the_unsplit_model(trained, folder):
     expected = {name: tuple(tensor.shape) for name, tensor in GPT2LMHeadModel(config).state_dict().items()}
     found = {}
     for stage in range(2):
-        with safe_open(weights_of(folder / "trained", stage), "pt") as weights:
-            assert weights.metadata() == {"step": str(STEPS)}
-            shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights_of(folder / "trained", stage).items()}
         assert shapes and not shapes.keys() & found.keys()
         found |= shapes
     assert found == expected
@@ -260,11 +258,9 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
     waiting = r"lost a peer: .*\b(making room|waiting|sending|reporting)\b"
     told = rf"  stage (\d) ({waiting}|was asked to stop: \w)"  # the kill may find a stage at anything
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr
-    for stage in range(3):
-        with safe_open(weights_of(folder / "killed", stage), "pt") as weights:
-            step = int(weights.metadata()["step"])
-        assert step == newest(folder / "killed").step
-        assert step % 2 == 0 and 2 <= step <= len(metrics(folder / "killed")) + 1
+    step = newest(folder / "killed").step
+    assert step % 2 == 0 and 2 <= step <= len(metrics(folder / "killed")) + 1
+    assert find_checkpoint(folder / "killed").manifest.step == step and len(newest(folder / "killed").files) == 3
     kept = f"lost, but for the weights of step {step} in killed/weights:"
     assert last == LOST.replace("lost:", kept)
     said = summary(folder / "killed")

@@ -45,7 +45,7 @@ def test_a_run_goes_on_if_the_disk_of_its_log_is_full(command, tmp_path):
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run([*THINWIRE, *command], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert len([*tmp_path.rglob("weights/step-2/stage-*")]) == 2
+    assert len([*tmp_path.rglob("weights/step-00000002/stage-*")]) == 2
 
 
 def test_what_can_be_printed_is():

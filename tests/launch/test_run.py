@@ -4,9 +4,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 from safetensors.torch import load_file
 
+from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run import reporting
@@ -15,10 +15,10 @@ from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
-from thinwire.launch.run.weights import Saving, newest, weight_file
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
     summary = json.loads((folder / "summary.json").read_text())
     weights = {}
     for stage in range(2):
-        weights |= load_file(weight_file(folder, newest(folder), stage))
+        weights |= weights_of(folder, stage)
     assert summary["weights_digest"] == weights_digest(tensor_lines(weights))
     assert [row["frames"] for row in summary["channels"]] == [4, 4], "2 steps of 2 micro-batches"
     # 2 x 16 rows of 16: bits, a bf16 scale for each row, 64 bytes of header
@@ -131,13 +131,6 @@ def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started
     assert json.loads((folder / "summary.json").read_text())["weights_digest"] == summary["weights_digest"]
 
 
-def test_a_run_killed_between_its_weights_and_its_summary_can_be_exported(here, monkeypatch):
-    ran("--output", "run", "--save_every", "1")
-    own = here / "run" / "summary.json"
-    own.write_text(json.dumps(json.loads(own.read_text()) | {"steps": 1, "weights_digest": "of the set before"}))
-    assert cli.main(["export", "run", "--to", "exported"]) == 0
-
-
 def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
     """Evaluation, weights and picture took seconds in silence, after the last step."""
     said, finish = [], Reporting.finish
@@ -159,21 +152,15 @@ def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
 
 
 def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
-    saved, write = [], Saving.write
+    saved, write = [], WeightsCheckpoint.write
 
-    def noted(saving, stage, state):
-        saved.append((stage, saving._set.step))
-        write(saving, stage, state)
+    def noted(saving, stage, *state):
+        saved.append((stage, saving._step))
+        return write(saving, stage, *state)
 
-    monkeypatch.setattr(Saving, "write", noted)
+    monkeypatch.setattr(WeightsCheckpoint, "write", noted)
     ran("--output", "run", "--training.steps", "3", "--save_every", "2")
     assert saved == [(0, 2), (1, 2), (0, 3), (1, 3)], "stage, step"
-
-
-def test_saved_weights_name_their_step():
-    folder = ran("--output", "run").recipe.folder
-    with safe_open(weight_file(folder, newest(folder), 1), framework="pt") as opened:
-        assert opened.metadata() == {"step": "2"}
 
 
 @pytest.mark.parametrize("which", [["--compression"], ["--replicas.count", "2", "--replicas.overrides.1.compression"]])

@@ -59,7 +59,7 @@ def test_every_part_leaves_what_it_makes(here, capsys):
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["smoke"], summary["steps"], summary["running"]) == (True, 3, False)
     assert {"on", "off"} == set(summary["held_out"]) and len(summary["choices"]) == 2
-    assert list(run.glob("weights/step-3/stage-*")) and list(run.glob("checkpoints/step-00000003/manifest.json"))
+    assert list(run.glob("weights/step-00000003/stage-*")) and list(run.glob("checkpoints/step-00000003/manifest.json"))
     assert (run / "trace/stage-0.json").exists() and (run / "loss.png").exists()
     said = capsys.readouterr().out
     assert "a smoke run: every part has worked" in said

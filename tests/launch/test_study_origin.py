@@ -1,14 +1,15 @@
 """What a cell depends on beside its recipe: files of a model, the newest weights of a run, code of your own."""
 
 import importlib
-import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from support.own_code import own_module
 from thinwire.launch.run import recipe
 from thinwire.launch.study.origin import file_digest, origin_of
+from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
 DATA = SimpleNamespace(training=SimpleNamespace(digest="a"), held_out=None)
 
@@ -37,11 +38,9 @@ def test_another_configuration_of_a_model_in_a_folder_is_another_origin(tmp_path
 
 def test_newer_weights_of_a_run_are_another_origin(tmp_path):
     def save(step):
-        folder = tmp_path / "weights" / f"step-{step}"
-        folder.mkdir(parents=True)
-        (folder / "stage-0.safetensors").write_bytes(str(step).encode())
-        manifest = {"step": step, "stages": 1, "folder": folder.name}
-        (tmp_path / "weights/newest.json").write_text(json.dumps(manifest))
+        saving = WeightsCheckpoint(tmp_path / "weights", step, "")
+        saving.complete({"0": saving.write(0, {"w": torch.full((1,), step)}, {})})
+        (tmp_path / "recipe.yaml").write_text("data: {name: shakespeare}\n")
         return origin("--model.weights", str(tmp_path))
 
     assert save(1)["model's files"] != save(2)["model's files"]

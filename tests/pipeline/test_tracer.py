@@ -69,6 +69,9 @@ def test_a_trace_comes_back_from_its_json():
         (lambda value: {**value, "format": 2}, "must have format 1"),
         (lambda value: {key: part for key, part in value.items() if key != "steps"}, "steps"),
         (lambda value: {**value, "steps": [3]}, "another type"),
+        (lambda value: {**value, "clock_drift": []}, "another type"),
+        (lambda value: {**value, "steps": [{**value["steps"][0], "start": "x"}]}, "another type"),
+        (lambda value: {**value, "steps": [{**value["steps"][0], "spans": [dict.fromkeys(Span._fields)]}]}, "another"),
         (lambda value: {**value, "steps": [{**value["steps"][0], "spans": [{"begin": 1}]}]}, "begin"),
     ],
 )

@@ -5,7 +5,6 @@ from contextlib import chdir
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from support.run_files import weights_of
 from thinwire.launch import cli
@@ -48,7 +47,7 @@ def outputs_of(run: Path):
     with torch.no_grad():
         for index, cut in enumerate(prepared.cuts):
             stage = build_stage(prepared.blueprint, cut, seed=0).eval()
-            saved = load_file(weights_of(run, index))
+            saved = weights_of(run, index)
             for name, tensor in stage.full_state().items():
                 tensor.copy_(saved[name])
             x = stage(x, **side)

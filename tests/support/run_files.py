@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.run.weights import newest, weight_file
+import torch
+
+from thinwire.launch.run.weights import newest, weights_folder
+from thinwire.models.checkpoint import WEIGHTS
+from thinwire.pipeline.saving.checkpoint_folder import TENSORS, SavedStage
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -27,8 +31,17 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run)]
 
 
-def weights_of(run: Path, stage: int) -> Path:
+def weight_file(run: Path, stage: int) -> Path:
     """The file with the newest weights of one stage."""
+    return _part(run, stage).path / TENSORS
+
+
+def weights_of(run: Path, stage: int) -> dict[str, torch.Tensor]:
+    """The newest weights of one stage."""
+    return _part(run, stage).tensors(WEIGHTS)
+
+
+def _part(run: Path, stage: int) -> SavedStage:
     saved = newest(run)
-    assert saved is not None, f"no whole set of weights in {run}"
-    return weight_file(run, saved, stage)
+    assert saved is not None, f"no whole weights in {run}"
+    return SavedStage(weights_folder(run), saved.step, stage)
