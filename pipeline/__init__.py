@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thinwire.pipeline.errors import PipelineError
     from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
     from thinwire.pipeline.stage import CompressedStage
+    from thinwire.pipeline.traced import stage_from
     from thinwire.pipeline.wire.passes import Pass
     from thinwire.pipeline.wire.wire import Wire, compressed
 else:
@@ -24,6 +25,7 @@ else:
             "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
             "thinwire.pipeline.wire.passes": ["Pass"],
             "thinwire.pipeline.stage": ["CompressedStage"],
+            "thinwire.pipeline.traced": ["stage_from"],
             "thinwire.pipeline.wire.wire": ["Wire", "compressed"],
         },
     )
@@ -38,4 +40,5 @@ __all__ = [
     "Wire",
     "WireOptions",
     "compressed",
+    "stage_from",
 ]

@@ -45,7 +45,7 @@ class CompressedStage(PipelineStage):
     Args:
         *args, **kwargs: as for PipelineStage of the installed torch. Where any tensor of the examples `input_args` or
             `output_args` has requires_grad set, those need gradients; else all floating ones do. torch before 2.13
-            needs both; a later one learns shapes in the first step.
+            needs both; a later one learns shapes in the first step, and again wherever torch looks at them again.
         wire: shared by all stages of this process; None is that of `compressed`, one for each process group.
         first_layer: seeds the random numbers of each forward (dropout) from (wire.seed, first_layer, step,
             micro-batch); None leaves torch's generator alone.
@@ -81,13 +81,13 @@ class CompressedStage(PipelineStage):
         self._gradients = GradientsApart()
         self._examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
         self._rows = 0
-        self._knows_shapes = self._input_trains = False
+        self._knows_shapes = self._input_trains = self._connected = False
+        self._versions: dict[int, int] = {}
         if inputs is not None and outputs is not None:
             self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
         self._number = self.wire.join(self)
         self.all_ends = EndsOfReplicas(self.wire)
         self.ends = self.all_ends.common
-        self._connected = False
         self._gradients_at: set[int] = set()
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
@@ -216,7 +216,7 @@ class CompressedStage(PipelineStage):
             self.has_backward = training
         self._counts[training] = num_microbatches
         _drop_buffers(self.args_recv_info)
-        if not self._knows_shapes:
+        if hasattr(self, "_stage_meta"):
             self._learn_shapes(self._stage_meta.inputs or (), self._stage_meta.outputs or ())
         return result
 
@@ -420,14 +420,41 @@ class CompressedStage(PipelineStage):
     def _boundaries(self) -> list[BoundaryShape]:
         index = self.stage_index
         sides = zip((index - 1, index), self._examples, strict=True)
-        return [BoundaryShape(side, examples) for side, examples in sides if 0 <= side < self.num_stages - 1]
+        return [
+            BoundaryShape(side, examples, version=self._versions.get(side, 0))
+            for side, examples in sides
+            if 0 <= side < self.num_stages - 1
+        ]
 
     def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Take what crosses the boundaries from examples, or from torch's description of them."""
-        self._examples = (_examples(inputs), _examples(outputs))
-        self._rows = _num_rows(self._examples[0])
-        self._knows_shapes = True
-        self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
+        """Take what crosses the boundaries from examples, or from torch's description of them, which may be another."""
+        examples = (_examples(inputs), _examples(outputs))
+        if not self._knows_shapes:
+            self._knows_shapes = True
+            self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
+        else:
+            sides = [(shape, examples[shape.index - self.stage_index + 1]) for shape in self._boundaries]
+            changed = [(shape, new) for shape, new in sides if not _alike(shape.examples, new)]
+            if not changed:
+                return
+            self._require_one_shape(*changed[0])
+            self.flush()
+            self._connected = False
+            for shape, _ in changed:
+                self._versions[shape.index] = shape.version + 1
+                self.wire.forget(self, shape.index, self._number)
+        self._examples = examples
+        self._rows = _num_rows(examples[0])
+
+    def _require_one_shape(self, shape: BoundaryShape, new: Sequence[Tensor]) -> None:
+        methods = [coder.method for coder in self.all_ends.coders().values() if coder.method.feedback is not None]
+        if methods:
+            got, had = ([list(one.shape) for one in tensors] for tensors in (new, shape.examples))
+            raise PipelineError(
+                f"what crosses boundary {shape.index} must keep its shapes, because {methods[0]} keeps a buffer for "
+                f"each sample, got {got} after {had}; build another stage around the same module for it, with the same "
+                f"Wire"
+            )
 
     def _name(self, stage: int) -> str:
         """How stages of this one's number are distinguished from others with the same index."""
@@ -511,6 +538,11 @@ def _examples(given: Sequence[Any]) -> tuple[Tensor, ...]:
         needs_gradient = one.requires_grad if marked else one.dtype.is_floating_point or one.dtype.is_complex
         examples.append(torch.empty(one.shape, dtype=one.dtype, device="meta").requires_grad_(needs_gradient))
     return tuple(examples)
+
+
+def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two tuples of tensors have the same shapes and dtypes."""
+    return [(x.shape, x.dtype) for x in some] == [(x.shape, x.dtype) for x in others]
 
 
 def _num_rows(examples: Sequence[Tensor]) -> int:

@@ -37,18 +37,23 @@ class Handshake:
         """Begin a new round, in every process; earlier announcements are not read again."""
         self._round += 1
 
-    def announce(self, stage: str, boundary: int, configuration: Mapping[str, Any]) -> None:
-        """Announce the settings of a stage at one of its boundaries, as JSON values. Never waits."""
-        self._store.set(f"{boundary}/{stage}", posts.written(configuration))
+    def announce(self, stage: str, boundary: int, version: int, configuration: Mapping[str, Any]) -> None:
+        """Announce the settings of a stage at one of its boundaries, as JSON values. Never waits.
 
-    def compare(self, stage: str, neighbour: str, boundary: int, configuration: Mapping[str, Any]) -> None:
+        `version` counts how often the tensors of the boundary have changed, alike at both ends.
+        """
+        self._store.set(f"{boundary}/{version}/{stage}", posts.written(configuration))
+
+    def compare(
+        self, stage: str, neighbour: str, boundary: int, version: int, configuration: Mapping[str, Any]
+    ) -> None:
         """Wait for the announcement of a stage's neighbour, and compare.
 
         Raises MismatchError with every difference, PeerError if the neighbour announces nothing in time. Warns if only
         the torch version differs.
         """
         what = f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"
-        told = _read(self._wait(f"{boundary}/{neighbour}", what), neighbour)
+        told = _read(self._wait(f"{boundary}/{version}/{neighbour}", what), neighbour)
         _raise_on_difference(configuration, told, boundary, stage, neighbour)
 
     def tell_training(self, stage: str, trains: bool) -> None:

@@ -62,6 +62,8 @@ class BoundaryShape:
     examples: tuple[Tensor, ...]
     trains: bool = True
     """Whether anything before the boundary trains."""
+    version: int = 0
+    """How often its tensors have changed."""
 
     @property
     def gradients(self) -> tuple[Tensor, ...]:
@@ -190,6 +192,12 @@ class Wire:
         self._silent.append(stage)
         return sum(member.stage_index == stage.stage_index for member in self._members[:-1])
 
+    def forget(self, stage: Member, boundary: int, number: int) -> None:
+        """Drop what connects a stage over a boundary whose tensors change; the stage announces itself again."""
+        if stage not in self._silent:
+            self._silent.append(stage)
+        self._local = {key: end for key, end in self._local.items() if (key[0], key[2]) != (boundary, number)}
+
     def announce_all(self, here: Collection[int]) -> None:
         """Let all stages of this process publish their configuration; this never waits. `here` are their indices.
 
@@ -206,7 +214,7 @@ class Wire:
     def announce(self, stage: str, boundaries: Sequence[BoundaryShape], rows: int, trains: bool) -> None:
         """Publish the configuration of a stage for its neighbours, and for all whether anything in it trains."""
         for shape in boundaries:
-            self._handshake.announce(stage, shape.index, self._configuration(shape, rows))
+            self._handshake.announce(stage, shape.index, shape.version, self._configuration(shape, rows))
         self._handshake.tell_training(stage, trains)
 
     def compare(self, stage: str, neighbour: str, shape: BoundaryShape, rows: int) -> None:
@@ -215,7 +223,7 @@ class Wire:
         It warns if only the torch version differs. Raises MismatchError with all differences, and PeerError when a
         neighbour does not answer in time.
         """
-        self._handshake.compare(stage, neighbour, shape.index, self._configuration(shape, rows))
+        self._handshake.compare(stage, neighbour, shape.index, shape.version, self._configuration(shape, rows))
 
     def trains(self, stage: str) -> bool:
         """Whether anything in a stage of the pipeline trains; PeerError if it does not report in time."""

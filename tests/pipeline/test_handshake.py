@@ -104,10 +104,10 @@ def test_an_announcement_that_is_none_is_one_sentence(alone, told):
     """Whoever reaches torchrun's store can write there: the stage ended in a traceback."""
     group = dist.distributed_c10d._get_default_group()
     handshake = Handshake(group, timedelta(seconds=30))
-    handshake._store.set("0/1", told)
+    handshake._store.set("0/0/1", told)
     with pytest.raises(WireError, match="stage 1 must announce its settings as"):
-        handshake.compare("0", "1", 0, {})
-    handshake._store.set("0/1", posts.written({"\x1b[2J": "\x1b"}))
+        handshake.compare("0", "1", 0, 0, {})
+    handshake._store.set("0/0/1", posts.written({"\x1b[2J": "\x1b"}))
     with pytest.raises(MismatchError) as caught:
-        handshake.compare("0", "1", 0, {})
+        handshake.compare("0", "1", 0, 0, {})
     assert "\x1b" not in str(caught.value)

@@ -161,6 +161,45 @@ def test_evaluation_may_have_micro_batches_of_its_own_over_the_wire_of_training(
         torch.testing.assert_close(found, wanted[:rows])
 
 
+def of_changing_sizes(rank):
+    """Steps and evaluations of one schedule by turns, with micro-batches of 2, 4 and 1 rows: losses and gradients.
+
+    Through torch's stage, through ours with a codec, and with one that keeps buffers, until it refuses.
+    """
+    found = {}
+    for codecs in (None, "none", "ef(none)"):
+        module = layer(rank)
+        with compressed(codecs or "none"):
+            stage = (CompressedStage if codecs else PipelineStage)(module, rank, 2, torch.device("cpu"))
+        schedule, told = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss), []
+        inputs, targets = (torch.cat([each, each]) for each in batch())
+        try:
+            for act, rows in ((schedule.step, 8), (schedule.eval, 16), (schedule.step, 8), (schedule.eval, 4)):
+                losses = []
+                last = {"target": targets[:rows], "losses": losses} if rank else {}
+                act(*([] if rank else [inputs[:rows]]), **last)
+                told.append([float(loss) for loss in losses])
+        except PipelineError as error:
+            told.append(str(error))
+        found[codecs] = told, [parameter.grad for parameter in module.parameters()]
+        if codecs:
+            stage.flush()
+    return found
+
+
+@needs_inference
+@pytest.mark.processes
+def test_sizes_may_change_where_torch_looks_at_them_again_unless_buffers_hang_on_them():
+    for rank, found in enumerate(run(of_changing_sizes, 2)):
+        assert [len(losses) for losses in found[None][0]] == 4 * [4 * rank]
+        assert found["none"][0] == found[None][0]
+        assert all(torch.equal(a, b) for a, b in zip(found["none"][1], found[None][1], strict=True))
+        assert found["ef(none)"][0][-1].startswith(
+            "what crosses boundary 0 must keep its shapes, because ef(none) keeps a buffer for each sample, got "
+            "[[4, 6]] after [[2, 6]]; build another stage around the same module for it"
+        )
+
+
 class FullOnce(nn.Module):
     """Has no memory for its first micro-batch."""
 

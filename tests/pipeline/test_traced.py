@@ -1,0 +1,97 @@
+"""Stages of traced models have the gradients of the model; what torch would send past a stage is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, pipe_split, pipeline
+
+from support.processes import run
+from thinwire.pipeline import CompressionOptions, Wire, stage_from
+from thinwire.pipeline.errors import OptionsError
+
+WIDTH, ROWS, COUNT = 6, 2, 4
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, mask):
+        y = torch.tanh(self.first(x))
+        return self.last(y) * mask, y
+
+
+class Net(nn.Module):
+    """Two tensors cross each cut, and every stage reads the mask; `skip` is what the end adds of the beginning."""
+
+    def __init__(self, skip=0.0, returns_first=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.skip, self.returns_first = skip, returns_first
+
+    def forward(self, x, mask):
+        q, y = first = self.blocks[0](x, mask)
+        for block in self.blocks[1:]:
+            pipe_split()
+            q, y = block(q + y, mask)
+        if self.skip:
+            q = q + self.skip * first[1]
+        return (q, first[0]) if self.returns_first else q - y
+
+
+def net(**options):
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+def traced(**options):
+    return pipeline(net(**options), (torch.empty(ROWS, WIDTH), torch.empty(ROWS, WIDTH)))
+
+
+def batch():
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(2, COUNT * ROWS, WIDTH, generator=generator)
+
+
+def loss_of(output, target):
+    return (output * output).sum()
+
+
+def gradients(rank, indices):
+    """Gradients of two stages of the traced model on each process, by name."""
+    pipe, wire = traced(), Wire(CompressionOptions(activations="none", gradients="none"))
+    stages = [stage_from(pipe, index, CPU, wire=wire) for index in indices[rank]]
+    x, mask = batch()
+    ScheduleInterleaved1F1B(stages, COUNT, loss_fn=loss_of, scale_grads=False).step(
+        *([x] if rank == 0 else []), mask=mask, target=x
+    )
+    for stage in stages:
+        stage.flush()
+    return {name: parameter.grad for stage in stages for name, parameter in stage.submod.named_parameters()}
+
+
+@pytest.mark.processes
+def test_stages_of_a_traced_model_have_its_gradients():
+    model, (x, mask) = net(), batch()
+    loss_of(model(x, mask), None).backward()
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    first, second = run(gradients, 2, [[0, 2], [1, 3]])
+    assert {**first, **second}.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close({**first, **second}[name], gradient)
+
+
+def test_a_skip_connection_is_refused_on_every_stage(alone):
+    pipe = traced(skip=1.0)
+    for index in range(4):
+        with pytest.raises(
+            OptionsError, match=r"no skip connections: submod_pp_3 must take the 2 tensors .* 1 of submod_pp_0; return"
+        ):
+            stage_from(pipe, index, CPU)
+
+
+def test_what_an_early_stage_returns_to_the_user_is_refused(alone):
+    with pytest.raises(OptionsError, match=r"what the model returns must take the 2 tensors that submod_pp_3 returns"):
+        stage_from(traced(returns_first=True), 0, CPU)
