@@ -41,8 +41,8 @@ def stage_from(
         taken = [_source(arg) for arg in tree_leaves(node.args) if arg.op != "placeholder"]
         if not (set(taken) <= set(returned) if node.op == "output" else taken == returned):
             raise OptionsError(
-                f"a traced model must have no skip connections: {_name(node)} must take what {_name(before)} returns, all "
-                f"of it in its order, got {', '.join(f'{position} of {_name(source)}' for source, position in taken)}; "
+                f"a traced model must have no skip connections: {_name(node)} must take what {_name(before)} returns, "
+                f"all of it in its order, got {', '.join(f'{position} of {_name(source)}' for source, position in taken)}; "
                 f"return what a later stage needs from each stage before it, or use CompressedStage with modules of "
                 f"your own"
             )
