@@ -40,11 +40,11 @@ def stage_from(
         returned = [(before, position) for position in range(len(_outputs(pipe.get_stage_module(index))))]
         taken = [_source(arg) for arg in tree_leaves(node.args) if arg.op != "placeholder"]
         if not (set(taken) <= set(returned) if node.op == "output" else taken == returned):
+            found = ", ".join(f"{position} of {_name(source)}" for source, position in taken)
             raise OptionsError(
                 f"a traced model must have no skip connections: {_name(node)} must take what {_name(before)} returns, "
-                f"all of it in its order, got {', '.join(f'{position} of {_name(source)}' for source, position in taken)}; "
-                f"return what a later stage needs from each stage before it, or use CompressedStage with modules of "
-                f"your own"
+                f"all of it in its order, got {found}; return what a later stage needs from each stage before it, or "
+                f"use CompressedStage with modules of your own"
             )
     module = pipe.build_stage(stage_index, device, group).submod  # on the device, and so are tensors that it creates
     assert isinstance(module, GraphModule), "a traced stage is a graph"
