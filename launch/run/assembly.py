@@ -27,6 +27,7 @@ from thinwire.launch.shared.rank import own_local_rank
 from thinwire.models.checkpoint import first_few
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
+from thinwire.models.data.chats import require_positions
 from thinwire.models.data.clients import Turns, divide
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
@@ -157,6 +158,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
         block_size=tokens,
     )
     check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
+    require_positions(model.side, data.training.side_example(1))
     return replace(model, weights_dtype=torch.float32 if recipe.model.dtype == "fp32" else torch.bfloat16)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from thinwire.models.data.parts import Columns, Labelled, Part, require_no_split
+from thinwire.models.data.parts import Columns, Conversation, Labelled, Part, require_no_split
 from thinwire.models.errors import ModelError
 
 _PARAGRAPH = 40
@@ -27,14 +27,29 @@ def read_topics(part: Part, columns: Columns) -> list[str]:
 
 def read_halves(part: Part, columns: Columns) -> Labelled:
     """The paragraphs of Python's documentation, each as a pair of halves. Every other pair is swapped (label 0)."""
+    halves = _halves(part)
+    labels = torch.arange(len(halves)) % 2
+    examples = [pair if label else pair[::-1] for pair, label in zip(halves, labels.tolist(), strict=True)]
+    return Labelled(examples, labels, 2)
+
+
+def read_paragraphs(part: Part, columns: Columns) -> list[Conversation]:
+    """The paragraphs of Python's documentation: one half is asked for with the other."""
+    asked = "Continue this paragraph of Python's documentation:\n\n"
+    return [
+        Conversation([{"role": "user", "content": asked + begin}, {"role": "assistant", "content": rest}])
+        for begin, rest in _halves(part)
+        if len(rest) >= _PARAGRAPH
+    ]
+
+
+def _halves(part: Part) -> list[tuple[str, str]]:
+    """The two halves of each paragraph of Python's documentation."""
     from pydoc_data.topics import topics
 
     require_no_split(part)
     paragraphs = [" ".join(part.split()) for name in sorted(topics) for part in topics[name].split("\n\n")]
-    halves = [_halved(paragraph.split(" ")) for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH]
-    labels = torch.arange(len(halves)) % 2
-    examples = [pair if label else pair[::-1] for pair, label in zip(halves, labels.tolist(), strict=True)]
-    return Labelled(examples, labels, 2)
+    return [_halved(paragraph.split(" ")) for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH]
 
 
 def _halved(words: Sequence[str]) -> tuple[str, str]:

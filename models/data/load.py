@@ -13,14 +13,15 @@ from functools import partial
 import torch
 
 from thinwire.errors import attempt
+from thinwire.models.data.chats import ChatSamples, in_words
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Kind, Labelled, Part, evaluation_part
 from thinwire.models.data.samples import Data
-from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.data.sources import read_chats, read_labelled, read_texts
 from thinwire.models.data.texts import TextBlocks
-from thinwire.models.data.tokenizer import make_tokenizer
+from thinwire.models.data.tokenizer import Pretrained, make_tokenizer
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import Classification, LanguageModeling
@@ -78,6 +79,32 @@ def _load_text(options: DataOptions, seed: int) -> Data:
     )
 
 
+def _load_chat(options: DataOptions, seed: int) -> Data:
+    columns, notes = _columns(options)
+    tokenizer, *parts = attempt(
+        lambda: Pretrained(options.tokenizer),
+        *(partial(read_chats, part, columns) for part in _parts(options) if part),
+    )
+    names = (options.name, options.evaluation or "")
+    training, *rest = [
+        tokenizer.chats(chats[:limit], name) for chats, limit, name in zip(parts, options.limits, names, strict=False)
+    ]
+    if not rest and options.held_out:
+        ids, held_out = _divided(len(training), options.held_out)
+        training, rest = [training[index] for index in ids], [[training[index] for index in held_out]]
+    samples, *held = (
+        ChatSamples(part, options.block_size, tokenizer.padding, packing=options.packing) for part in (training, *rest)
+    )
+    said = in_words([(tokenizer.decode(tokens), counts) for tokens, counts in samples.first()])
+    return Data(
+        samples,
+        held[0] if held else None,
+        LanguageModeling(),
+        vocab_size=tokenizer.vocab_size,
+        notes=(*notes, *samples.notes(), f"the first conversation, where the loss counts what is in [[ ]]:\n{said}"),
+    )
+
+
 def _load_pairs(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, (training, held_out) = attempt(
@@ -127,6 +154,7 @@ def _load_images(options: DataOptions, seed: int) -> Data:
 
 _LOADERS: dict[Kind, Callable[[DataOptions, int], Data]] = {
     "text": _load_text,
+    "chat": _load_chat,
     "pairs": _load_pairs,
     "images": _load_images,
 }
@@ -161,15 +189,20 @@ def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelle
         return training, rest[0].numbered_as(training)
     if not options.held_out:
         return training, None
-    count = round(len(training) * options.held_out)
+    ids, held_out = _divided(len(training), options.held_out)
+    return training.select(ids), training.select(held_out)
+
+
+def _divided(total: int, share: float) -> tuple[list[int], list[int]]:
+    """The samples to train on and those to evaluate on, drawn the same way in every run."""
+    count = round(total * share)
     require(
         (
-            1 <= count < len(training),
-            f"held_out must leave at least one sample to train on and one to evaluate, got {options.held_out} of "
-            f"{len(training)} samples",
+            1 <= count < total,
+            f"held_out must leave at least one sample to train on and one to evaluate, got {share} of {total} samples",
         )
     )
     # sources are often sorted by class, so the last samples could all be of one class
     generator = torch.Generator().manual_seed(derive_seed("held out"))
-    order = torch.randperm(len(training), generator=generator)
-    return training.select(order[count:].sort().values.tolist()), training.select(order[:count].sort().values.tolist())
+    order = torch.randperm(total, generator=generator)
+    return order[count:].sort().values.tolist(), order[:count].sort().values.tolist()

@@ -28,9 +28,9 @@ class DataOptions:
     """"pydoc" (Python's own documentation, half a megabyte of English) or "digits" (scikit-learn's 1797 handwritten
     digits); the path of a text, parquet, JSON (one object per line) or CSV file, or of a folder of text, tables or
     images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
-    kind: Literal["auto", "text", "pairs", "images"] = "auto"
-    """The task: "text" predicts the next token, "pairs" classifies a text or a pair of texts, "images" classifies
-    images. "auto" means images for "digits", else text."""
+    kind: Literal["auto", "text", "chat", "pairs", "images"] = "auto"
+    """The task: "text" predicts the next token, "chat" the answers in conversations, "pairs" classifies a text or a
+    pair of texts, "images" classifies images. "auto" means images for "digits", else text."""
     subset: str | None = None
     """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
     split: str = "train"
@@ -46,7 +46,8 @@ class DataOptions:
     evaluation_limit: int | None = None
     """The same for the `evaluation` data, if it has another limit."""
     columns: list[str] = field(default_factory=list)
-    """The columns of a table to read; empty takes all columns of the right type (for text, the column "text")."""
+    """The columns of a table to read; empty takes all columns of the right type (for text, the column "text"; for chat,
+    messages, conversations, prompt and completion, or instruction, input and output)."""
     label: str = "label"
     """The column that holds the class, an integer."""
     tokenizer: str = BYTES
@@ -55,7 +56,10 @@ class DataOptions:
     """A file of `thinwire outline`. Processes without the first stage read it, and never the data, which may be
     elsewhere."""
     block_size: int = 128
-    """The number of tokens in a sample. Pairs are cut or padded to this length."""
+    """The number of tokens in a sample. Pairs and conversations are cut or padded to this length."""
+    packing: bool = False
+    """chat: whether a sample holds as many whole conversations as fit. None sees another; the model must read
+    positions for that."""
     shuffle: Shuffle = "epoch"
     """When samples get a new random order: "epoch" (in every epoch), "once" (one order for all epochs) or "never"."""
     image_size: int | None = None
@@ -86,7 +90,7 @@ class DataOptions:
             "flip": self.flip,
         }
         misplaced = ", ".join(name for name, value in for_images.items() if value and kind != "images")
-        most = 2 if kind == "pairs" else 1
+        most = {"pairs": 2, "chat": 3}.get(kind, 1)
         fitting = (0, self.channels) if self.channels else (0, *PILLOW_MODES)
         sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
@@ -101,6 +105,10 @@ class DataOptions:
                 f"{self.evaluation}",
             ),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
+            (
+                kind != "chat" or self.tokenizer != BYTES,
+                f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
+            ),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (
                 not misplaced,

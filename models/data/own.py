@@ -7,6 +7,7 @@ after a resume and in `thinwire eval`.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ import torch
 
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find
-from thinwire.models.data.parts import MAIN_SPLIT, Columns, Labelled, Part, check_labels
+from thinwire.models.data.chats import conversation_of
+from thinwire.models.data.parts import MAIN_SPLIT, Columns, Conversation, Labelled, Part, check_labels
 from thinwire.models.errors import ModelError, require
 
 T = TypeVar("T")
@@ -24,6 +26,11 @@ T = TypeVar("T")
 def read_own_texts(part: Part, columns: Columns) -> list[str]:
     """The texts that the function returns."""
     return _read(part, _check_texts, _bytes_of_texts)
+
+
+def read_own_chats(part: Part, columns: Columns) -> list[Conversation]:
+    """The conversations that the function returns: lists of messages, or tuples of questions and an answer."""
+    return _read(part, _check_chats, _bytes_of_chats)
 
 
 def read_own_pairs(part: Part, columns: Columns) -> Labelled:
@@ -77,6 +84,10 @@ def _bytes_of_texts(texts: Sequence[str]) -> Iterator[bytes]:
     return (text.encode(errors="surrogatepass") for text in texts)
 
 
+def _bytes_of_chats(chats: Sequence[Conversation]) -> Iterator[bytes]:
+    return (json.dumps([chat.messages, chat.first], default=repr).encode() for chat in chats)
+
+
 def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:
     yield labelled.labels.numpy().tobytes()
     for example in labelled.examples:
@@ -92,6 +103,19 @@ def _check_texts(name: str, returned: Any) -> list[str]:
     _require_all(name, returned, _is_text, "texts that are str")
     texts: list[str] = returned
     return texts
+
+
+def _check_chats(name: str, returned: Any) -> list[Conversation]:
+    require(
+        (
+            isinstance(returned, list) and bool(returned),
+            f"{name} must return a list of at least one conversation, got {_words(returned)}",
+        ),
+    )
+    return [
+        conversation_of(given if isinstance(given, tuple) else (given,), f"index {index} of {name}")
+        for index, given in enumerate(returned)
+    ]
 
 
 def _check_pairs(name: str, returned: Any) -> Labelled:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Kind = Literal["text", "pairs", "images"]
+Kind = Literal["text", "chat", "pairs", "images"]
+ROLES = {
+    **{name: name for name in ("system", "user", "assistant", "tool")},
+    **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"},
+}
+"""Who speaks in ShareGPT's `from`, and the role that this is."""
 MAIN_SPLIT = "train"
 """The name of the only split of data without splits, such as a single file or bundled data."""
 
@@ -46,7 +51,8 @@ class Columns:
     """The columns of a table to read; other sources have no columns."""
 
     examples: Sequence[str] = ()
-    """Columns with texts or images; empty takes all columns of the right type (for text, the column "text")."""
+    """Columns with texts, conversations or images; empty takes all columns of the right type (for text, the column
+    "text")."""
     label: str = "label"
     """The column with the class, an integer."""
     report: Callable[[str], None] = lambda sentence: None
@@ -55,6 +61,16 @@ class Columns:
 
 USUAL = Columns()
 """The columns that are read if the user names none."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, of which some are answers to learn."""
+
+    messages: Sequence[dict[str, Any]]
+    """What a chat template reads: role, content, and whatever else the template knows."""
+    first: int = 0
+    """Answers among the messages before this one belong to the question, and do not count."""
 
 
 @dataclass(frozen=True)

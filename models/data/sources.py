@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
-from thinwire.models.data.bundled import read_digits, read_halves, read_topics
+from thinwire.models.data.bundled import read_digits, read_halves, read_paragraphs, read_topics
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
-from thinwire.models.data.own import read_own_pairs, read_own_pictures, read_own_texts
-from thinwire.models.data.parts import USUAL, Columns, Kind, Labelled, Part, local_path
+from thinwire.models.data.own import read_own_chats, read_own_pairs, read_own_pictures, read_own_texts
+from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path
 from thinwire.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -35,13 +35,15 @@ class Source:
     """Whether a name in the options means this source. None for bundled data: only its own name does."""
     texts: Callable[[Part, Columns], list[str]] | None = None
     """Reads texts, which are concatenated; None if the source has no texts."""
+    chats: Callable[[Part, Columns], list[Conversation]] | None = None
+    """Reads conversations; None if the source has none."""
     labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
     """Reads examples with labels, by kind: pairs of texts, or images."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of samples that the source can give, the usual one first."""
-        return (*(("text",) if self.texts else ()), *self.labelled)
+        return (*(("text",) if self.texts else ()), *(("chat",) if self.chats else ()), *self.labelled)
 
     def is_named(self, name: str) -> bool:
         """Whether a name in the options means this source."""
@@ -58,6 +60,7 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
         name=name,
         fits=fits,
         texts=lambda part, columns: tables.read_texts(split(part), part, columns),
+        chats=lambda part, columns: tables.read_chats(split(part), part, columns),
         labelled={
             "pairs": lambda part, columns: tables.read_pairs(split(part), part, columns),
             "images": lambda part, columns: tables.read_pictures(split(part), part, columns),
@@ -74,9 +77,10 @@ SOURCES: tuple[Source, ...] = (
         name="a function of your own",
         fits=is_path,
         texts=read_own_texts,
+        chats=read_own_chats,
         labelled={"pairs": read_own_pairs, "images": read_own_pictures},
     ),
-    Source(name="pydoc", texts=read_topics, labelled={"pairs": read_halves}),
+    Source(name="pydoc", texts=read_topics, chats=read_paragraphs, labelled={"pairs": read_halves}),
     Source(name="digits", labelled={"images": read_digits}),
     Source(name="a file of text", fits=is_text_file, texts=read_lines),
     Source(name="a folder of CIFAR-10", fits=holds_cifar10, labelled={"images": read_cifar10}),
@@ -115,6 +119,17 @@ def read_texts(part: Part, columns: Columns = USUAL) -> list[str]:
     """
     read = source_of(part, "text").texts
     assert read is not None, "a source of this kind has texts"
+    return read(part, columns)
+
+
+def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation]:
+    """The conversations of a part.
+
+    Raises:
+        ModelError: the part cannot be read, or a row is no conversation.
+    """
+    read = source_of(part, "chat").chats
+    assert read is not None, "a source of this kind has conversations"
     return read(part, columns)
 
 

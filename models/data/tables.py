@@ -23,8 +23,9 @@ from torch import Tensor
 
 from thinwire.errors import attempt
 from thinwire.models import hub
+from thinwire.models.data.chats import LAYOUTS, conversation_of
 from thinwire.models.data.files import read_bytes, require_text
-from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, Picture, check_labels
+from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import told_by
 
@@ -118,6 +119,24 @@ def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str]:
     (column,) = _columns_of_text(table, part, columns.examples or usual, 1)
     columns.report(f"of {part.name}, column {column} is read")
     return _texts(table, column)
+
+
+def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversation]:
+    """The conversations of one column of messages, or of columns with questions and, in the last one, answers."""
+    found = next((layout for layout in LAYOUTS if set(layout) <= set(table.column_names)), ())
+    names = list(columns.examples or found)
+    missing = ", ".join(name for name in names if name not in table.column_names)
+    known = "; ".join(" and ".join(layout) for layout in LAYOUTS)
+    require(
+        (
+            bool(names) and not missing,
+            f"columns must name those of {part.name} that hold conversations, got {missing or 'none'}; it has "
+            f"{_named(table)}; those found by themselves are {known}",
+        )
+    )
+    columns.report(f"of {part.name}, column {' and '.join(names)} is read")
+    rows = zip(*(_arrow(table, name).to_pylist() for name in names), strict=True)
+    return [conversation_of(values, f"row {row} of {part.name}") for row, values in enumerate(rows)]
 
 
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
@@ -234,7 +253,7 @@ def _columns(
     usual = [name for name in fitting if not _NAMING.fullmatch(name)]
     lists = [name for name, feature in table.features.items() if _is_list(feature) and name not in fitting]
     chosen = list(wanted) or ([] if lists else usual)
-    beside = f"; {', '.join(lists)} holds lists, which are not read" if lists else ""
+    beside = f"; {', '.join(lists)} holds lists, which only data.kind chat reads" if lists else ""
     told = _named(table)
     missing = [name for name in chosen if name not in table.column_names]
     unfit = [name for name in chosen if name not in (*fitting, *missing)]

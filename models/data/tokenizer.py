@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from thinwire.errors.calls import first_line
 from thinwire.models import hub
+from thinwire.models.data.chats import ANSWERS, Encoded
 from thinwire.models.data.options import BYTES
-from thinwire.models.data.parts import local_path
+from thinwire.models.data.parts import Conversation, local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.smollm2 import place_of
 
 _ROWS = 1000
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""What stands before an answer in a chat template that marks answers itself."""
 _RULE = f"data.tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
 
 
@@ -129,6 +133,98 @@ class Pretrained:
                 found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
         tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
         return Padded(tensors.pop("input_ids"), tensors, num_truncated)
+
+    @property
+    def padding(self) -> int:
+        """A token to fill samples up with, which no token of theirs sees."""
+        known = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
+        return next(token for token in known if token is not None)
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text of tokens, special ones included."""
+        return str(self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
+
+    def chats(self, conversations: Sequence[Conversation], source: str) -> list[Encoded]:
+        """The tokens of each conversation, in the words of the tokenizer's chat template.
+
+        A token belongs to an answer if its text begins in it. Answers are where the template marks them, or else what
+        a message of the assistant adds to the template of the messages before it with its generation prompt. `source`
+        names the conversations in errors.
+
+        Raises:
+            ModelError: the tokenizer has no chat template, or it does not fit a conversation.
+        """
+        require(
+            (
+                bool(self._tokenizer.chat_template),
+                f"tokenizer {self.name!r} must have a chat template, got none; take that of a model for chats, or put "
+                "a chat_template.jinja into its folder",
+            ),
+            (
+                self._tokenizer.is_fast,
+                f"tokenizer {self.name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
+            ),
+        )
+        places = [f"row {row} of {source}" for row in range(len(conversations))]
+        if _GENERATION.search(self._tokenizer.get_chat_template()):
+            return list(map(self._marked, conversations, places))
+        encoded = []
+        for rows in _in_parts(list(zip(conversations, places, strict=True))):
+            texts = [self._render(chat.messages, place) for chat, place in rows]
+            found = self._encode(_utf8(texts, self.name), add_special_tokens=False, return_offsets_mapping=True)
+            tokens, offsets = found["input_ids"], found["offset_mapping"]
+            for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
+                begins = torch.tensor(places_of, dtype=torch.int64).view(-1, 2)[:, 0]
+                counted = torch.zeros(len(begins), dtype=torch.bool)
+                for begin, end in self._answers(chat, text, place):
+                    counted |= (begins >= begin) & (begins < end)
+                encoded.append(Encoded(torch.tensor(ids, dtype=torch.int32), counted))
+        return encoded
+
+    def _marked(self, chat: Conversation, place: str) -> Encoded:
+        """The tokens of a conversation whose answers the template marks itself."""
+        given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = self._render(chat.messages, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
+        begins = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2)[:, 0]
+        counted = torch.tensor(found["assistant_masks"]).bool()
+        if chat.first:
+            text = self._render(chat.messages, place)
+            counted &= begins >= self._length(text, chat.messages[: chat.first], place)
+        return Encoded(torch.tensor(found["input_ids"], dtype=torch.int32), counted)
+
+    def _answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
+        """From where to where each answer goes in the text that the template makes of a conversation."""
+        return [
+            (
+                self._length(text, chat.messages[:index], place, add_generation_prompt=True),
+                self._length(text, chat.messages[: index + 1], place),
+            )
+            for index in range(max(chat.first, 1), len(chat.messages))  # to begin with, nothing is asked
+            if chat.messages[index]["role"] == ANSWERS
+        ]
+
+    def _length(self, whole: str, messages: Sequence[dict[str, Any]], place: str, **options: Any) -> int:
+        """The length of the first messages by themselves, which must be the beginning of the whole conversation."""
+        text = self._render(messages, place, **options)
+        require(
+            (
+                whole.startswith(text),
+                f"the chat template of tokenizer {self.name!r} must write the first {len(messages)} messages of "
+                f"{place} alike whatever follows, and does not, so it is not known where answers begin and end; put "
+                "{% generation %} and {% endgeneration %} around answers in its chat_template.jinja, or take "
+                "conversations of one answer",
+            )
+        )
+        return len(text)
+
+    def _render(self, messages: Sequence[dict[str, Any]], place: str, **options: Any) -> Any:
+        """What the chat template makes of messages: a text, or what the options say."""
+        try:
+            return self._tokenizer.apply_chat_template(list(messages), **{"tokenize": False, **options})
+        except Exception as error:  # of the template, which says what it does not allow
+            raise ModelError(
+                f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}"
+            ) from error
 
 
 def load_tokenizer(name: str) -> Any:

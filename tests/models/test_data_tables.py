@@ -73,7 +73,8 @@ def test_columns_that_tell_rows_apart_are_not_read_unless_named(tmp_path, row, k
 def test_of_chats_no_other_column_is_taken_for_the_text(tmp_path, row):
     path = write_json(tmp_path / "rows.jsonl", [row])
     [lists] = [name for name in row if isinstance(row[name], list)]
-    with pytest.raises(ModelError, match=rf"got \[\]; it has .*; {lists} holds lists, which are not read; set kind or"):
+    said = rf"got \[\]; it has .*; {lists} holds lists, which only data\.kind chat reads; set kind or"
+    with pytest.raises(ModelError, match=said):
         read_texts(Part(str(path)))
 
 

@@ -49,7 +49,7 @@ def test_text_has_no_labels_apart_from_itself(tmp_path):
 
 def test_pairs_have_no_outline(tmp_path):
     data = load(DataOptions(name="pydoc", kind="pairs", limit=50, block_size=32))
-    with pytest.raises(ModelError, match="every stage reads masks that come with the texts"):
+    with pytest.raises(ModelError, match="every stage reads masks or positions that come with the texts"):
         outline_text(data, labels=False)
 
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "why", "did", "it"]
+ROLES = ["user", "assistant", "system"]
 
 
 def write_rows(path, rows):
@@ -24,12 +25,22 @@ def write_json(path, rows):
     return path
 
 
-def write_tokenizer(folder, *, pad="[PAD]", pairs=True):
+CHAT = (
+    "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' [SEP] ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+"""A chat template: `user why did it [SEP] assistant the cat [SEP]`."""
+
+
+def write_tokenizer(folder, *, pad="[PAD]", pairs=True, chat=None):
     """Write a tokenizer of words as `AutoTokenizer` loads it: [CLS] a b [SEP] c d [SEP], if `pairs`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\n", *WORDS])}
+    vocabulary = {
+        token: index
+        for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\n", *WORDS, *(ROLES if chat else ())])
+    }
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
@@ -42,7 +53,7 @@ def write_tokenizer(folder, *, pad="[PAD]", pairs=True):
         )
     names = ["input_ids", "token_type_ids", "attention_mask"] if pairs else ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names
+        tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names, chat_template=chat
     ).save_pretrained(str(folder))
     return str(folder)
 

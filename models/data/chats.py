@@ -1,0 +1,217 @@
+"""Conversations as samples: the loss counts the answers, and several conversations share a sample of `block_size`.
+
+Each conversation begins at position 0 and ends without a target. Models that read `position_ids` see from them where
+the next one begins, and no token sees another conversation.
+
+Tensor names end in their shape: B samples, T tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.models.data.parts import ROLES, Conversation
+from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.errors import ModelError, require
+from thinwire.models.tasks import IGNORE
+
+ANSWERS = "assistant"
+"""The role whose messages count."""
+LAYOUTS = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "input", "output"),
+    ("instruction", "output"),
+)
+"""The columns of conversations that are found by themselves."""
+
+
+def conversation_of(values: Sequence[Any], place: str) -> Conversation:
+    """A conversation from the values of a row's columns; `place` names the row in errors.
+
+    One value is a list of messages. Of several, the last one is the answer and those before it the question: texts,
+    or lists of messages.
+
+    Raises:
+        ModelError: they are something else.
+    """
+    if len(values) == 1:
+        return Conversation(_messages(values[0], place))
+    *asked, answer = values
+    if all(value is None or isinstance(value, str) for value in asked):
+        question = _messages("\n".join(value for value in asked if value), place, "user")
+    else:
+        question = [message for value in asked if value for message in _messages(value, place, "user")]
+    return Conversation([*question, *_messages(answer, place, ANSWERS)], len(question))
+
+
+def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str, Any]]:
+    """The messages of a value, where a text is one message of `role`."""
+    if isinstance(value, str) and role is not None:
+        return [{"role": role, "content": value}]
+    rule = "a conversation must be a list of messages, each with role and content (or from and value)"
+    listed = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
+    require((listed and bool(value), f"{rule}, got {_short(value)} in {place}"))
+    messages = []
+    for given in value:
+        message = {name: field for name, field in given.items() if field is not None}  # tables fill up with None
+        if "role" not in message and "from" in message:
+            who = message.pop("from")
+            require((who in ROLES, f"from must be one of {', '.join(ROLES)}, got {_short(who)} in {place}"))
+            message = {"role": ROLES[who], "content": message.pop("value", None), **message}
+        answered = isinstance(message.get("content"), str | list) or "tool_calls" in message
+        require((isinstance(message.get("role"), str) and answered, f"{rule}, got {_short(given)} in {place}"))
+        messages.append(message)
+    return messages
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 80 else said[:77] + "..."
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a conversation."""
+
+    tokens: Tensor
+    """int32 [N]."""
+    counted: Tensor
+    """Which tokens are those of answers, bool [N]."""
+
+
+class ChatSamples:
+    """Samples of `block_size` tokens, each one conversation or several whole ones, and padding behind them.
+
+    The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count.
+    """
+
+    def __init__(self, conversations: Sequence[Encoded], block_size: int, padding: int, *, packing: bool) -> None:
+        """Put conversations into samples. Longer ones are cut, and those without a counted target are left out.
+
+        Raises:
+            ModelError: none is left.
+        """
+        cut = [Encoded(each.tokens[:block_size], each.counted[:block_size]) for each in conversations]
+        self.num_cut = sum(len(each.tokens) > block_size for each in conversations)
+        kept = [each for each in cut if each.counted[1:].any()]
+        self.num_left_out = len(cut) - len(kept)
+        require(
+            (
+                bool(kept),
+                f"at least one conversation must have an answer within data.block_size of {block_size} tokens, got none"
+                f" of {len(cut)}; raise data.block_size",
+            )
+        )
+        lengths = [len(each.tokens) for each in kept]
+        self.rows = pack(lengths, block_size) if packing else [[index] for index in range(len(kept))]
+        self.tokens = torch.full((len(self.rows), block_size), padding, dtype=torch.int32)
+        self.labels = torch.full((len(self.rows), block_size), IGNORE, dtype=torch.int32)
+        self.positions = torch.empty_like(self.tokens)
+        self.num_padding = self.tokens.numel() - sum(lengths)
+        self.packing = packing
+        for row, members in enumerate(self.rows):
+            start = 0
+            for member in members:
+                each, stop = kept[member], start + lengths[member]
+                self.tokens[row, start:stop] = each.tokens
+                self.labels[row, start : stop - 1] = torch.where(each.counted[1:], each.tokens[1:], IGNORE)
+                self.positions[row, start:stop] = torch.arange(stop - start)
+                start = stop
+            self.positions[row, start:] = torch.arange(block_size - start)
+        tensors = {"tokens": self.tokens, "labels": self.labels, **({"positions": self.positions} if packing else {})}
+        self.digest = weights_digest(tensor_lines(tensors))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
+        """The tokens of samples `ids` [B]: int64 [B, T], the same in every epoch."""
+        return self.tokens[ids].long()
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """The token after each token of `inputs(ids)` where it belongs to an answer, else `IGNORE`: int64 [B, T]."""
+        return self.labels[ids].long()
+
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """With packing, the position of each token in its conversation: position_ids, int64 [B, T]."""
+        return {"position_ids": self.positions[ids].long()} if self.packing else {}
+
+    def example(self, batch: int) -> Tensor:
+        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
+        return torch.empty(batch, self.tokens.shape[1], dtype=torch.int64, device="meta")
+
+    def side_example(self, batch: int) -> dict[str, Tensor]:
+        """`side` for `batch` samples without data."""
+        return {"position_ids": self.example(batch)} if self.packing else {}
+
+    def notes(self) -> list[str]:
+        """Sentences for the user: samples, padding, what was cut, and how much counts."""
+        length = self.tokens.shape[1]
+        counted, padding = int((self.labels != IGNORE).sum()), self.num_padding / self.tokens.numel()
+        of = self.tokens.numel() - self.num_padding
+        notes = [
+            f"{sum(map(len, self.rows))} conversations in {len(self)} samples of {length} tokens; {padding:.1%} of the "
+            f"tokens are padding, which crosses the wire too; the loss counts {counted / of:.1%} of the others"
+        ]
+        if self.num_cut:
+            notes.append(f"{self.num_cut} conversations are cut to {length} tokens")
+        if self.num_left_out:
+            notes.append(f"{self.num_left_out} conversations are left out: no answer is in their first {length} tokens")
+        return notes
+
+    def first(self) -> list[tuple[Tensor, bool]]:
+        """The first conversation in pieces: tokens in a row that all count, or that all do not."""
+        inside = self.positions[0].tolist()
+        stop = inside.index(0, 1) if 0 in inside[1:] else len(inside)
+        counts = torch.cat([torch.tensor([False]), self.labels[0, : stop - 1] != IGNORE])
+        starts = [0, *((counts[1:] != counts[:-1]).nonzero().flatten() + 1).tolist(), stop]
+        return [(self.tokens[0, a:b], bool(counts[a])) for a, b in pairwise(starts)]
+
+
+def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Rows of at most `room` tokens from pieces of these lengths: the indices of each row's pieces, rising.
+
+    Best fit decreasing: the longest first, each into the row that it fills up best. Rows come in the order of their
+    first pieces.
+    """
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []  # what is left of each row, and the row; sorted
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = bisect_left(spaces, (lengths[index], -1))
+        if place < len(spaces):
+            left, row = spaces.pop(place)
+        else:
+            left, row = room, len(rows)
+            rows.append([])
+        rows[row].append(index)
+        insort(spaces, (left - lengths[index], row))
+    return sorted(sorted(row) for row in rows)
+
+
+def in_words(pieces: Sequence[tuple[str, bool]]) -> str:
+    """Texts of a conversation in a note, those that count between [[ and ]], without control characters."""
+    said = "".join(f"[[{text}]]" if counts else text for text, counts in pieces)
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in said)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
+
+
+_SHOWN = 2000
+"""The most characters of a conversation that a run prints."""
+
+
+def require_positions(names: Sequence[str], side: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if samples hold several conversations and the model's layers, which read `names`, see one."""
+    if "position_ids" in side and "position_ids" not in names:
+        raise ModelError(
+            "data.packing must be false for this model: its layers do not read position_ids, so conversations in one "
+            "sample would see each other"
+        )

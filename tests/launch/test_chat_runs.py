@@ -1,0 +1,83 @@
+"""Training on conversations: a step of a cut model is that of the unsplit model on the whole batch."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from support.data_files import CHAT, WORDS, write_json, write_tokenizer
+from support.tiny_run import alone
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import prepare, simulated_placement
+from thinwire.launch.run.run import Run
+
+RECIPE = """
+model: {name: llama, config: {vocab_size: 22, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2,
+  num_key_value_heads: 1, intermediate_size: 24, max_position_embeddings: 32}}
+data: {name: chats.jsonl, kind: chat, tokenizer: words, block_size: 24, held_out: 0, shuffle: never}
+pipeline: {num_stages: 2, num_microbatches: 3, microbatch_size: 2}
+compression: {activations: none, gradients: none}
+optimizer: {name: sgd, lr: 0.5, momentum: 0, schedule: constant}
+training: {steps: 1}
+"""
+
+
+@pytest.fixture
+def chats(tmp_path, monkeypatch, hub_cache):
+    """A folder with a recipe, a tokenizer and conversations of one to three answers, of unlike lengths."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.yaml").write_text(RECIPE)
+    write_tokenizer(tmp_path / "words", pairs=False, chat=CHAT)
+    draw = torch.Generator().manual_seed(0)
+
+    def words(most):
+        count = int(torch.randint(1, most, (), generator=draw))
+        return " ".join(WORDS[index] for index in torch.randint(len(WORDS), (count,), generator=draw).tolist())
+
+    rows = [
+        [{"role": role, "content": words(6)} for _ in range(turns) for role in ("user", "assistant")]
+        for turns in (1, 3, 1, 2, 2, 1)
+    ]
+    write_json(tmp_path / "chats.jsonl", [{"messages": messages} for messages in rows])
+
+
+def trained(*options):
+    """The prepared run of the recipe, and its losses and weights after it."""
+    with alone():
+        ready = prepare(recipe.parse(["chat.yaml", *options]))
+        run = Run(ready, simulated_placement(ready.recipe))
+        run.go()
+        state = {name: t.clone() for stage in run.trainer.stages for name, t in stage.submod.full_state().items()}
+    return ready, state
+
+
+def unsplit_step(ready, start):
+    """The weights after a step of the library's model, from all conversations one by one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**ready.recipe.model.config, tie_word_embeddings=False))
+    model.load_state_dict(start)
+    samples = ready.data.training
+    tokens, targets = samples.tokens.long(), samples.labels.long()
+    losses, count = [], 0
+    for row in range(len(samples)):
+        starts = [*(samples.positions[row] == 0).nonzero().flatten().tolist(), tokens.shape[1]]
+        for begin, end in pairwise(starts):
+            labels = torch.cat([torch.tensor([-100]), targets[row, begin : end - 1]])
+            if (counted := int((labels != -100).sum())) > 0:
+                losses.append(model(tokens[row, begin:end][None], labels=labels[None]).loss * counted)
+                count += counted
+    (sum(losses) / count).backward()
+    with torch.no_grad():
+        return {name: p - 0.5 * p.grad for name, p in model.named_parameters()}
+
+
+def test_a_step_is_that_of_conversations_one_by_one(chats):
+    _, start = trained("--training.steps", "0")
+    ready, after = trained()
+    counts = (ready.data.training.targets(torch.arange(6)) != -100).sum(1).view(3, 2).sum(1)
+    assert len(set(counts.tolist())) == 3, "micro-batches must differ in what counts"
+    expected = unsplit_step(ready, start)
+    assert expected.keys() == after.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(after[name], tensor, rtol=0, atol=1e-6), name

@@ -1,0 +1,242 @@
+"""Conversations: how they are read, which tokens count, and how they share samples."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from support.data_files import CHAT, ROLES, WORDS, write_json, write_rows, write_tokenizer
+from support.own_code import add_module
+from thinwire.models.data.chats import ChatSamples, Encoded, conversation_of, in_words, pack
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
+from thinwire.models.data.parts import Conversation, Part
+from thinwire.models.data.sources import read_chats
+from thinwire.models.data.tokenizer import Pretrained
+from thinwire.models.errors import ModelError
+from thinwire.models.tasks import IGNORE, LanguageModeling
+
+uses_datasets = pytest.mark.usefixtures("hub_cache")
+
+
+def said(*texts, roles=("user", "assistant")):
+    """A conversation of these texts, by turns."""
+    return [{"role": roles[index % len(roles)], "content": text} for index, text in enumerate(texts)]
+
+
+ASKED = said("why did it", "the cat sat")
+TWICE = said("why", "a mat", "did it", "on the mat")
+
+
+@uses_datasets
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        ({"messages": ASKED, "id": 3}, 0),
+        ({"conversations": [{"from": "human", "value": "why did it"}, {"from": "gpt", "value": "the cat sat"}]}, 0),
+        ({"prompt": "why did it", "completion": "the cat sat"}, 1),
+        ({"prompt": ASKED[:1], "completion": ASKED[1:]}, 1),
+        ({"instruction": "why did it", "input": "", "output": "the cat sat"}, 1),
+        ({"output": "the cat sat", "instruction": "why did it"}, 1),
+    ],
+)
+def test_a_table_of_each_layout_is_the_same_conversation(tmp_path, row, first):
+    for name in ("a.jsonl", "a.parquet"):
+        path = write_rows(tmp_path / name, [row, row])
+        assert read_chats(Part(str(path))) == [Conversation(ASKED, first)] * 2
+    (tmp_path / "a.json").write_text(json.dumps([row]))
+    assert read_chats(Part(str(tmp_path / "a.json"))) == [Conversation(ASKED, first)]
+
+
+def test_questions_in_several_columns_are_one_message():
+    chat = conversation_of(["why", None, "did it", "the cat"], "here")
+    assert chat == Conversation(said("why\ndid it", "the cat"), 1)
+
+
+@uses_datasets
+def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED}, {"messages": [{"role": "user", "content": None}]}])
+    with pytest.raises(ModelError, match=r"must be a list of messages, each with role and content .* in row 1 of"):
+        read_chats(Part(str(path)))
+    path = write_json(tmp_path / "b.jsonl", [{"question": "why", "text": "did"}])
+    with pytest.raises(ModelError, match=r"columns must name those of .* that hold conversations, got none; it has"):
+        read_chats(Part(str(path)))
+    with pytest.raises(ModelError, match=r"from must be one of .*, got 'me' in here"):
+        conversation_of([[{"from": "me", "value": "hello"}]], "here")
+
+
+OWN = f"""
+def messages(split):
+    return [{ASKED!r}]
+
+
+def pairs(split):
+    return [("why did it", "the cat sat")]
+
+
+def texts(split):
+    return ["why"]
+"""
+
+
+def test_a_function_of_ones_own_gives_messages_or_tuples(monkeypatch):
+    add_module(monkeypatch, "own_chats", OWN)
+    assert read_chats(Part("own_chats:messages")) == [Conversation(ASKED)]
+    assert read_chats(Part("own_chats:pairs")) == [Conversation(ASKED, 1)]
+    with pytest.raises(ModelError, match=r"must be a list of messages.* got 'why' in index 0 of own_chats:texts"):
+        read_chats(Part("own_chats:texts"))
+
+
+GENERATION = CHAT.replace(
+    "{{ message['role'] + ' ' + message['content'] + ' [SEP] ' }}",
+    "{{ message['role'] + ' ' }}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}"
+    "{{ ' [SEP] ' }}{% endgeneration %}{% else %}{{ message['content'] + ' [SEP] ' }}{% endif %}",
+)
+FORGETS = CHAT.replace(
+    "message['content'] +", "(message['content'] if loop.last or message['role'] == 'user' else 'it') +"
+)
+
+
+def counted_words(folder, chat, template):
+    tokenizer = Pretrained(write_tokenizer(folder, chat=template, pairs=False))
+    [encoded] = tokenizer.chats([chat], "a.jsonl")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\n", *WORDS, *ROLES]
+    return " ".join(
+        word.upper() if counts else word
+        for word, counts in zip([words[token] for token in encoded.tokens], encoded.counted.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("template", [CHAT, GENERATION])
+def test_answers_count_and_what_ends_them(tmp_path, template):
+    chat = Conversation([{"role": "system", "content": "the dog"}, *TWICE])
+    assert counted_words(tmp_path, chat, template) == (
+        "system the dog [SEP] user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP]"
+    )
+    chat = Conversation(TWICE, 3)
+    assert counted_words(tmp_path, chat, template) == (
+        "user why [SEP] assistant a mat [SEP] user did it [SEP] assistant ON THE MAT [SEP]"
+    )
+
+
+def test_a_template_that_changes_earlier_turns_is_refused(tmp_path):
+    assert counted_words(tmp_path, Conversation(ASKED), FORGETS) == "user why did it [SEP] assistant THE CAT SAT [SEP]"
+    with pytest.raises(ModelError, match=r"write the first 2 messages of row 0 of a\.jsonl alike whatever follows"):
+        counted_words(tmp_path, Conversation(TWICE), FORGETS)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="must have a chat template, got none"):
+        Pretrained(write_tokenizer(tmp_path)).chats([Conversation(ASKED)], "a.jsonl")
+    with pytest.raises(ModelError, match="tokenizer must be that of a model with a chat template"):
+        DataOptions(kind="chat")
+    refuses = CHAT + "{{ raise_exception('no such turn') }}"
+    with pytest.raises(ModelError, match=r"must take the messages of row 0 of a\.jsonl: .*no such turn"):
+        counted_words(tmp_path, Conversation(ASKED), refuses)
+
+
+def encoded(length, *answers):
+    """A conversation of tokens 10, 11 ... of which those in the given ranges count."""
+    counted = torch.zeros(length, dtype=torch.bool)
+    for start, stop in answers:
+        counted[start:stop] = True
+    return Encoded(torch.arange(10, 10 + length, dtype=torch.int32), counted)
+
+
+def test_packing_fills_rows_up_best():
+    assert pack([2, 7, 3, 5, 4, 1], 8) == [[0, 4], [1, 5], [2, 3]]
+    assert pack([8, 8], 8) == [[0], [1]]
+    lengths = torch.randint(1, 33, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = pack(lengths, 64)
+    assert sorted(index for row in rows for index in row) == list(range(200))
+    assert max(sum(lengths[index] for index in row) for row in rows) <= 64
+    assert len(rows) <= 1.05 * sum(lengths) / 64
+    assert pack(lengths, 64) == rows
+
+
+def test_samples_hold_whole_conversations():
+    chats = [encoded(3, (1, 3)), encoded(5, (4, 5)), encoded(9, (1, 2)), encoded(9, (8, 9)), encoded(1, (0, 1))]
+    samples = ChatSamples(chats, 8, padding=0, packing=True)
+    ids = torch.arange(len(samples))
+    assert samples.inputs(ids).tolist() == [[10, 11, 12, 10, 11, 12, 13, 14], [10, 11, 12, 13, 14, 15, 16, 17]]
+    x = IGNORE
+    assert samples.targets(ids).tolist() == [[11, 12, x, x, x, x, 14, x], [11, x, x, x, x, x, x, x]]
+    assert samples.side(ids)["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], list(range(8))]
+    assert samples.notes() == [
+        "3 conversations in 2 samples of 8 tokens; 0.0% of the tokens are padding, which crosses the wire too; the "
+        "loss counts 25.0% of the others",
+        "2 conversations are cut to 8 tokens",
+        "2 conversations are left out: no answer is in their first 8 tokens",
+    ]
+    example, side = samples.example(2), samples.side_example(2)
+    assert (example.shape, example.dtype, example.is_meta) == ((2, 8), torch.int64, True)
+    assert (side["position_ids"].shape, side["position_ids"].dtype) == ((2, 8), torch.int64)
+    padded = ChatSamples(chats, 8, padding=7, packing=False)
+    assert padded.inputs(torch.tensor([0])).tolist() == [[10, 11, 12, 7, 7, 7, 7, 7]]
+    assert padded.targets(torch.tensor([0])).tolist() == [[11, 12, x, x, x, x, x, x]]
+    assert (padded.side(ids), padded.side_example(2)) == ({}, {})
+    assert len({samples.digest, padded.digest, ChatSamples(chats[:1], 8, padding=7, packing=False).digest}) == 3
+    with pytest.raises(ModelError, match=r"an answer within data\.block_size of 4 tokens, got none of 1"):
+        ChatSamples([encoded(9, (6, 9))], 4, padding=0, packing=True)
+
+
+def test_a_note_shows_what_counts():
+    samples = ChatSamples([encoded(4, (2, 3)), encoded(4, (1, 4))], 8, padding=0, packing=True)
+    pieces = [(tokens.tolist(), counts) for tokens, counts in samples.first()]
+    assert pieces == [([10, 11], False), ([12], True), ([13], False)]
+    assert in_words([("a\n", False), ("b\x1b", True)]) == "a\n[[b\N{REPLACEMENT CHARACTER}]]"
+
+
+@uses_datasets
+def test_conversations_of_a_file(tmp_path):
+    words = write_tokenizer(tmp_path / "words", pairs=False, chat=CHAT)
+    path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED if index == 9 else TWICE} for index in range(10)])
+    options = DataOptions(name=str(path), kind="chat", tokenizer=words, block_size=16, held_out=0.2)
+    data = load(options)
+    assert isinstance(data.task, LanguageModeling)
+    assert (len(data.training), len(data.held_out), data.vocab_size) == (8, 2, 22)
+    assert data.notes[0] == f"of {path}, column messages is read"
+    assert data.notes[-1] == (
+        "the first conversation, where the loss counts what is in [[ ]]:\n"
+        "user why [SEP] assistant[[a mat [SEP]]]user did it [SEP] assistant[[on the mat [SEP]]]"
+    )
+
+
+def test_the_loss_is_that_of_transformers(tmp_path):
+    """Two micro-batches with unlike counts of answers weigh as in the whole batch."""
+    config = LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=40
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    samples = ChatSamples([encoded(7, (1, 2)), encoded(12, (3, 12))], 12, padding=0, packing=False)
+    ids, task = torch.arange(2), LanguageModeling()
+    targets = samples.targets(ids)
+    sums = [
+        task.loss_sum(model(samples.inputs(ids[i : i + 1])).logits, targets[i : i + 1]) / task.num_valid(targets)
+        for i in range(2)
+    ]
+    labels = torch.where(targets != IGNORE, targets, -100).roll(1, 1)
+    mask = torch.tensor([[1] * 7 + [0] * 5, [1] * 12])
+    whole = model(samples.inputs(ids), attention_mask=mask, labels=labels).loss
+    assert torch.allclose(sum(sums), whole, rtol=1e-6, atol=0)
+
+
+def test_a_packed_conversation_is_computed_as_by_itself():
+    """The library's own mask for positions that begin anew; padding is a conversation of its own."""
+    config = LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=40
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    alone = [encoded(5, (2, 5)), encoded(4, (1, 4)), encoded(1 + 2, (1, 3))]
+    samples = ChatSamples(alone, 14, padding=0, packing=True)
+    ids = torch.tensor([0])
+    assert len(samples) == 1
+    packed = model(samples.inputs(ids), **samples.side(ids), use_cache=False).logits[0]
+    expected = torch.cat([model(each.tokens[None].long()).logits[0] for each in alone])
+    assert torch.allclose(packed[:12], expected, rtol=0, atol=1e-5)
+    kept = samples.targets(ids)[0, :12]
+    assert functional.cross_entropy(packed[:12], kept) > 0
