@@ -9,8 +9,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.coding.bits import entropy_with_codes
-from thinwire.compress.codecs.coding.columns import ColumnCoded
-from thinwire.compress.codecs.coding.entropy import EntropyCoded
+from thinwire.compress.codecs.coding.entropy import Coded, EntropyCoded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
@@ -94,7 +93,7 @@ class Blockwise(MayVary, Codec):
         return self._coded if self.varies else self._quantizer
 
     @property
-    def _coded(self) -> EntropyCoded | ColumnCoded:
+    def _coded(self) -> Coded:
         return EntropyCoded(self._quantizer, self._grid.bits)
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:

@@ -18,7 +18,7 @@ from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.coding.columns import ColumnCoded
-from thinwire.compress.codecs.coding.entropy import EntropyCoded
+from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
@@ -169,10 +169,10 @@ class Quantize(Blockwise):
         return super()._reach(shape) * reach_of(self.rotate, shape)
 
     @property
-    def _coded(self) -> EntropyCoded | ColumnCoded:
+    def _coded(self) -> Coded:
         if self.step is None:
             return super()._coded
-        return ColumnCoded(self._quantizer, partial(blocks_per, "channel"))
+        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"))
 
     @property
     def _quantizer(self) -> Quantizer:

@@ -21,12 +21,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
+from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.granularity import Blocks
-from thinwire.compress.codecs.quantizer import Quantizer
 
 _CLASSES, _CLASS_BITS = 8, 3
 _LEAST_COLUMN, _LEAST_TENSOR = 64, 1 << 16
@@ -34,45 +32,11 @@ _ZERO = 128
 
 
 @dataclass(frozen=True)
-class ColumnCoded(Quantizer):
-    """A quantizer whose codes of 8 bits, at the end of its payload, are coded by class of their column."""
+class ColumnCoded(Coded):
+    """Codes of 8 bits are coded by class of their column."""
 
-    inner: Quantizer
     columns: Callable[[Sequence[int]], Blocks]
     """Gives the columns of a tensor of this shape, as blocks."""
-
-    def nbytes(self, shape: Sequence[int]) -> int:
-        """The most bytes of a payload; CodecError if they are more than its length can say."""
-        return with_length(self.inner.nbytes(shape))
-
-    def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the length, then the inner payload, with its codes coded if that is shorter."""
-        plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
-        self.inner.encode(x, plain, key)
-        head, codes = plain.tensor_split([len(plain) - x.numel()])
-        coded = self._coded(codes.cpu(), x.shape)
-        tail = coded if len(coded) < len(codes) else codes
-        start = LENGTH_BYTES + len(head)
-        out[LENGTH_BYTES:start] = head
-        out[start : start + len(tail)] = tail
-        put_length(start + len(tail), out)
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write the inner quantizer's decoded tensor into `out`."""
-        self.inner.decode(self.plain(payload, out.shape), out)
-
-    def plain(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
-        """The inner payload of a tensor of `shape`; CodecError if these bytes are no payload."""
-        length, plain = length_of(payload), payload[LENGTH_BYTES:]
-        if length == len(payload):
-            return plain
-        head = plain[: len(plain) - prod(shape)]
-        codes = self._codes(payload[LENGTH_BYTES + len(head) : length].cpu(), shape)
-        return torch.cat([head, codes.to(head.device)])
-
-    def error_bound(self, x: Tensor) -> Tensor:
-        """The inner quantizer's bound: coding loses nothing."""
-        return self.inner.error_bound(x)
 
     def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
         columns = self._classified(shape)

@@ -10,6 +10,7 @@ Symbols are bytes: as many codes as fill one, 1, 2 or 4 bits each; two of 3 bits
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -28,8 +29,8 @@ _PAIRED = 3
 
 
 @dataclass(frozen=True)
-class EntropyCoded(Quantizer):
-    """A quantizer whose codes, at the end of its payload, are coded by how often they occur."""
+class Coded(Quantizer):
+    """A quantizer whose codes, at the end of its payload, are coded so that they take fewer bytes."""
 
     inner: Quantizer
     bits: int
@@ -43,8 +44,8 @@ class EntropyCoded(Quantizer):
         """Write the length, then the inner payload, with its codes coded if that is shorter."""
         plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
         self.inner.encode(x, plain, key)
-        head, codes = self._split(plain, x.numel())
-        coded = huffman(_symbols(codes.cpu(), self.bits, x.numel()))
+        head, codes = self._split(plain, x.shape)
+        coded = self._coded(codes.cpu(), x.shape)
         tail = coded if len(coded) < len(codes) else codes
         start = LENGTH_BYTES + len(head)
         out[LENGTH_BYTES:start] = head
@@ -57,21 +58,39 @@ class EntropyCoded(Quantizer):
 
     def plain(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         """The inner payload of a tensor of `shape`; CodecError if these bytes are no payload."""
-        length, plain, n = length_of(payload), payload[LENGTH_BYTES:], prod(shape)
+        length, plain = length_of(payload), payload[LENGTH_BYTES:]
         if length == len(payload):
             return plain
-        head, _ = self._split(plain, n)
-        coded = payload[LENGTH_BYTES + len(head) : length]
-        return torch.cat([head, _codes(coded.cpu(), self.bits, n).to(head.device)])
+        head, _ = self._split(plain, shape)
+        codes = self._codes(payload[LENGTH_BYTES + len(head) : length].cpu(), shape)
+        return torch.cat([head, codes.to(head.device)])
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The inner quantizer's bound: coding loses nothing."""
         return self.inner.error_bound(x)
 
-    def _split(self, plain: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def _split(self, plain: Tensor, shape: Sequence[int]) -> Sequence[Tensor]:
         """The inner payload without its codes, and the packed codes."""
-        size = len(plain) - packed_size(n, self.bits)
-        return plain[:size], plain[size:]
+        return plain.tensor_split([len(plain) - packed_size(prod(shape), self.bits)])
+
+    @abstractmethod
+    def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
+        """The bytes that stand for the packed codes."""
+
+    @abstractmethod
+    def _codes(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        """The packed codes for which these bytes stand; CodecError if they are none."""
+
+
+@dataclass(frozen=True)
+class EntropyCoded(Coded):
+    """Codes are coded by how often they occur."""
+
+    def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
+        return huffman(_symbols(codes, self.bits, prod(shape)))
+
+    def _codes(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        return _codes(coded, self.bits, prod(shape))
 
 
 def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:
