@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.errors.words import listed
 from thinwire.launch.shared import probes
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import MISTAKE, OK
@@ -168,12 +169,9 @@ def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[PairTable, bool]:
     for low, high in sorted(where[0].counterparts):
         rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
-    note = f"{wanted.group_processes} processes on {len(cards)} host{'s' * (len(cards) > 1)} with {_listed(cards)} GPUs"
+    hosts = f"{len(cards)} host{'s' * (len(cards) > 1)} with {listed([*map(str, cards)])} GPUs"
+    note = f"{wanted.group_processes} processes on {hosts}"
     return PairTable(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
-
-
-def _listed(cards: Sequence[int]) -> str:
-    return ", ".join(map(str, cards))
 
 
 def make_parser() -> Parser:

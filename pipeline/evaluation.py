@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import PassKind
+from thinwire.errors.words import were
 from thinwire.models.data.samples import Samples
 from thinwire.pipeline.errors import PipelineError
 from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.processes.placement import were
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire.passes import Pass
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from thinwire.errors.words import numbered
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, positive, share
@@ -18,7 +19,7 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import show
 from thinwire.launch.timing.network import WIRES, Link, Network
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.overrides import ReplicaCodecs, named
+from thinwire.pipeline.options.overrides import ReplicaCodecs
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _check_replicas(options: argparse.Namespace, wanted: Recipe) -> None:
         (
             not own,
             f"a prediction takes all replicas for alike; remove compression from replicas.overrides, got that of "
-            f"{named(own)}",
+            f"{numbered('replica', own)}",
         ),
     )
 

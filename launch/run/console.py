@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from thinwire.compress.stores.space import in_words
+from thinwire.errors.words import listed, numbered
 from thinwire.launch.run import tables
-from thinwire.launch.run.failures import named
 from thinwire.launch.shared.tables import FOLDED, Table, Value, duration_text, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
@@ -69,7 +69,7 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._tokens = Console(), tokens
-        self._total, self._where = total, "" if len(stages) == num_stages else f" at {named(stages)}"
+        self._total, self._where = total, "" if len(stages) == num_stages else f" at {numbered('stage', stages)}"
         self._bar = Progress(
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]}"),
@@ -160,8 +160,7 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
     for stages, taken in processes.items():
         parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
         if parts:
-            here = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-            said = f"{here}: stores for feedback will take {' and '.join(parts)}"
+            said = f"{numbered('stage', stages)}: stores for feedback will take {listed(parts)}"
             Console().print(said, highlight=False, soft_wrap=True)
 
 
@@ -263,11 +262,9 @@ def uneven(summary: Mapping[str, Any]) -> str:
 
 def _devices(stages: Sequence[Mapping[str, Any]]) -> str:
     """Where the stages computed, in a sentence."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[int]] = {}
     for stage in stages:
-        found.setdefault(stage["device"], []).append(str(stage["stage"]))
+        found.setdefault(stage["device"], []).append(stage["stage"])
     if len(found) == 1:
         return f"all stages computed on {next(iter(found))}"
-    return "; ".join(
-        f"{'stages' if len(here) > 1 else 'stage'} {', '.join(here)} computed on {name}" for name, here in found.items()
-    )
+    return "; ".join(f"{numbered('stage', here)} computed on {name}" for name, here in found.items())

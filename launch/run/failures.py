@@ -21,6 +21,7 @@ from pathlib import Path
 
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
+from thinwire.errors.words import numbered
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.shared.exit_codes import SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
@@ -260,5 +261,5 @@ def named(stages: Sequence[int], replica: int | None = None) -> str:
     """The stages of a process in words, with the replica if there are several."""
     if not stages:
         return "a process without a stage"
-    said = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+    said = numbered("stage", stages)
     return said if replica is None else f"{said} of replica {replica}"

@@ -22,7 +22,7 @@ from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.options.overrides import in_words
+from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.drain import told
 from thinwire.pipeline.stage import CompressedStage
 
@@ -122,7 +122,7 @@ def samples_of_replicas(recipe: Recipe, done: int) -> list[int]:
 def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:
     """Gives the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
     overrides = recipe.replicas.overrides if recipe.replicas.count > 1 else {}
-    return partial(in_words, recipe.compression if overrides else used, overrides)
+    return partial(codec_in_words, recipe.compression if overrides else used, overrides)
 
 
 def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:

@@ -17,8 +17,3 @@ def changed(options: Any, *beside: str) -> dict[str, Any]:
 
 def _default(each: Any) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
-
-
-def listed(names: list[str]) -> str:
-    """Names in a sentence: `a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

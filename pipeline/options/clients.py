@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.changes import changed, listed
+from thinwire.pipeline.options.changes import changed
 from thinwire.pipeline.options.durations import misspelt, read_duration
 from thinwire.pipeline.options.replicas import ReplicaOptions
 

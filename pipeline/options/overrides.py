@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from thinwire.errors.words import numbered
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.compression import BoundaryOptions, CompressionOptions
@@ -93,7 +94,7 @@ def check_overrides(
     return mistakes
 
 
-def in_words(
+def codec_in_words(
     common: CompressionOptions, overrides: Mapping[int, ReplicaOverride], boundary: int, channel: ChannelName
 ) -> str:
     """The codec of a channel for tables, with the replicas that have another: `q(4), none in replica 1`."""
@@ -103,12 +104,7 @@ def in_words(
         codec = str(overridden(common, override.compression).method(boundary, channel))
         if codec != usual:
             others.setdefault(codec, []).append(replica)
-    return ", ".join([usual, *(f"{codec} in {named(replicas)}" for codec, replicas in others.items())])
-
-
-def named(replicas: Collection[int]) -> str:
-    """Replicas in words: `replica 1`, `replicas 1 and 2`."""
-    return f"replica{'s' * (len(replicas) > 1)} {' and '.join(map(str, replicas))}"
+    return ", ".join([usual, *(f"{codec} in {numbered('replica', replicas)}" for codec, replicas in others.items())])
 
 
 def _first(*values: str | None) -> str | None:

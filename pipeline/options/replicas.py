@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire import compress
+from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import parted
-from thinwire.pipeline.options.changes import changed, listed
+from thinwire.pipeline.options.changes import changed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS

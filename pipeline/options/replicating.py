@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.pipeline.options.changes import listed
+from thinwire.errors.words import listed
 from thinwire.pipeline.options.compression import CompressionOptions
 from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
 from thinwire.pipeline.options.pipeline import WireOptions

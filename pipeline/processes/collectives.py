@@ -31,9 +31,10 @@ from isal import isal_zlib
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from thinwire.errors.words import numbered, were
 from thinwire.pipeline.errors import MismatchError, WireError
 from thinwire.pipeline.processes.backends import arguments_beside
-from thinwire.pipeline.processes.placement import AXES, Placement, in_words, were
+from thinwire.pipeline.processes.placement import AXES, Placement
 from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
 
 LARGEST = 1 << 28
@@ -377,7 +378,7 @@ class StageNumbers:
         mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(rank)
         if rank == dist.get_rank():
             return f"{were(mine)} telling the other stages {self._what}"
-        return f"{were(mine)} waiting for {self._what} of {in_words(theirs)}"
+        return f"{were(mine)} waiting for {self._what} of {numbered('stage', theirs)}"
 
 
 # 5. Groups of processes

@@ -6,7 +6,7 @@ pipeline + process. So neighbours of a pipeline have neighbouring ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -112,13 +112,3 @@ class Placement:
     def place_of(self, stage: int) -> int:
         """The place of a stage's process among those of its pipeline."""
         return self.process_of[stage] - self.replica * self.num_processes
-
-
-def in_words(stages: Collection[int]) -> str:
-    """Stages in words: `stage 1`, `stages 1, 2`."""
-    return f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, sorted(stages)))}"
-
-
-def were(stages: Collection[int]) -> str:
-    """The subject of a sentence on what stages did: `stage 1 was`, `stages 1, 2 were`."""
-    return f"{in_words(stages)} {'was' if len(stages) == 1 else 'were'}"

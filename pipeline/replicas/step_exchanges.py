@@ -15,8 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.errors.words import numbered, were
 from thinwire.pipeline.processes.collectives import Kind, Words
-from thinwire.pipeline.processes.placement import Placement, in_words, were
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.drain import hidden_shares, last_exchanges
 from thinwire.pipeline.stage import CompressedStage
 
@@ -114,4 +115,4 @@ class StepExchanges:
         mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(process)
         if process == dist.get_rank():
             return f"{were(mine)} reporting the exchange between replicas to the last stage"
-        return f"{were(mine)} waiting for the report on the exchange of the replicas of {in_words(theirs)}"
+        return f"{were(mine)} waiting for the report on the exchange of the replicas of {numbered('stage', theirs)}"

@@ -159,7 +159,7 @@ def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     show_stores({(0, 3): {"memory": 384_000, "disk": 0}, (1,): {"memory": 0}, (2,): {"memory": 12, "disk": 1234567890}})
     assert capsys.readouterr().out.splitlines() == [
-        "stages 0, 3: stores for feedback will take 384 kB (384000 bytes) in memory",
+        "stages 0 and 3: stores for feedback will take 384 kB (384000 bytes) in memory",
         "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
     ]
 
@@ -224,7 +224,7 @@ def test_the_speed_is_a_number_one_can_read(capsys, seconds, tokens, said):
 def test_bytes_of_one_boundary_are_told_as_such(capsys):
     """The last stage of a split pipeline, whose boundary sends more than the others, stood for all of them."""
     ProgressLine(1, stages=[2, 3], num_stages=4).step(record(0))
-    assert "8.0x fewer bytes at stages 2, 3  " in capsys.readouterr().out
+    assert "8.0x fewer bytes at stages 2 and 3  " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [80, 200])

@@ -128,7 +128,7 @@ def test_stages_that_fail_for_one_reason_are_told_in_one_line():
         report(0, "own", "no room"),
         report(2, "own", "something else"),
         exit_codes={0: 1, 1: 1, 2: 1},
-    ) == ["stages 0, 1 failed: no room", "stage 2 failed: something else"]
+    ) == ["stages 0 and 1 failed: no room", "stage 2 failed: something else"]
 
 
 def test_the_killed_stand_above_own_failures_in_rank_order():
@@ -186,8 +186,8 @@ def test_processes_are_named_by_their_stages():
         exit_codes={1: -9, 0: 1, 5: 1},
         stages_of=lambda rank: [rank, 3 - rank],
     ) == [
-        "stages 1, 2 was killed by SIGKILL",
-        "stages 0, 3 failed: a cause",
+        "stages 1 and 2 was killed by SIGKILL",
+        "stages 0 and 3 failed: a cause",
         "  a process without a stage lost a peer: awaited",
     ]
 

@@ -127,7 +127,7 @@ def test_torchrun_on_two_hosts_and_an_evaluation_have_the_numbers_of_a_simulatio
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
     got = summary(folder / "host-0")
     assert {name: got[name] for name in SAME} == {name: wanted[name] for name in SAME}
-    assert "stages 0, 1 of replica 1 are done; what this host keeps is in host-1" in second.stdout
+    assert "stages 0 and 1 of replica 1 are done; what this host keeps is in host-1" in second.stdout
     capsys.readouterr()
     assert cli.main(["eval", "host-0", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]

@@ -115,7 +115,7 @@ def test_the_server_never_opens_the_data(recipe, labels, machines, capsys):
         assert at_client.wait() == 0, at_client.stderr
     # who does not show the results says that it is done: the server said nothing at all
     shown = at_client.stdout if labels else there.stdout
-    assert f"{'stage 0 is' if labels else 'stages 1, 2 are'} done; what this host keeps is in run\n" in shown
+    assert f"{'stage 0 is' if labels else 'stages 1 and 2 are'} done; what this host keeps is in run\n" in shown
     # the server had no pictures, and wrote the weights of its own stages alone
     assert not (server / "pictures").exists()
     stages = {path.name for path in (server / "run/weights").rglob("stage-*")}

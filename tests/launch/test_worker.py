@@ -101,9 +101,9 @@ def test_all_processes_wait_for_a_replica_that_steps_alone_as_its_counterparts_d
     ("process_of", "replicas", "here", "said"),
     [
         ({0: 0, 1: 1}, 1, range(1), "stage 0 is"),
-        ({0: 0, 1: 0, 2: 1}, 1, range(1), "stages 0, 1 are"),
+        ({0: 0, 1: 0, 2: 1}, 1, range(1), "stages 0 and 1 are"),
         ({0: 0}, 4, range(2, 4), "stage 0 of replica 2 and stage 0 of replica 3 are"),
-        ({0: 0, 1: 1}, 2, range(2, 4), "stages 0, 1 of replica 1 are"),
+        ({0: 0, 1: 1}, 2, range(2, 4), "stages 0 and 1 of replica 1 are"),
     ],
     ids=["one stage", "two stages", "two replicas", "one replica"],
 )

@@ -15,7 +15,7 @@ from thinwire.compress import SlotCounts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.options.overrides import in_words
+from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire
 
@@ -99,7 +99,9 @@ def agreed_by_replicas(recipe: Recipe) -> dict[str, Any]:
         return {}
     common = recipe.compression
     codecs = {
-        f"compression.{channel} of boundary {boundary}": in_words(common, recipe.replicas.overrides, boundary, channel)
+        f"compression.{channel} of boundary {boundary}": codec_in_words(
+            common, recipe.replicas.overrides, boundary, channel
+        )
         for boundary in range(recipe.num_boundaries)
         for channel in CHANNELS
     }

@@ -15,10 +15,11 @@ starts, who is lost and who leaves. A replica is in one of these states:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from thinwire.errors.words import numbered
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.messages import Message, kind_of
 
@@ -308,13 +309,7 @@ class Membership:
             return
         self._last_members = list(members)
         absent = [replica for replica in range(len(self._members)) if replica not in members]
-        without = f", without {named(absent)}" if absent else " again"
+        without = f", without {numbered('replica', absent)}" if absent else " again"
         self._tell(
             f"the exchange after step {step} goes on with {len(members)} of {len(self._members)} replicas{without}"
         )
-
-
-def named(replicas: Iterable[int]) -> str:
-    """Replicas in words."""
-    listed = [str(replica) for replica in replicas]
-    return f"replica {listed[0]}" if len(listed) == 1 else f"replicas {', '.join(listed)}"

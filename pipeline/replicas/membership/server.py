@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from thinwire.errors.words import numbered
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.messages import LAUNCHED, SAID, Message, check, pack, unpack
-from thinwire.pipeline.replicas.membership.rules import Membership, named
+from thinwire.pipeline.replicas.membership.rules import Membership
 
 TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
@@ -253,7 +254,11 @@ class Server:
         """How the run has ended, in words; None if no replica has reached the end of it."""
         if not self._finished:
             return None
-        return f"the run has ended without {named(self.missing)}" if self.missing else "all replicas have ended"
+        return (
+            f"the run has ended without {numbered('replica', self.missing)}"
+            if self.missing
+            else "all replicas have ended"
+        )
 
 
 def difference(known: Mapping[str, str], told: Mapping[str, str]) -> str | None:
