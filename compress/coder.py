@@ -28,8 +28,8 @@ from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Feedback, Method
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.plan import MessagePlan, Rows
+from thinwire.compress.sent_indices import IndexMemory, SentIndices
 from thinwire.compress.stores.store import Loan
-from thinwire.compress.traces import Trace, Traces
 from thinwire.compress.transfer import put
 from thinwire.compress.warm_starts import WarmStarts
 
@@ -74,11 +74,11 @@ class Coder:
         self.rows = self._shape[0] if self._shape else 1
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
-        self._traces: Traces | None = None
-        self._reused: Traces | None = None
+        self._index_memory: IndexMemory | None = None
+        self._reused: IndexMemory | None = None
         if method.codec.reuses_indices:
             assert activation is not None, "bound_to raises without an activation"
-            self._reused = activation.traced()
+            self._reused = activation.index_memory()
         self.warm_starts = WarmStarts() if self._codec.warm_starts else None
         self.buffers = Buffers(
             method,
@@ -94,10 +94,10 @@ class Coder:
         """The codec of this channel, as it is used."""
         return self._codec
 
-    def traced(self) -> Traces:
+    def index_memory(self) -> IndexMemory:
         """Record the indices of this activation's values in training from now on, for `reuse`."""
-        self._traces = Traces()
-        return self._traces
+        self._index_memory = IndexMemory()
+        return self._index_memory
 
     def plan(self, microbatch: Microbatch) -> MessagePlan:
         """The plan of a micro-batch; both ends make the same one, before either updates its buffers."""
@@ -107,8 +107,8 @@ class Coder:
         if microbatch.kind in ("warmup", "eval-off"):
             rows = self._every
         elif self._reused is not None:
-            trace = self._reused.of(microbatch)
-            rows, shared = trace.rows, trace.indices
+            sent = self._reused.of(microbatch)
+            rows, shared = sent.rows, sent.indices
         elif store is not None and self._opening is not None:
             rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
@@ -207,10 +207,10 @@ class Coder:
             self._reused.forget(plan.microbatch)
         if plan.microbatch.kind != "train":
             return
-        if self._traces is not None:
+        if self._index_memory is not None:
             shape = self._shape_of(plan.rows.num_coded)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
-            self._traces.record(plan.microbatch, Trace(plan.rows, indices))
+            self._index_memory.record(plan.microbatch, SentIndices(plan.rows, indices))
         if self.warm_starts is not None and not plan.rows.num_full:
             start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
             self.warm_starts.keep(plan.microbatch, start)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from thinwire.launch.hosts.network import egress
+from thinwire.launch.hosts.shaping import egress
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss
 from thinwire.pipeline.errors import OptionsError
 

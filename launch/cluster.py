@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from thinwire.errors import attempt
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.hosts import crew, network
+from thinwire.launch.hosts import commands, shaping
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
@@ -78,12 +78,12 @@ def run(argv: Sequence[str]) -> int:
     job = plan(command, links.num_hosts)
     from thinwire.launch.run import failures
 
-    with crew.gathered_signals() as came, scratch.folder() as folder:
+    with commands.gathered_signals() as came, scratch.folder() as folder:
         # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR
         leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.stages_of is not None else {}
         with Cluster(links) as hosts:
             members = [
-                crew.Member(
+                commands.HostCommand(
                     f"host {host.index}",
                     host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
                 )
                 for host in hosts
             ]
-            outcome = crew.supervise(members, came, options.grace)
+            outcome = commands.supervise(members, came, options.grace)
         for member in members:
             member.finish()
         reports = failures.read_reports(folder)
@@ -153,7 +153,7 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     if left:
         advice = "change --hosts or pipeline.num_stages" + ", or replicas.count" * (wanted.replicas.count > 1)
         raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
-    meet = ["--master-addr", network.address(0), "--master-port", str(MASTER_PORT)]
+    meet = ["--master-addr", shaping.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
         [
             *(sys.executable, "-m", "torch.distributed.run"),
@@ -183,14 +183,14 @@ def environment(host: int, num_hosts: int) -> dict[str, str]:
         "THINWIRE_HOST": str(host),
         "THINWIRE_HOSTS": str(num_hosts),
         "NODE_RANK": str(host),
-        "MASTER_ADDR": network.address(0),
+        "MASTER_ADDR": shaping.address(0),
         "MASTER_PORT": str(MASTER_PORT),
         # torchrun takes from here the options that its command line does not give
         "PET_NNODES": str(num_hosts),
         "PET_NODE_RANK": str(host),
-        "PET_MASTER_ADDR": network.address(0),
+        "PET_MASTER_ADDR": shaping.address(0),
         "PET_MASTER_PORT": str(MASTER_PORT),
-        "GLOO_SOCKET_IFNAME": network.INTERFACE,
+        "GLOO_SOCKET_IFNAME": shaping.INTERFACE,
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -112,7 +112,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
 
     import zmq
 
-    from thinwire.launch.hosts.crew import gathered_signals
+    from thinwire.launch.hosts.commands import gathered_signals
     from thinwire.launch.run.elastic.agent import tell
     from thinwire.launch.run.elastic.agreement import agreed
     from thinwire.launch.shared.open_files import allow_many_files

@@ -29,8 +29,8 @@ from thinwire.launch.shared.rank import check_meeting, is_spread, own_rank
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
-    from thinwire.launch.run.local import Start
     from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.run.stage_processes import Start
     from thinwire.launch.shared.arguments import Parser
 
 
@@ -124,8 +124,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
         FailedError: a process failed. The message says which, and what the others were waiting for.
         StoppedError: a signal came.
     """
-    from thinwire.launch.hosts.crew import gathered_signals
-    from thinwire.launch.run import failures, folders, host_data, local
+    from thinwire.launch.hosts.commands import gathered_signals
+    from thinwire.launch.run import failures, folders, host_data, stage_processes
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.run.elastic.launcher import Launcher
     from thinwire.launch.shared import scratch
@@ -145,12 +145,14 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 keys = fresh_keys(wanted.wire, folder)
-                given = local.environments(wanted.num_processes, wanted.training.threads, folder)
+                given = stage_processes.environments(wanted.num_processes, wanted.training.threads, folder)
                 if not forks.is_safe():
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
                 given = [{**environment, **keys} for environment in given]
-                end = local.run(start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves)
+                end = stage_processes.run(
+                    start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves
+                )
                 silences = failures.silences(end.silent, where.stages_of, where.replica_of)
                 reports = failures.read_reports(folder) | silences
             if end.finished:
@@ -178,12 +180,12 @@ def _again(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Sta
 
 def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:
     """How a stage process is started: forked, or, where that is not safe, as a new interpreter."""
-    from thinwire.launch.run import local
+    from thinwire.launch.run import stage_processes
     from thinwire.launch.run.worker import work
 
     if forks.is_safe():
         return partial(forks.Forked, lambda: work(prepared, pulse.begin()))
-    return local.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
+    return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
 
 
 if __name__ == "__main__":

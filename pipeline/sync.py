@@ -22,7 +22,7 @@ from thinwire.pipeline.optimization import Update, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.local import LocalSteps
+from thinwire.pipeline.replicas.local_steps import LocalSteps
 from thinwire.pipeline.replicas.losses import LossesOfOthers
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.shares import Shares
@@ -33,7 +33,7 @@ from thinwire.pipeline.stage import CompressedStage
 
 
 @dataclass(frozen=True)
-class Share:
+class StepShare:
     """What one pipeline does of a step."""
 
     pipeline: int
@@ -100,7 +100,7 @@ class Sync:
         self._progress, self._losses = progress, []
         self.exchanges.begin()
 
-    def shares(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[Share]:
+    def shares(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[StepShare]:
         """The part of the batch of each replica here, in turn; after each one comes `after_backward`.
 
         Args:
@@ -114,7 +114,7 @@ class Sync:
         for replica in here:
             self._enter(replica)
             own = None if targets is None else self._shares.part(targets, replica)
-            yield Share(
+            yield StepShare(
                 pipeline=replica,
                 ids=self._shares.part(ids, replica),
                 targets=own,
@@ -124,7 +124,7 @@ class Sync:
             )
         self._skip(kind, self._shares.behind(here.stop))
 
-    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
         """Take the losses of a share, and its gradients, which the parameters hold."""
         self._losses += losses
         update.to_momentum(self._progress, self.optimizers)
@@ -198,7 +198,7 @@ class SumEachStep(Sync):
     def _enter(self, replica: int) -> None:
         self.replicas.statistics.enter(replica)
 
-    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
         """Send the gradients of a share. Its statistics are few bytes, and go ahead, so that they are there with it."""
         self.replicas.statistics.leave(share.pipeline, self._progress)
         super().after_backward(share, losses, update)
@@ -257,7 +257,7 @@ class StepAlone(Sync):
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         return own
 
-    def after_backward(self, share: Share, losses: Sequence[Tensor], update: Update) -> None:
+    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
         """Step with the gradients of a share alone. The losses and the norm of the first one are reported."""
         self._losses = self._losses or [*losses]
         self._norms.append(update.step(self._progress.step, self._local.optimizers(share.pipeline)))

@@ -23,7 +23,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.sync import Share, Sync
+from thinwire.pipeline.sync import StepShare, Sync
 from thinwire.pipeline.wire.passes import Pass
 
 
@@ -149,7 +149,7 @@ class Trainer:
         compression = self.stages[0].wire.compression
         return "warmup" if compression.warms_up(step, self.sampler.steps_per_epoch) else "train"
 
-    def _forward_and_backward(self, kind: PassKind, share: Share, epoch: int) -> list[Tensor]:
+    def _forward_and_backward(self, kind: PassKind, share: StepShare, epoch: int) -> list[Tensor]:
         """All passes of one share: the micro-batches' losses on the last stage."""
         self.runner.use(share.pipeline)
         inputs = self.samples.inputs(share.ids, epoch) if self.runner.has_first else None

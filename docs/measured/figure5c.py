@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import Prediction, predict
 from thinwire.launch.timing.published import METHODS, WORKLOAD

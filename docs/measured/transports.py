@@ -29,7 +29,7 @@ import zmq
 
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
 from thinwire.launch.hosts.namespaces import Cluster, Host
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.shared.links import Links

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.hosts import network
+from thinwire.launch.hosts import shaping
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.links import Links
 from thinwire.launch.shared.probes import probe_namespace
@@ -34,7 +34,7 @@ class Host:
     """One network namespace. One cable joins it to the switch; it has no other connection."""
 
     def __init__(self, name: str, index: int) -> None:
-        self.name, self.index, self.address = name, index, network.address(index)
+        self.name, self.index, self.address = name, index, shaping.address(index)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The arguments that run a command on this host."""
@@ -63,14 +63,14 @@ class Cluster:
             raise ClusterError(reason)
         remove_orphans()
         try:
-            for command in network.creation(self._prefix, self.links.num_hosts):
+            for command in shaping.creation(self._prefix, self.links.num_hosts):
                 _run(command)
-            for command in network.shaping(self._prefix, self.links):
+            for command in shaping.shaping(self._prefix, self.links):
                 _run(command)
         except BaseException:
             self._remove()
             raise
-        return [Host(network.name(self._prefix, index), index) for index in range(self.links.num_hosts)]
+        return [Host(shaping.name(self._prefix, index), index) for index in range(self.links.num_hosts)]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -85,10 +85,10 @@ class Cluster:
             )
         if reason := missing(links):
             raise ClusterError(reason)
-        for command in network.unshaping(self._prefix, self.links):
+        for command in shaping.unshaping(self._prefix, self.links):
             _run(command)
         self.links = links
-        for command in network.shaping(self._prefix, links):
+        for command in shaping.shaping(self._prefix, links):
             _run(command)
 
     def _remove(self) -> None:
@@ -103,7 +103,7 @@ def missing(links: Links) -> str:
         return "a cluster needs root, for network namespaces and traffic control; start the command with sudo"
     if absent := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
         return f"a cluster needs {' and '.join(absent)}; install iproute2"
-    for kind in ("", *network.kinds(links)):
+    for kind in ("", *shaping.kinds(links)):
         finding = probe_namespace(*filter(None, [kind]))
         if finding.verdict != "ok":
             return _ADVICE[kind.partition(" ")[0]].format(found=finding.found)

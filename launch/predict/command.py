@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.predict.answer import answer
-    from thinwire.launch.timing.exchange import NO_COMPRESSION
+    from thinwire.launch.timing.exchange_time import NO_COMPRESSION
     from thinwire.launch.timing.profile import from_recipe
     from thinwire.launch.timing.workload import codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES

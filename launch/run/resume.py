@@ -17,7 +17,7 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
-from thinwire.launch.run.local import MEETING_VARIABLE, FileWords
+from thinwire.launch.run.stage_processes import MEETING_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError

@@ -31,8 +31,8 @@ from thinwire.launch.run.folders import replacing, what_is_left
 from thinwire.launch.run.heartbeat.neighbours import Neighbours
 from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
-from thinwire.launch.run.local import MEETING_VARIABLE
 from thinwire.launch.run.run import Run
+from thinwire.launch.run.stage_processes import MEETING_VARIABLE
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient

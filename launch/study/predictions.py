@@ -15,7 +15,7 @@ from thinwire.launch.shared.links import parse_bandwidth, parse_latency
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
 from thinwire.launch.study.results import Result
-from thinwire.launch.timing.exchange import UNCOMPRESSED, ReplicaWork
+from thinwire.launch.timing.exchange_time import UNCOMPRESSED, ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import predict
 from thinwire.launch.timing.workload import Workload, codec_pair, frame_bytes, uniform

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.compress import parse
-from thinwire.launch.timing.exchange import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course, time_step
 from thinwire.launch.timing.timetable import timetable

@@ -19,7 +19,7 @@ from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
-from thinwire.launch.timing.exchange import ReplicaWork
+from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_layers, build_stage

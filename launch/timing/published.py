@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.launch.timing.exchange import NO_COMPRESSION
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION
 from thinwire.launch.timing.workload import uniform
 from thinwire.pipeline.options import CompressionOptions
 

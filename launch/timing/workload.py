@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Method
-from thinwire.launch.timing.exchange import ReplicaWork
+from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.errors import OptionsError

@@ -25,8 +25,8 @@ from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import Bucket
-from thinwire.pipeline.replicas.ends import LaneEnds
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS
+from thinwire.pipeline.replicas.lane_ends import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import (
     BucketMember,

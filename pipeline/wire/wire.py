@@ -95,7 +95,7 @@ class Holder:
         return self.device.type != "cpu"
 
 
-class Member(Protocol):
+class WireStage(Protocol):
     """A stage of a Wire."""
 
     stage_index: int
@@ -151,8 +151,8 @@ class Wire:
         self._timeout = timedelta(seconds=self.options.timeout)
         self._local: dict[tuple[int, ChannelName, int, int], MemoryEnd] = {}
         self._ways = Ways()
-        self._members: list[Member] = []
-        self._silent: list[Member] = []
+        self._members: list[WireStage] = []
+        self._silent: list[WireStage] = []
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         created = dist.new_group(
             ranks,
@@ -186,7 +186,7 @@ class Wire:
                 f"for the Wire; create it with Wire(..., group=group)"
             )
 
-    def join(self, stage: Member) -> int:
+    def join(self, stage: WireStage) -> int:
         """Take in a stage of this process; its number among those with the same index."""
         self._members.append(stage)
         self._silent.append(stage)

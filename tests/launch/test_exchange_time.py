@@ -10,7 +10,7 @@ from support.run_files import summary
 from support.toy import make_trainer
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
-from thinwire.launch.timing.exchange import NO_COMPRESSION, ReplicaWork, loads
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork, loads
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import exchange_verdict, predict, predict_each, run, step
 from thinwire.launch.timing.profile import replica_work

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from thinwire.launch.run import forks, local
+from thinwire.launch.run import forks, stage_processes
 from thinwire.launch.run.heartbeat import pulse, silence
 from thinwire.launch.run.heartbeat.pulse import EVERY, Doing
 from thinwire.launch.run.heartbeat.silence import Silence
@@ -126,7 +126,7 @@ def test_who_is_forgotten_is_not_expected():
 
 def new(script):
     """Each process a new interpreter."""
-    return local.command([sys.executable, "-c", textwrap.dedent(script)])
+    return stage_processes.command([sys.executable, "-c", textwrap.dedent(script)])
 
 
 def forked(script):
@@ -151,7 +151,7 @@ SCRIPT = """
 
 def ended(start, *names):
     """How processes ended of which one is silent."""
-    return local.run(start, [{**os.environ, "NAME": name} for name in names], [], heartbeat=1.5)
+    return stage_processes.run(start, [{**os.environ, "NAME": name} for name in names], [], heartbeat=1.5)
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
         pulse.begin().doing = lambda: pulse.Doing.TRAINING
         ctypes.CDLL(None).sleep(4)
     """
-    assert ended(new(script), "busy") == local.End()
+    assert ended(new(script), "busy") == stage_processes.End()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a stopped process is found in /proc")
@@ -227,7 +227,7 @@ def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
 
 
 def test_who_names_no_option_hears_no_silence():
-    assert math.isinf(local.run.__kwdefaults__["heartbeat"])
+    assert math.isinf(stage_processes.run.__kwdefaults__["heartbeat"])
 
 
 @pytest.mark.slow
@@ -240,5 +240,5 @@ def test_a_start_longer_than_the_heartbeat_is_no_silence():
         ctypes.PyDLL(None).sleep(4)
     """
     [environment] = [{**os.environ}]
-    assert local.run(new(script), [environment], [], heartbeat=1.5, timeout=60) == local.End()
-    assert list(local.run(new(script), [environment], [], heartbeat=1.5, timeout=2).silent) == [0]
+    assert stage_processes.run(new(script), [environment], [], heartbeat=1.5, timeout=60) == stage_processes.End()
+    assert list(stage_processes.run(new(script), [environment], [], heartbeat=1.5, timeout=2).silent) == [0]

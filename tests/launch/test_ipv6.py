@@ -13,7 +13,7 @@ from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.hosts.namespaces import Cluster
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]

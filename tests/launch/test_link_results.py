@@ -9,7 +9,7 @@ from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document,
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
-from thinwire.launch.timing.exchange import ReplicaWork, loads
+from thinwire.launch.timing.exchange_time import ReplicaWork, loads
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable

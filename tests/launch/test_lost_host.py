@@ -12,7 +12,7 @@ from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.hosts.namespaces import Cluster, processes_in
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.shared.links import Links
 

@@ -7,7 +7,7 @@ from support.run_files import losses, summary
 from support.wire_bytes import bytes_sent
 from thinwire.launch import cli
 from thinwire.launch.hosts.namespaces import Cluster
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from thinwire.launch.timing.exchange import NO_COMPRESSION
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,

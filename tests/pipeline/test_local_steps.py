@@ -15,8 +15,8 @@ from support.toy_runs import assert_trains_to, stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError, WireError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
-from thinwire.pipeline.replicas.ends import LaneEnds
-from thinwire.pipeline.replicas.local import StageCopies
+from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.local_steps import StageCopies
 from thinwire.pipeline.replicas.membership.attendance import Taken
 from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing
 from thinwire.pipeline.replicas.statistics import Statistics

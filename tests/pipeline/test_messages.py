@@ -5,7 +5,7 @@ import os
 import pytest
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.processes.zeromq.messages import Mailbox, Pending
+from thinwire.pipeline.processes.zeromq.mailbox import Mailbox, Pending
 from thinwire.pipeline.processes.zeromq.packets import PIECE_BYTES, Hello, Piece, Stream, pieces, unpack_answer
 
 STREAM, OTHER = Stream(1, 0), Stream(1, 7)

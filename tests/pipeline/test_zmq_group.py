@@ -13,7 +13,7 @@ from support.processes import run
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
 from thinwire.pipeline.processes.zeromq.keys import Keys
-from thinwire.pipeline.processes.zeromq.meeting import Settings, register
+from thinwire.pipeline.processes.zeromq.rendezvous import MeshSettings, register
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +23,7 @@ KEYS = Keys.fresh()
 def in_group(target, keys, rank, *args):
     """Call `target` with a group over ZeroMQ of all processes; all leave it together."""
     register()
-    settings = Settings(keys=keys[rank] if isinstance(keys, list) else keys)
+    settings = MeshSettings(keys=keys[rank] if isinstance(keys, list) else keys)
     group = dist.new_group(backend="zmq", pg_options=settings, timeout=timedelta(seconds=30))
     result = target(rank, group, *args)
     dist.barrier(group)
@@ -137,7 +137,7 @@ def test_a_silent_peer_is_told_after_the_time_out():
 
 def strangers(rank):
     register()
-    settings = Settings(keys=Keys.fresh())
+    settings = MeshSettings(keys=Keys.fresh())
     with pytest.raises(MismatchError) as caught:
         dist.new_group(backend="zmq", pg_options=settings)
     return str(caught.value)

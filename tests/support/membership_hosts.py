@@ -4,7 +4,7 @@ import os
 import time
 from contextlib import contextmanager
 
-from thinwire.launch.run.elastic.agent import LauncherClient, Settings
+from thinwire.launch.run.elastic.agent import AgentSettings, LauncherClient
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.client import PIECE_BYTES, Client
@@ -76,7 +76,7 @@ def serving(folder):
     Keys.fresh().write(folder / "keys")
     server = Serving(Keys.read(folder / "keys"))
     agreed = {"model.name": '"gpt2"', "the samples of training": "abc"}
-    yield server, Settings(2, 1, TIMEOUT, TIMEOUT, server.mesh.place, str(folder / "keys"), 0, agreed)
+    yield server, AgentSettings(2, 1, TIMEOUT, TIMEOUT, server.mesh.place, str(folder / "keys"), 0, agreed)
     for client in Host.living:
         client._mesh.close()
     Host.living = []

@@ -25,7 +25,7 @@ _context.set_forkserver_preload(
         "torch.distributed.pipelining",
         "torch.distributed.launcher.api",
         "thinwire.launch.run.worker",
-        "thinwire.launch.hosts.crew",
+        "thinwire.launch.hosts.commands",
         "thinwire.models.architectures.families",
         "transformers.models.gpt2.modeling_gpt2",
         "matplotlib.figure",

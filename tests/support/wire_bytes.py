@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 
 
 def bytes_sent(host):

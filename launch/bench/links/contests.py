@@ -18,7 +18,7 @@ from thinwire.launch.bench.links.contenders import BASELINES, Codecs
 from thinwire.launch.bench.links.results import BETWEEN, REFERENCE, Contest
 from thinwire.launch.bench.links.worker import TURNS, BenchPlan, linked, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
-from thinwire.launch.hosts.network import INTERFACE
+from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
@@ -67,7 +67,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
             f"{plan.repetitions} turns for each of {', '.join(contenders)}, on {processes} hosts", highlight=False
         )
         cluster = Cluster(Links(num_hosts=processes))
-        with cluster as hosts, _Crew(plan, hosts, wanted.pipeline.num_processes) as crew:
+        with cluster as hosts, _Workers(plan, hosts, wanted.pipeline.num_processes) as workers:
             for index in range(plan.contests):
                 if options.ratios and index == 1:
                     bandwidths = _like_aqsgd(contests[0], options.ratios)
@@ -76,7 +76,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
                 aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
                 cluster.reshape(_links(wanted, rate))
                 with aside.status(links) as view:
-                    crew.measure(index, view)
+                    workers.measure(index, view)
                 contests.append(Contest.read(Path(folder), index, processes, rate, wanted.pipeline.num_processes))
     return contests, prepared
 
@@ -137,7 +137,7 @@ def core_of(processes: int, size: int, cores: int) -> list[int]:
     return [(rank // size * each + rank % size % each) % cores for rank in range(processes)]
 
 
-class _Crew:
+class _Workers:
     """The processes of a bench: one on every host, each on its own core if there are enough cores.
 
     Args:
@@ -151,7 +151,7 @@ class _Crew:
         self._store = dist.FileStore(plan.store, -1)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _Workers:
         cores = sorted(os.sched_getaffinity(0))
         taken = core_of(len(self._hosts), self._size, len(cores))
         for rank, host in enumerate(self._hosts):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.timing.exchange import ReplicaWork, seconds_alone, time_exchange
+from thinwire.launch.timing.exchange_time import ReplicaWork, seconds_alone, time_exchange
 from thinwire.launch.timing.network import Link, Network
 from thinwire.launch.timing.profile import replica_work
 from thinwire.launch.timing.step_time import Course

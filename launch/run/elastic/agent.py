@@ -1,6 +1,6 @@
 """The process beside the launcher of elastic replicas: their membership server, or the way to one on another host.
 
-    python -m thinwire.launch.run.elastic.agent      with its Settings as the first line of standard input
+    python -m thinwire.launch.run.elastic.agent      with its AgentSettings as the first line of standard input
 
 A launcher must have one thread, because it forks its stage processes, and ZeroMQ starts threads. So it writes what it
 says of its replicas as lines of JSON to this process, which answers with the place of the server and a key, and with
@@ -38,7 +38,7 @@ _AGAIN = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """What an agent must know."""
 
     replicas: int
@@ -71,7 +71,7 @@ class Agent:
             raise OptionsError("replicas.membership elastic needs Linux; use fixed elsewhere")
         replicas, wire, place = recipe.replicas, recipe.wire, recipe.replicas.meeting
         remote = {"keys": wire.keys, "replica": replicas.number, "agreed": dict(agreed)} if place else {}
-        settings = Settings(replicas.count, recipe.group_processes, wire.heartbeat, wire.timeout, place, **remote)  # type: ignore[arg-type]
+        settings = AgentSettings(replicas.count, recipe.group_processes, wire.heartbeat, wire.timeout, place, **remote)  # type: ignore[arg-type]
         self._lives: dict[int, str] = {}
         self._ending: dict[str, Any] | None = None
         self._process = subprocess.Popen(
@@ -176,7 +176,7 @@ def _lines(is_over: Callable[[], object]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: AgentSettings) -> None:
     """Be the membership server of the replicas of this machine."""
     from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.listening import listen
@@ -196,7 +196,7 @@ def _serve(settings: Settings) -> None:
 class LauncherClient:
     """Speaks for the launcher of one replica to a membership server on another host."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         from thinwire.pipeline.processes.zeromq.keys import Keys
         from thinwire.pipeline.replicas.membership.client import Client
         from thinwire.pipeline.replicas.membership.messages import WELCOMED
@@ -247,7 +247,7 @@ class LauncherClient:
             self.client.later(_AGAIN, self._greet)
 
 
-def _connect(settings: Settings) -> None:
+def _connect(settings: AgentSettings) -> None:
     """Speak for the launcher until it has sent all, or there is no server any more; then why."""
     ours = LauncherClient(settings)
     _answer(place=settings.place, secret=ours.secret)
@@ -266,7 +266,7 @@ def main() -> None:
     first = b""
     while not first.endswith(b"\n"):
         first += os.read(0, 1)
-    settings = Settings(**json.loads(first))
+    settings = AgentSettings(**json.loads(first))
     try:
         _serve(settings) if settings.place is None else _connect(settings)
     except OptionsError as error:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thinwire.launch.run import failures, forks, host_data, local
+from thinwire.launch.run import failures, forks, host_data, stage_processes
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.elastic.agent import Agent
 from thinwire.launch.run.elastic.agreement import agreed_with_data
@@ -25,7 +25,7 @@ from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 
 _POLL = 0.05
 
-MakeStart = Callable[[bool], local.Start]
+MakeStart = Callable[[bool], stage_processes.Start]
 """How a stage process is started: for the first time, or to go on from the newest checkpoint."""
 
 
@@ -33,7 +33,7 @@ MakeStart = Callable[[bool], local.Start]
 class _Running:
     """A replica that runs, and its private folder."""
 
-    processes: local.Crew
+    processes: stage_processes.StageProcesses
     folder: Path
     resources: ExitStack
     again: bool = False
@@ -126,9 +126,11 @@ class Launcher:
         folder = resources.enter_context(scratch.folder())
         if not forks.is_safe():
             host_data.keep(self._prepared.data, wanted.data, wanted.training.seed, folder)
-        processes = resources.enter_context(closing(local.Crew(wanted.wire.heartbeat, wanted.wire.timeout)))
+        processes = resources.enter_context(
+            closing(stage_processes.StageProcesses(wanted.wire.heartbeat, wanted.wire.timeout))
+        )
         self._running[replica] = _Running(processes, folder, resources, again)
-        given = local.environments(wanted.group_processes, wanted.training.threads, folder)
+        given = stage_processes.environments(wanted.group_processes, wanted.training.threads, folder)
         marked = {AGAIN_VARIABLE: "1"} if again else {}
         own = {**marked, REPLICA_VARIABLE: str(replica), SERVER_VARIABLE: agent.comes(replica)}
         processes.start(self._make_start(again), [{**each, **own} for each in given])

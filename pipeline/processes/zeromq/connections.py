@@ -24,7 +24,7 @@ from thinwire.pipeline.interfaces import is_address, parted
 from thinwire.pipeline.processes.zeromq.flows import Inflow, Outflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, Socket, received
-from thinwire.pipeline.processes.zeromq.messages import Pending
+from thinwire.pipeline.processes.zeromq.mailbox import Pending
 from thinwire.pipeline.processes.zeromq.packets import LARGEST_PART, Hello, Piece, pack_ack, unpack_answer
 
 COPIED_BYTES = 1 << 18

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.pipeline.processes.zeromq.mailbox import Pending
 from thinwire.pipeline.processes.zeromq.mesh import Mesh
-from thinwire.pipeline.processes.zeromq.messages import Pending
 from thinwire.pipeline.processes.zeromq.packets import Stream
 
 BACKEND = "zmq"

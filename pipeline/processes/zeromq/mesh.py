@@ -17,7 +17,7 @@ from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, P
 from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, received
-from thinwire.pipeline.processes.zeromq.messages import Mailbox, Pending, Whole
+from thinwire.pipeline.processes.zeromq.mailbox import Mailbox, Pending, Whole
 from thinwire.pipeline.processes.zeromq.packets import (
     PIECE_BYTES,
     Hello,

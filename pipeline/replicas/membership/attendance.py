@@ -34,7 +34,7 @@ class Exchanged:
     """Whether this replica gives its weights to another one."""
 
 
-class Server(Protocol):
+class ServerConnection(Protocol):
     """The membership server, as a process reaches it."""
 
     def ask(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Message:
@@ -59,7 +59,12 @@ class Attendance:
     """
 
     def __init__(
-        self, server: Server, replica: int, process: int, life: str, on_stop: Callable[[], object] = lambda: None
+        self,
+        server: ServerConnection,
+        replica: int,
+        process: int,
+        life: str,
+        on_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self._server, self.replica, self.on_stop = server, replica, on_stop
         self._sender = {"replica": replica, "process": process, "life": life}

@@ -23,7 +23,7 @@ _LATE = 1.0
 """Seconds between two looks after which this process had no turn itself, so it could read nothing."""
 
 
-class Network(Protocol):
+class Connections(Protocol):
     """What carries messages: a process that sends some is known by a number."""
 
     def give(self, peer: int, data: bytes) -> None:
@@ -75,7 +75,7 @@ class Server:
         network: carries messages.
     """
 
-    network: Network
+    network: Connections
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas, connect, statistics_of
 from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
 from thinwire.pipeline.replicas.layout import TILES
-from thinwire.pipeline.replicas.local import LocalSteps, MakeOptimizer, trained_names
+from thinwire.pipeline.replicas.local_steps import LocalSteps, MakeOptimizer, trained_names
 from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener

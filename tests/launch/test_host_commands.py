@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from thinwire.launch.hosts import crew as crew_module
-from thinwire.launch.hosts.crew import Member, Outcome, gathered_signals, supervise
+from thinwire.launch.hosts import commands as commands_module
+from thinwire.launch.hosts.commands import HostCommand, Outcome, gathered_signals, supervise
 
 WAIT = "sleep 60"
 SAYS_AND_ENDS = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
@@ -16,28 +16,28 @@ DOES_NOT_LISTEN = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done"
 
 
 def members(*scripts):
-    return [Member(f"host {index}", ["sh", "-c", script], {}) for index, script in enumerate(scripts)]
+    return [HostCommand(f"host {index}", ["sh", "-c", script], {}) for index, script in enumerate(scripts)]
 
 
-def end(crew):
-    for member in crew:
+def end(commands):
+    for member in commands:
         member.signal(signal.SIGKILL)
         member.finish()
 
 
 def test_lines_are_labelled_and_go_where_they_were_meant_for(capfd):
-    crew = members("echo one; echo two >&2", "printf 'no end of line'; echo $THINWIRE_X")
-    assert supervise(crew, [], grace=10) == Outcome(0, "")
-    end(crew)
+    commands = members("echo one; echo two >&2", "printf 'no end of line'; echo $THINWIRE_X")
+    assert supervise(commands, [], grace=10) == Outcome(0, "")
+    end(commands)
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == ["host 0 | one", "host 1 | no end of line"]
     assert said.err == "host 0 | two\n"
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
-    crew = members(r"printf '\377\n'; echo after")
-    assert supervise(crew, [], grace=10).status == 0
-    end(crew)
+    commands = members(r"printf '\377\n'; echo after")
+    assert supervise(commands, [], grace=10).status == 0
+    end(commands)
     assert capfd.readouterr().out == "host 0 | \ufffd\nhost 0 | after\n"
 
 
@@ -47,38 +47,38 @@ def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
 )
 def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, status, how):
     """`kill -9` on one host ended a cluster with status 137 and no line."""
-    crew = members(WAIT, script, WAIT)
-    assert supervise(crew, [], grace=0.1) == Outcome(
+    commands = members(WAIT, script, WAIT)
+    assert supervise(commands, [], grace=0.1) == Outcome(
         status, f"host 1 failed first: it {how}; stopped 0.1 s later: host 0, host 2"
     )
     # it waits for 0.1 s, in which a busy machine may not come to end them
-    assert [member.process.wait(60) for member in crew if member is not crew[1]] == [-signal.SIGTERM] * 2
-    end(crew)
+    assert [member.process.wait(60) for member in commands if member is not commands[1]] == [-signal.SIGTERM] * 2
+    end(commands)
 
 
 def test_a_launcher_that_had_no_turn_gives_the_others_their_grace_time(capfd, monkeypatch):
     """After a suspended machine woke, both waits were over: it stopped the others, and did not let them end."""
-    crew = members("exit 3", "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.05; done")
+    commands = members("exit 3", "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.05; done")
     wait_until_ready(capfd, 1)
-    crew[0].process.wait()
+    commands[0].process.wait()
     clock, hour = [0.0], [3600.0]
 
     def sleep(seconds):
         clock[0] += hour.pop() if hour else seconds
         time.sleep(seconds)
 
-    monkeypatch.setattr(crew_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    assert supervise(crew, [], grace=60) == Outcome(
+    monkeypatch.setattr(commands_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    assert supervise(commands, [], grace=60) == Outcome(
         3, "host 0 failed first: it exited with status 3; stopped 60 s later: host 1"
     )
-    end(crew)
+    end(commands)
     assert capfd.readouterr().out == "host 1 | saved\n"
 
 
 def test_the_others_may_end_by_themselves_after_a_failure(capfd):
-    crew = members("exit 3", "sleep 0.5; echo why; exit 4")
-    assert supervise(crew, [], grace=60) == Outcome(3, "host 0 failed first: it exited with status 3")
-    end(crew)
+    commands = members("exit 3", "sleep 0.5; echo why; exit 4")
+    assert supervise(commands, [], grace=60) == Outcome(3, "host 0 failed first: it exited with status 3")
+    end(commands)
     assert capfd.readouterr().out == "host 1 | why\n"
 
 
@@ -90,13 +90,13 @@ def wait_until_ready(capfd, number):
 
 
 def test_a_signal_is_passed_on(capfd):
-    crew = members(SAYS_AND_ENDS, SAYS_AND_ENDS)
+    commands = members(SAYS_AND_ENDS, SAYS_AND_ENDS)
     wait_until_ready(capfd, 2)
     with gathered_signals() as came:
         # not SIGINT, which a shell cannot trap where the tests were started in the background
         os.kill(os.getpid(), signal.SIGTERM)
-        assert supervise(crew, came, grace=60) == Outcome(143, "stopped by SIGTERM")
-    end(crew)
+        assert supervise(commands, came, grace=60) == Outcome(143, "stopped by SIGTERM")
+    end(commands)
     assert sorted(capfd.readouterr().out.splitlines()) == ["host 0 | told", "host 1 | told"]
 
 
@@ -104,20 +104,20 @@ def test_a_signal_is_passed_on(capfd):
     ("came", "grace", "status"), [([signal.SIGINT], 0.1, 130), ([signal.SIGTERM, signal.SIGINT], 60, 143)]
 )
 def test_who_does_not_listen_is_given_up(capfd, came, grace, status):
-    crew = members(DOES_NOT_LISTEN)
+    commands = members(DOES_NOT_LISTEN)
     wait_until_ready(capfd, 1)
-    assert supervise(crew, came, grace).status == status
-    assert crew[0].process.poll() is None
-    end(crew)
-    assert crew[0].process.poll() == -signal.SIGKILL
+    assert supervise(commands, came, grace).status == status
+    assert commands[0].process.poll() is None
+    end(commands)
+    assert commands[0].process.poll() == -signal.SIGKILL
 
 
 def test_who_is_hushed_says_nothing_after_a_signal(capfd):
     """Every process of an interrupted training printed a traceback."""
-    crew = [Member("host 0", ["sh", "-c", SAYS_AND_ENDS], {}, hushed=True)]
+    commands = [HostCommand("host 0", ["sh", "-c", SAYS_AND_ENDS], {}, hushed=True)]
     wait_until_ready(capfd, 1)
-    assert supervise(crew, [signal.SIGTERM], grace=60) == Outcome(143, "stopped by SIGTERM")
-    end(crew)
+    assert supervise(commands, [signal.SIGTERM], grace=60) == Outcome(143, "stopped by SIGTERM")
+    end(commands)
     assert capfd.readouterr().out == ""
 
 
@@ -131,8 +131,8 @@ def test_signals_end_the_process_again_afterwards():
 
 ENDLESS = """
 import os
-from thinwire.launch.hosts.crew import Member, supervise
-member = Member("host 0", ["sh", "-c", "while echo x; do :; done"], {})
+from thinwire.launch.hosts.commands import HostCommand, supervise
+member = HostCommand("host 0", ["sh", "-c", "while echo x; do :; done"], {})
 supervise([member], [], 10)
 member.finish()
 os.write(2, b"ended")

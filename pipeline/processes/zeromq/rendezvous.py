@@ -30,7 +30,7 @@ from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MeshSettings:
     """The settings of a group's mesh: `pg_options` of torch."""
 
     keys: Keys
@@ -49,16 +49,16 @@ def arguments(options: WireOptions, beside: dist.ProcessGroup | None) -> dict[st
             "wire.keys must name a file of keys for wire.transport zmq; make one with thinwire keys FILE, and copy it "
             "to every machine of the run"
         )
-    return {"backend": BACKEND, "pg_options": Settings(keys=Keys.read(Path(path)), connections=options.connections)}
+    return {"backend": BACKEND, "pg_options": MeshSettings(keys=Keys.read(Path(path)), connections=options.connections)}
 
 
 def register() -> None:
-    """Make `zmq` a backend of torch.distributed, once. Its `pg_options` are Settings, or a Group to share with."""
+    """Make `zmq` a backend of torch.distributed, once. Its `pg_options` are MeshSettings, or a Group to share with."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: Any, given: Settings | Group) -> Group:
+def _create(options: Any, given: MeshSettings | Group) -> Group:
     """This process's part of a new group; `options` are torch's description of the group."""
     if isinstance(given, Group):
         return Group(given.mesh, options.global_ranks_in_group, options.group_id, options.timeout)

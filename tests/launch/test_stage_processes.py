@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.launch.run import forks, local, parent
-from thinwire.launch.run.local import End, FileWords, environments
+from thinwire.launch.run import forks, parent, stage_processes
+from thinwire.launch.run.stage_processes import End, FileWords, environments
 from thinwire.pipeline.errors import CheckpointError
 
 
 def new(script):
     """Each process a new interpreter."""
-    return local.command([sys.executable, "-c", script])
+    return stage_processes.command([sys.executable, "-c", script])
 
 
 def forked(script):
@@ -37,7 +37,7 @@ def run(request):
 def ended(start, script, *names, came=(), folder=None, **options):
     """How a script ended, run once under each name."""
     given = [{**os.environ, "NAME": name, "FOLDER": str(folder)} for name in names]
-    return local.run(start(textwrap.dedent(script)), given, came, **options)
+    return stage_processes.run(start(textwrap.dedent(script)), given, came, **options)
 
 
 def test_processes_that_end_well_end_well(run):
@@ -61,7 +61,7 @@ def test_a_killed_process_is_told_by_its_signal(run):
 
 
 def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "GRACE", 0.5)
+    monkeypatch.setattr(stage_processes, "GRACE", 0.5)
     script = """
         import os, pathlib, signal, time
         ready = pathlib.Path(os.environ["FOLDER"], "ready")
@@ -133,7 +133,7 @@ def test_processes_meet_in_the_private_folder_and_speak_over_loopback(tmp_path, 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     first, second = environments(2, 3, tmp_path)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("0", "1", "2", "3")
-    assert Path(first[local.MEETING_VARIABLE]).parent == tmp_path
+    assert Path(first[stage_processes.MEETING_VARIABLE]).parent == tmp_path
     assert first["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wg0")
     assert environments(2, 3, tmp_path)[1]["GLOO_SOCKET_IFNAME"] == "wg0"

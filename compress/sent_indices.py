@@ -15,7 +15,7 @@ from thinwire.compress.plan import Rows
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class SentIndices:
     """The rows and indices of the values of one micro-batch of an activation."""
 
     rows: Rows
@@ -24,20 +24,20 @@ class Trace:
     """The indices of the other rows' values, int64 [rows, k]; None if all rows went in full."""
 
 
-class Traces:
-    """Traces of one activation at one end, kept from its message until the gradient is coded."""
+class IndexMemory:
+    """The indices of one activation at one end, kept from its message until the gradient is coded."""
 
     def __init__(self) -> None:
-        self._by_position: dict[int, Trace] = {}
+        self._by_position: dict[int, SentIndices] = {}
 
-    def record(self, microbatch: Microbatch, trace: Trace) -> None:
-        """Keep a micro-batch's trace until `forget`."""
-        self._by_position[microbatch.positions.start] = trace
+    def record(self, microbatch: Microbatch, sent: SentIndices) -> None:
+        """Keep a micro-batch's indices until `forget`."""
+        self._by_position[microbatch.positions.start] = sent
 
-    def of(self, microbatch: Microbatch) -> Trace:
-        """The trace of a micro-batch."""
+    def of(self, microbatch: Microbatch) -> SentIndices:
+        """The indices of a micro-batch."""
         return self._by_position[microbatch.positions.start]
 
     def forget(self, microbatch: Microbatch) -> None:
-        """Drop a micro-batch's trace, if there is one."""
+        """Drop a micro-batch's indices, if they are there."""
         self._by_position.pop(microbatch.positions.start, None)

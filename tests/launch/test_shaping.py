@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.launch.hosts.network import creation, egress, kinds, shaping, unshaping
+from thinwire.launch.hosts.shaping import creation, egress, kinds, shaping, unshaping
 from thinwire.launch.shared.links import Links
 
 

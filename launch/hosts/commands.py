@@ -46,7 +46,7 @@ def gathered_signals() -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
 
 
-class Member:
+class HostCommand:
     """One started command. Its output goes to the output of this process, with a label before each line.
 
     If `hushed`, its output after a signal is dropped: Python programs print tracebacks after a signal.
@@ -99,7 +99,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a crew ended."""
+    """How the commands ended."""
 
     status: int
     """Exit status of the first that failed, or 128 + the number of the signal that came."""
@@ -107,7 +107,7 @@ class Outcome:
     """The failure or the signal in words; empty without one."""
 
 
-def supervise(members: Sequence[Member], came: Sequence[signal.Signals], grace: float) -> Outcome:
+def supervise(members: Sequence[HostCommand], came: Sequence[signal.Signals], grace: float) -> Outcome:
     """Wait until all members have ended, or until the grace time is over. The caller stops members that still run.
 
     After a failure, the others get `grace` seconds, then SIGTERM, then `grace` seconds more. A signal in `came` goes to
@@ -148,7 +148,7 @@ def _interrupted(number: signal.Signals) -> Outcome:
     return Outcome(128 + number, f"stopped by {number.name}")
 
 
-def _failure(members: Sequence[Member]) -> Outcome | None:
+def _failure(members: Sequence[HostCommand]) -> Outcome | None:
     """The first member that failed, with the status that a shell would give."""
     for member in members:
         if code := member.process.poll():

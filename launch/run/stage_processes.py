@@ -92,7 +92,7 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
     return start
 
 
-class Crew:
+class StageProcesses:
     """Stage processes that are started together, watched, and stopped together; `close` ends them.
 
     Args:
@@ -180,24 +180,24 @@ def run(
         saves: whether the first signal is passed on, so that the processes write a checkpoint and end by themselves; a
             second one stops them.
     """
-    with closing(Crew(heartbeat, timeout)) as crew:
-        crew.start(start, given)
-        _wait(crew, came, saves)
-        return crew.end(expected=bool(came))
+    with closing(StageProcesses(heartbeat, timeout)) as processes:
+        processes.start(start, given)
+        _wait(processes, came, saves)
+        return processes.end(expected=bool(came))
 
 
-def _wait(crew: Crew, came: Sequence[signal.Signals], saves: bool) -> None:
+def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool) -> None:
     """Wait until all have ended or there is a reason to stop them."""
     asked = False
-    while crew.runs:
+    while processes.runs:
         if came and saves and not asked:
             asked = True
             print("the run stops after this step and a checkpoint; a second signal stops it at once", file=sys.stderr)
-            crew.signal(signal.SIGTERM)
-        ended = crew.failed.values()
+            processes.signal(signal.SIGTERM)
+        ended = processes.failed.values()
         if len(came) > asked or any(not asked or code != parent.STOPPED for code in ended):
             return
-        if crew.lose_silent():
+        if processes.lose_silent():
             return
         time.sleep(_POLL)
 
