@@ -192,7 +192,7 @@ class Wire:
         self._silent.append(stage)
         return sum(member.stage_index == stage.stage_index for member in self._members[:-1])
 
-    def forget(self, stage: Member, boundary: int, number: int) -> None:
+    def forget(self, stage: WireStage, boundary: int, number: int) -> None:
         """Drop what connects a stage over a boundary whose tensors change; the stage announces itself again."""
         if stage not in self._silent:
             self._silent.append(stage)

@@ -10,7 +10,7 @@ from thinwire.pipeline.options.overrides import (
     ReplicaOverride,
     ReplicaPipeline,
     check_overrides,
-    in_words,
+    codec_in_words,
     overridden,
 )
 
@@ -63,8 +63,8 @@ def test_an_override_replaces_the_codecs_of_all_boundaries_but_those_that_it_nam
     pairs = [[str(found.method(boundary, name)) for name in ("activations", "gradients")] for boundary in range(3)]
     assert pairs == [["none", "q(8)"], ["bf16", "q(6)"], ["none", "q(8)"]]
     overrides = dict.fromkeys((1, 3), ReplicaOverride(compression=codecs))
-    assert in_words(common, overrides, 0, "activations") == "q(2), none in replicas 1 and 3"
-    assert in_words(common, overrides, 0, "gradients") == "q(8)"
+    assert codec_in_words(common, overrides, 0, "activations") == "q(2), none in replicas 1 and 3"
+    assert codec_in_words(common, overrides, 0, "gradients") == "q(8)"
 
 
 @pytest.mark.parametrize(
