@@ -1,13 +1,17 @@
-"""What a file is by its first bytes, where its name promises something else."""
+"""What a file is by its bytes, where its name promises something else."""
 
 import re
 from pathlib import Path
+
+import numpy as np
 
 _READ = 2**16
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 """Bytes that text has none of. They are a tenth of packed data, and more of numbers."""
 _STRAY = 32
 """So many of them may be there by accident."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 _KINDS = (
     (rb"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file itself"),
     (rb"\x1f\x8b", "packed by gzip: unpack it"),
@@ -43,3 +47,20 @@ def not_text(path: Path) -> str | None:
     if controls <= max(_STRAY, len(begin) // 100):
         return None
     return f"no text: {controls} of its first {len(begin)} bytes are control characters; write what it holds as text"
+
+
+def nests_beyond(path: Path, most: int) -> bool:
+    """Whether lists and objects in a file of JSON are nested more than `most` levels deep. OSError as `told_by`."""
+    depth, rest = 0, b""  # the rest is of a string that has not ended: its quote, and half of an escape
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            outside = _STRING.sub(b"", rest + piece + b"|")
+            escapes = len(piece) - len(piece.rstrip(b"\\"))
+            rest = b"" if outside.endswith(b"|") else b'"' + b"\\" * (escapes % 2)
+            brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)
+            depths = depth + np.cumsum(np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1))
+            if depths.size:
+                if depths.max() > most:
+                    return True
+                depth = max(0, int(depths[-1]))
+    return False

@@ -57,7 +57,7 @@ def load(auto: Any, name: str, **options: Any) -> Any:
     """
     try:
         with reading(name):
-            return auto.from_pretrained(str(Path(name).expanduser()) if is_local(name) else name, **options, **NO_CODE)
+            return auto.from_pretrained(name, **options, **NO_CODE)
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -80,7 +80,7 @@ def reason(name: str, error: BaseException) -> str:
 
 def is_local(name: str) -> bool:
     """Whether a name is that of a file or folder of this machine."""
-    return Path(name).expanduser().exists()
+    return Path(name).exists()
 
 
 @cache

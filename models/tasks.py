@@ -17,6 +17,8 @@ from thinwire.models.errors import require
 
 TaskName = Literal["causal-lm", "classification"]
 """The task that a family of models is for."""
+MOST_CLASSES = 1_000_000
+"""The most classes: scores count each."""
 IGNORE = -100
 """The target that does not count."""
 
@@ -75,7 +77,12 @@ class Classification:
     scores: tuple[str, ...] = ("accuracy", "matthews")
 
     def __init__(self, num_labels: int) -> None:
-        require((num_labels >= 2, f"num_labels must be at least 2, got {num_labels}; check the labels of the data"))
+        require(
+            (
+                2 <= num_labels <= MOST_CLASSES,
+                f"num_labels must be from 2 to {MOST_CLASSES}, got {num_labels}; check the labels of the data",
+            )
+        )
         self.num_labels = num_labels
 
     def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
 
 def _resolved(name: str) -> str:
     """The absolute path, if `name` is a path; else the name as it is."""
-    path = Path(name).expanduser()
+    path = Path(name)
     return str(path.resolve()) if name not in (*BUNDLED, BYTES, SMOLLM2) and path.exists() else name
 
 

@@ -26,6 +26,7 @@ from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
+from thinwire.models.tasks import MOST_CLASSES
 from thinwire.pipeline.errors import OptionsError
 
 FACTS = "facts.json"
@@ -103,6 +104,10 @@ def read_facts(run: Path) -> ModelFacts:
         facts = ModelFacts(**read_object(path))
         if not isinstance(facts.num_labels, int | None) or not hasattr(torch, facts.dtype):
             raise ValueError("its fields have other types")
+        if not isinstance(facts.classes, list | tuple) or not all(isinstance(name, str) for name in facts.classes):
+            raise ValueError("its classes are no list of names")
+        if (facts.num_labels or 0) > MOST_CLASSES:
+            raise ValueError(f"it has more than {MOST_CLASSES} classes")
         return replace(facts, tied={str(name): str(other) for name, other in facts.tied.items()})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionsError(f"{path} must hold facts about the model, but it is damaged: {error}") from error

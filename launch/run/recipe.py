@@ -220,6 +220,8 @@ def parse(
     values = converted(Recipe, values, "", mistakes)
     if mistakes:
         raise OptionsError(mistakes)
+    for name, value in values.items():
+        values[name] = _at_home(value)
     before(values)
     # the checks need torch
     with telling("importing torch") if "torch" not in sys.modules else nullcontext():
@@ -229,6 +231,13 @@ def parse(
     from thinwire.launch.run.smoke import smoke
 
     return smoke(wanted)
+
+
+def _at_home(value: Any) -> Any:
+    """A value of an option, or a list of them; a path that begins with ~/ begins with the user's home."""
+    if isinstance(value, list):
+        return [_at_home(each) for each in value]
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def dump(recipe: Recipe) -> str:

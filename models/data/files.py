@@ -16,14 +16,14 @@ _CIFAR10 = "cifar-10-batches-py"
 
 def is_text_file(name: str) -> bool:
     """Whether a name is the path of a file that is not a table."""
-    path = Path(name).expanduser()
+    path = Path(name)
     return path.is_file() and path.suffix.lower() not in TABLES
 
 
 def read_lines(part: Part, columns: Columns) -> list[str]:
     """The lines of a file with their line ends. Bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
     require_no_split(part)
-    path = Path(part.name).expanduser()
+    path = Path(part.name)
     require_text(path)
     text = read_bytes(path).decode(errors="surrogateescape")
     return [line for line in re.split(r"(?<=\n)", text) if line]
@@ -40,7 +40,7 @@ def require_text(path: Path) -> None:
 
 def holds_cifar10(name: str) -> bool:
     """Whether a name is the path of a folder that holds CIFAR-10."""
-    return (Path(name).expanduser() / _CIFAR10).is_dir()
+    return (Path(name) / _CIFAR10).is_dir()
 
 
 def read_cifar10(part: Part, columns: Columns) -> Labelled:
@@ -51,7 +51,7 @@ def read_cifar10(part: Part, columns: Columns) -> Labelled:
     split = part.split or MAIN_SPLIT
     require((split in splits, f"the split of {part.name} (CIFAR-10) must be train or test, got {split!r}"))
     try:
-        images = CIFAR10(str(Path(part.name).expanduser()), train=splits[split])
+        images = CIFAR10(part.name, train=splits[split])
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{part.name} must be a readable CIFAR-10: {' '.join(str(error).split())}") from error
     return Labelled(list(images.data), torch.tensor(images.targets), len(images.classes), tuple(images.classes))

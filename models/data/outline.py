@@ -7,6 +7,7 @@ input, and the digest that shows that all speak of the same data. They read thes
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from thinwire.models.tasks import Classification, LanguageModeling
 
 FORMAT = "thinwire outline 1"
 """The first field of the file; another number is another format."""
+_MOST = 2**27
+"""The most samples, and the most elements of one: every process shuffles numbers of all, and has room for a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class PartOutline:
         whole = [self.count, *self.shape, *(self.labels or [])]
         if not all(type(number) is int and number >= 0 for number in whole) or not isinstance(self.digest, str):
             raise TypeError("count, shape and labels must be whole numbers, and digest a text")
+        if max(self.count, math.prod(self.shape)) > _MOST:
+            raise ValueError(f"count and the elements of a sample must be at most {_MOST}")
         if self.labels is not None and len(self.labels) != self.count:
             raise TypeError(f"there are {len(self.labels)} labels for {self.count} samples")
 
@@ -165,7 +170,9 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
             if part is not None:
                 part.example(1)
                 part.check_labels(num_labels)
+        task = LanguageModeling() if num_labels is None else Classification(num_labels)
+        if type(vocab_size) not in (int, type(None)):
+            raise TypeError("vocab_size must be a whole number or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise wrong(f"it is damaged ({error})") from error
-    task = LanguageModeling() if num_labels is None else Classification(num_labels)
     return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes)

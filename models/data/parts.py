@@ -145,7 +145,7 @@ def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
     Raises:
         ModelError: there is no such file or folder, and it cannot be a name on the hub. The message begins with `rule`.
     """
-    path = Path(name).expanduser()
+    path = Path(name)
     if path.exists():
         return path
     is_file = path.suffix.lower() in _FILES

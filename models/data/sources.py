@@ -84,8 +84,8 @@ SOURCES: tuple[Source, ...] = (
     Source(name="digits", labelled={"images": read_digits}),
     Source(name="a file of text", fits=is_text_file, texts=read_lines),
     Source(name="a folder of CIFAR-10", fits=holds_cifar10, labelled={"images": read_cifar10}),
-    _table("a file of examples", lambda name: Path(name).expanduser().is_file(), tables.open_file),
-    _table("a folder", lambda name: Path(name).expanduser().is_dir(), tables.open_folder),
+    _table("a file of examples", lambda name: Path(name).is_file(), tables.open_file),
+    _table("a folder", lambda name: Path(name).is_dir(), tables.open_folder),
     _table("a data set on the hub", _can_be_on_hub, tables.open_on_hub),
 )
 """All sources. A name means the first source that fits it and can give the kind of samples."""

@@ -27,7 +27,8 @@ from thinwire.models.data.chats import LAYOUTS, conversation_of
 from thinwire.models.data.files import read_bytes, require_text
 from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels
 from thinwire.models.errors import ModelError, require
-from thinwire.models.first_bytes import told_by
+from thinwire.models.first_bytes import nests_beyond, told_by
+from thinwire.models.tasks import MOST_CLASSES
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,35 +46,59 @@ _FEW_CLASSES = 1000
 """The number of classes that any table may have; of more, it has a row for each."""
 _NAMED = 20
 """The most columns that a sentence lists."""
+_MOST_NESTED = 64
+"""The most levels of lists and objects in JSON; `datasets` bears some 300."""
 _EXTRA = "__index_level_0__"
 """The column into which pandas puts what stands before the columns of a header."""
 
 
 def open_file(part: Part) -> Splits:
     """Open a table file as one split."""
-    path = Path(part.name).expanduser()
+    path = Path(part.name)
     if path.suffix.lower() not in TABLES:
         known = ", ".join(TABLES)
         raise ModelError(f"a file of examples must be one of {known}, or a folder or hub name, got {part.name!r}")
     said = "empty: it has no rows" if path.stat().st_size == 0 else told_by(path)
     if said:
         raise OSError(f"it is {said}")
-    if TABLES[path.suffix.lower()] == "json" and not _begins_as_json(path):
-        raise OSError("it must hold one JSON object per line, and begins otherwise")
+    _check_readable(path)
     # the library takes the path for a pattern
     return _opened(path, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
 
 
-def _begins_as_json(path: Path) -> bool:
-    """Whether a file may hold objects, or nothing: of a first row that is null, pyarrow's reader ends the process."""
+def _check_readable(path: Path) -> None:
+    """Raise OSError for a table that would end the process in a library, or take its memory.
+
+    That is JSON whose first row is null, or that is nested deep, and parquet that declares very many classes.
+    """
+    match TABLES.get(path.suffix.lower()):
+        case "json":
+            _check_json(path)
+        case "parquet":
+            import pyarrow.parquet
+
+            with path.open("rb") as file:
+                declared = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"")
+            numbers = map(int, re.findall(rb'"num_classes":\s*(\d{1,99})', declared))
+            if (most := max(numbers, default=0)) > MOST_CLASSES:
+                raise OSError(f"{path.name} must have at most {MOST_CLASSES} classes, and declares {most}")
+
+
+def _check_json(path: Path) -> None:
     with path.open("rb") as file:
         begin = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return not begin or begin[:1] in b"{["
+    if begin and begin[:1] not in b"{[":
+        raise OSError(f"{path.name} must hold one JSON object per line, and begins otherwise")
+    if nests_beyond(path, _MOST_NESTED):
+        raise OSError(f"{path.name} must be nested at most {_MOST_NESTED} levels deep: write it flatter")
 
 
 def open_folder(part: Part) -> Splits:
     """Open a folder of text, tables or images. `datasets` finds the splits in the names of files."""
-    path = Path(part.name).expanduser()
+    path = Path(part.name)
+    for file in path.rglob("*"):
+        if file.is_file():
+            _check_readable(file)
     if glob.has_magic(str(path.resolve())):
         raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
     if part.subset is None and _holds_text_alone(path):
@@ -188,7 +213,7 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     require(
         (len(table) > 0, f"split {wanted!r} of {part.name} must have at least one row, got none"),
         (
-            not (_EXTRA in table.column_names and _holds_csv(Path(part.name).expanduser())),
+            not (_EXTRA in table.column_names and _holds_csv(Path(part.name))),
             f"the rows of {part.name} must have as many fields as its header, and have more: put texts with commas in "
             f"quotes",
         ),
@@ -345,7 +370,7 @@ def _homes(part: Part) -> list[Path]:
     import datasets
     from huggingface_hub import constants
 
-    path = Path(part.name).expanduser()
+    path = Path(part.name)
     own = [path if path.is_dir() else path.parent] if path.exists() else []
     kept = [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
     return [*(folder.absolute() for folder in own), *(folder.resolve() for folder in (*own, *kept)), *kept]

@@ -280,6 +280,13 @@ def test_damaged_facts_are_one_sentence(copied, tmp_path, capsys):
     assert not (tmp_path / "export").exists()
 
 
+@pytest.mark.parametrize("wrong", [{"classes": 3}, {"classes": [["a"]]}, {"classes": "ab"}, {"num_labels": 10**12}])
+def test_facts_of_other_types_are_one_sentence(copied, tmp_path, capsys, wrong):
+    path = copied / "model" / "facts.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    assert "but it is damaged: it" in refused(capsys, "export", copied, "--to", tmp_path / "export")
+
+
 def test_a_target_that_is_no_folder_is_one_sentence(copied, tmp_path, capsys):
     (tmp_path / "file").touch()
     file, beneath = tmp_path / "file", tmp_path / "file/beneath"

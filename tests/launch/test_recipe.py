@@ -114,6 +114,18 @@ def test_a_file_sets_fields_and_names_its_run(tmp_path):
     )
 
 
+def test_paths_of_any_option_may_begin_with_the_users_home(tmp_path, monkeypatch):
+    """`--model.name=~/model` and a recipe's `~/model` were names on the hub."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    clients = "clients: {count: 2, division: order, outlines: [~/a, b]}\n"
+    (tmp_path / "r.yaml").write_text("data: {name: ~/text, evaluation: ~/other}\n" + clients)
+    found = parse([f"{tmp_path}/r.yaml", "--model.name=~/model", "--output=~/run", "--wire.keys=~/keys"])
+    assert (found.data.name, found.data.evaluation) == (f"{tmp_path}/text", f"{tmp_path}/other")
+    paths = found.model.name, found.output, found.wire.keys
+    assert paths == (f"{tmp_path}/model", f"{tmp_path}/run", f"{tmp_path}/keys")
+    assert found.clients.outlines == [f"{tmp_path}/a", "b"]
+
+
 def test_a_name_in_the_file_or_on_the_command_line_wins(tmp_path):
     path = written(tmp_path, "name: given")
     assert parse([str(path)]).name == "given"

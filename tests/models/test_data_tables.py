@@ -1,7 +1,10 @@
 """Tables: the file that was named, the columns that were meant, and one sentence for everything else."""
 
+import json
 import os
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -137,7 +140,8 @@ def test_csv_may_hold_the_words_none_and_na(tmp_path):
         ),
         ("rows.csv", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
         ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS: git lfs pull"),
-        ("rows.jsonl", b"null\n", "it must hold one JSON object per line, and begins otherwise"),
+        ("rows.jsonl", b'{"a": 1}\n' + b'{"a": ' * 9999 + b"1" + b"}" * 9999, "must be nested at most 64 levels deep"),
+        ("rows.jsonl", b"null\n", "rows.jsonl must hold one JSON object per line, and begins otherwise"),
         ("rows.csv", b"\x1f\x8b\x08\x00", "it is packed by gzip: unpack it"),
     ],
 )
@@ -145,6 +149,16 @@ def test_tables_that_are_something_else_are_named(tmp_path, name, content, told)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=told):
         read_texts(Part(str(tmp_path / name)))
+
+
+def test_parquet_that_declares_very_many_classes_is_refused_before_they_take_memory(tmp_path):
+    """`datasets` makes a name for each: a file of a kilobyte took all memory."""
+    told = {"info": {"features": {"label": {"num_classes": 10**10, "_type": "ClassLabel"}}}}
+    rows = pa.table({"label": [0]}).replace_schema_metadata({"huggingface": json.dumps(told)})
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet")
+    for name in (tmp_path / "rows.parquet", tmp_path):
+        with pytest.raises(ModelError, match=r"rows\.parquet must have at most 1000000 classes, and declares 10"):
+            read_labelled("pairs", Part(str(name)))
 
 
 @pytest.mark.parametrize("suffix", [".md", ".text"])

@@ -11,7 +11,7 @@ import pytest
 from thinwire.models.data.parts import Part
 from thinwire.models.data.sources import read_texts
 from thinwire.models.errors import ModelError
-from thinwire.models.first_bytes import not_text, told_by
+from thinwire.models.first_bytes import nests_beyond, not_text, told_by
 
 TEXT = b"the cat sat on a mat\n" * 50
 
@@ -57,3 +57,10 @@ def test_a_file_that_is_no_text_is_told_by_its_first_bytes(tmp_path, kind):
 def test_text_of_any_encoding_by_bytes_is_text(tmp_path, content):
     (tmp_path / "text").write_bytes(content)
     assert told_by(tmp_path / "text") is not_text(tmp_path / "text") is None
+
+
+@pytest.mark.parametrize("before", [0, 1, 2**20 - 9, 2**20 - 4, 2**20 - 3, 2**20 - 1])
+def test_nesting_is_counted_beyond_strings_wherever_a_piece_of_the_file_ends(tmp_path, before):
+    (tmp_path / "a.json").write_bytes(b" " * before + rb'{"a[[[\"[\\": [["[[[", "]]]", ["\\\\"]]]}' + b"\n{}" * 9)
+    assert not nests_beyond(tmp_path / "a.json", 4)
+    assert nests_beyond(tmp_path / "a.json", 3)

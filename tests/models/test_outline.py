@@ -60,8 +60,10 @@ def test_pairs_have_no_outline(tmp_path):
         ({"shape": [-1, 8, 8]}, "count, shape and labels must be whole numbers"),
         ({"labels": [1, 2]}, "there are 2 labels for 45 samples"),
         ({"labels": [10] * 45}, "a label must be below 10, got 10"),
+        ({"count": 10**12, "labels": None}, "count and the elements of a sample must be at most 134217728"),
+        ({"shape": [2**20, 2**20]}, "count and the elements of a sample must be at most 134217728"),
     ],
-    ids=["count", "shape", "number of labels", "label"],
+    ids=["count", "shape", "number of labels", "label", "very many", "very large"],
 )
 def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sentence, tmp_path):
     path = tmp_path / "outline.json"
@@ -85,6 +87,14 @@ def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sent
             '{"format": "thinwire outline 1", "num_labels": 2, "vocab_size": null, "held_out": null, '
             '"training": {"count": 3, "digest": "", "shape": [1], "dtype": "float31"}}',
             "it is damaged",
+        ),
+        *(
+            (
+                '{"format": "thinwire outline 1", "held_out": null, "training": {"count": 3, "digest": "", "shape": '
+                f'[1], "dtype": "float32"}}, "num_labels": {num_labels}, "vocab_size": {vocab_size}}}',
+                "it is damaged",
+            )
+            for num_labels, vocab_size in [(10**12, "null"), ('"9"', "null"), ("null", '"9"')]
         ),
     ],
 )

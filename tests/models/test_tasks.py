@@ -154,5 +154,5 @@ def test_the_counts_of_many_classes_take_the_memory_of_a_few_rows():
 
 
 def test_one_class_cannot_be_told_apart():
-    with pytest.raises(ModelError, match="num_labels must be at least 2, got 1"):
+    with pytest.raises(ModelError, match="num_labels must be from 2 to 1000000, got 1"):
         Classification(1)
