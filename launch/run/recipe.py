@@ -220,8 +220,7 @@ def parse(
     values = converted(Recipe, values, "", mistakes)
     if mistakes:
         raise OptionsError(mistakes)
-    for name, value in values.items():
-        values[name] = _at_home(value)
+    values = _at_home(values)
     before(values)
     # the checks need torch
     with telling("importing torch") if "torch" not in sys.modules else nullcontext():
@@ -234,9 +233,11 @@ def parse(
 
 
 def _at_home(value: Any) -> Any:
-    """A value of an option, or a list of them; a path that begins with ~/ begins with the user's home."""
+    """A value of an option, or several; a path that begins with ~/ begins with the user's home."""
     if isinstance(value, list):
         return [_at_home(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _at_home(each) for name, each in value.items()}
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 

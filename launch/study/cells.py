@@ -1,4 +1,4 @@
-"""The cells of a study: one run for each row and seed.
+"""The cells of a study, one run for each row and seed: what each depends on, and what has become of it.
 
 FOLDER/cells/ROW/seed-N/    the folder of a run, like any other
   cell.json                 what it was made from: fields of the recipe, data, code, machine
@@ -10,16 +10,47 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from thinwire.launch.study.definition import Options, Row, Scale, Study
+from thinwire.errors import ThinwireError
+from thinwire.errors.files import opened, read_object
+from thinwire.launch.run import recipe
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
+from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.study.definition import Options, Scale, Study
+from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.launch.run.recipe import Recipe
+    from thinwire.models.data.samples import Data
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+State = Literal["finished", "goes on", "begins", "begins anew"]
+"""What a study does with a cell: keep it, resume it, begin it, or begin it again because its origin has changed."""
+Origin = Mapping[str, Any]
+"""What a cell's numbers depend on, as JSON values by dotted name: recipe, data, files of the model, code."""
 
 CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
 """When a cell writes a checkpoint, if the study does not say it."""
+
+_CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
+"""The packages whose code decides a cell's numbers."""
+_OF_A_MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json", "stage-*/*.safetensors")
+"""The files of a model's folder that its numbers depend on."""
+_OWN = re.compile(r"([A-Za-z_][\w.]*)[:.][A-Za-z_]\w*")
+"""An object of your own, as a recipe names it: module:factory, or a codec module.Class(4)."""
+_TAIL = 4096
+"""Bytes at the end of a log that hold its last line."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +78,24 @@ class Cell:
         """The arguments, with these first weights if the cell starts with those of another."""
         return (*self.arguments, "--model.weights", weights) if self.base else self.arguments
 
+    def second(self, folder: Path) -> Cell:
+        """The same cell with a place of its own in the folder of the study, to be trained the other way."""
+        place = folder / "again" / self.folder.relative_to(folder / "cells")
+        return replace(self, folder=place, arguments=(*self.arguments, "--output", str(place)), again=True)
 
-def rows_of(study: Study, scale: Scale) -> dict[str, Row]:
-    """The rows that a scale runs, in the order of the study."""
-    return {name: row for name, row in study.all_rows.items() if not scale.rows or name in scale.rows}
+
+@dataclass(frozen=True)
+class Checked:
+    """A cell that can be run."""
+
+    cell: Cell
+    origin: Origin
+    steps: int
+    """Optimizer steps of the whole run."""
+    processes: int
+    """Processes that `thinwire train` starts for it."""
+    threads: int
+    """Threads of each."""
 
 
 def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()) -> list[Cell]:
@@ -63,34 +108,22 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
         given: options of the command line, for every cell. They override the study's and the scale's, but not those of
             a row, which make it what it is.
     """
-    recipe = scale.recipe or study.recipe
+
+    def place(row: str, seed: int) -> Path:
+        return folder / "cells" / _slug(row) / f"seed-{seed}"
+
     cells = []
     for seed in scale.seeds or study.seeds:
-        for row, content in rows_of(study, scale).items():
-            own = own_options(study, scale, row)
-            asked = (recipe, *CHECKPOINTS, *_arguments({**study.options, **scale.options, **own}))
+        for row, content in study.rows_at(scale).items():
+            own = study.own_options(scale, row)
+            options = _arguments({**study.options, **scale.options, **own})
+            asked = (scale.recipe or study.recipe, *CHECKPOINTS, *options)
             again = _arguments(own) if given else ()  # once more, so that they hold whatever was typed
-            place, named = _place(folder, row, seed), f"{_slug(row)}-seed-{seed}"
-            last = ["--training.seed", str(seed), "--name", named, "--output", str(place)]
-            base = _place(folder, content.starts_with, seed) if content.starts_with else None
-            cells.append(Cell(row, seed, place, (*asked, *given, *again, *last), asked, base))
+            last = ["--training.seed", str(seed), "--name", f"{_slug(row)}-seed-{seed}"]
+            base = place(content.starts_with, seed) if content.starts_with else None
+            arguments = (*asked, *given, *again, *last, "--output", str(place(row, seed)))
+            cells.append(Cell(row, seed, place(row, seed), arguments, asked, base))
     return cells
-
-
-def second(cell: Cell, folder: Path) -> Cell:
-    """The same cell with a place of its own in the folder of the study, to be trained the other way."""
-    place = folder / "again" / cell.folder.relative_to(folder / "cells")
-    return replace(cell, folder=place, arguments=(*cell.arguments, "--output", str(place)), again=True)
-
-
-def own_options(study: Study, scale: Scale, row: str) -> Options:
-    """The options that a row sets itself, at a scale."""
-    return {**study.all_rows[row].options, **scale.row_options.get(row, {})}
-
-
-def _place(folder: Path, row: str, seed: int) -> Path:
-    """The folder of a cell."""
-    return folder / "cells" / _slug(row) / f"seed-{seed}"
 
 
 def _slug(row: str) -> str:
@@ -100,10 +133,176 @@ def _slug(row: str) -> str:
     return plain if re.sub(r"[ ,]+", "-", row.lower()) == plain else f"{plain}-{digest}"
 
 
-def _arguments(options: Mapping[str, Any]) -> list[str]:
+def _arguments(options: Options) -> list[str]:
     """Options as a command line has them."""
-    return [part for name, value in options.items() for part in (f"--{name}", _text(value))]
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    return [part for name, text in texts.items() for part in (f"--{name}", text)]
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
+    """Read every cell's recipe and data, and cut its model; nothing is written.
+
+    Args:
+        cells: the cells.
+        prog: the command, for messages.
+        score: the score that they are compared by.
+
+    Raises:
+        OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
+    """
+    # the weights of another cell may not be there yet
+    recipes = _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: recipe.parse(argv, prog=prog), repr)
+    from thinwire.launch.run.assembly import prepare
+    from thinwire.models.data.load import load
+
+    data = _each(cells, recipes, lambda wanted: load(wanted.data), lambda wanted: repr(wanted.data))
+    _each(cells, data, lambda found: _check_score(found, score), lambda found: str(id(found)))
+    steps = _each(
+        cells,
+        list(zip(recipes, data, strict=True)),
+        lambda pair: prepare(*pair).recipe.training.steps,
+        lambda pair: repr((pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0))),
+    )
+    origins: dict[Path | None, dict[str, Any]] = {None: {}}
+    for cell, wanted, found in zip(cells, recipes, data, strict=True):  # a base stands before those that start with it
+        base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
+        origins[cell.folder] = {**origin_of(wanted, found), **base}
+    return [
+        Checked(cell, origins[cell.folder], count, wanted.num_processes, wanted.training.threads)
+        for cell, wanted, count in zip(cells, recipes, steps, strict=True)
+    ]
+
+
+def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key: Callable[[A], str]) -> list[B]:
+    """What is made of each cell's value, once for each key. OptionsError with every mistake, and its first cell."""
+    known: dict[str, B] = {}
+    mistakes: dict[str, str] = {}
+    for cell, value in zip(cells, values, strict=True):
+        try:
+            known[key(value)] = known[key(value)] if key(value) in known else do(value)
+        except ThinwireError as error:
+            for mistake in error.mistakes:
+                mistakes.setdefault(mistake, cell.name)
+    if mistakes:
+        raise OptionsError([f"{name}: {mistake}" for mistake, name in mistakes.items()])
+    return [known[key(value)] for value in values]
+
+
+def _check_score(data: Data, score: str) -> None:
+    """Raise OptionsError if cells with these data have no such score."""
+    known = ("loss", *data.task.scores)
+    OptionsError.require(
+        (score in known, f"score must be one of {', '.join(known)} for this recipe, got {score!r}"),
+        (
+            data.held_out is not None,
+            "a study compares scores of held-out samples, and there are none; set data.held_out above 0, or "
+            "data.evaluation",
+        ),
+    )
+
+
+def origin_of(wanted: Recipe, data: Data) -> dict[str, Any]:
+    """The origin of a cell with this recipe, whose own modules are imported, and these data."""
+    kept = {name: value for name, value in values_of(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
+    held_out = data.held_out.digest if data.held_out is not None else None
+    folders = [Path(place) for place in dict.fromkeys((wanted.model.name, with_run_weights(wanted.model).weights))]
+    of_model = [path for folder in folders for pattern in _OF_A_MODEL for path in sorted(folder.glob(pattern))]
+    named = {name for value in kept.values() for name in _OWN.findall(str(value))}
+    own = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(named)]
+    origin = {
+        **kept,
+        "data": [data.training.digest, held_out],
+        "code": code_digest(),
+        "model's files": list(map(_file_digest, of_model)),
+        "own code": [_file_digest(Path(path)) for path in own if path],
+    }
+    values: dict[str, Any] = json.loads(json.dumps(origin))
+    return values
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the code that decides a cell's numbers, the first 12 characters."""
+    hashed = hashlib.sha256()
+    for package in _CODE:
+        root = Path(str(files(package)))
+        for path in sorted(root.rglob("*.py")):
+            hashed.update(f"{package}/{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+def _file_digest(path: Path) -> str:
+    return _digest_of(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _digest_of(path: Path, changed: int) -> str:
+    """SHA-256 of a file that was last changed then, the first 12 characters."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def find(checked: Checked, *, any_code: bool) -> tuple[State, list[str]]:
+    """The state of a cell by its folder, and the names of what has changed in its origin.
+
+    `any_code` keeps cells that another version of the code has made.
+    """
+    folder = checked.cell.folder
+    saved = read_json(folder / "cell.json").get("origin")
+    if saved is None:
+        return ("begins anew", ["cell.json, which is damaged"]) if is_finished(folder) else ("begins", [])
+    # another version of the code may know other fields
+    names = (saved.keys() & checked.origin.keys()) - {"code"} if any_code else saved.keys() | checked.origin.keys()
+    if changed := sorted(name for name in names if saved.get(name) != checked.origin.get(name)):
+        return "begins anew", changed
+    if is_finished(folder):
+        return "finished", []
+    return ("goes on" if list(folder.glob("checkpoints/*/manifest.json")) else "begins"), []
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has taken all its steps and its summary says so."""
+    summary = read_json(folder / "summary.json")
+    steps = summary.get("steps")
+    return summary.get("running") is False and steps is not None and steps == summary.get("planned_steps")
+
+
+def weights_digest(folder: Path | None) -> str | None:
+    """The digest of a run's last weights; None where there is no summary."""
+    return read_json(folder / "summary.json").get("weights_digest") if folder else None
+
+
+def last_line(path: Path) -> str:
+    """The last line of a file; empty where there is none."""
+    try:
+        with opened(path) as file:
+            file.seek(max(0, path.stat().st_size - _TAIL), os.SEEK_SET)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none, or it is damaged."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def read_twice(cells: Sequence[Cell], folder: Path) -> list[tuple[Cell, str, str]]:
+    """The cells of a study's folder that were trained both ways to the end, with the same code.
+
+    With each are the digests of the weights that one process trained, and that several did.
+    """
+    found = []
+    for cell in cells:
+        places = (cell.folder, cell.second(folder).folder)
+        made = [read_json(place / "cell.json") for place in places]
+        ways = [next(iter(one.get("command", ())), "") for one in made]
+        if all(map(is_finished, places)) and made[0].get("origin") == made[1].get("origin"):
+            digests = {way: str(weights_digest(place)) for way, place in zip(ways, places, strict=True)}
+            if digests.keys() == {"simulate", "train"}:
+                found.append((cell, digests["simulate"], digests["train"]))
+    return found

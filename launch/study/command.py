@@ -26,19 +26,13 @@ from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
-from thinwire.launch.study.cells import Cell, cells_of, own_options, second
-from thinwire.launch.study.check import Checked, check
+from thinwire.launch.study.cells import Cell, Checked, State, cells_of, check, find, read_twice
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
-from thinwire.launch.study.engine import CellProgress, Runner, run_cells
-from thinwire.launch.study.live import Lines
-from thinwire.launch.study.progress import State, find
-from thinwire.launch.study.results import read_twice
+from thinwire.launch.study.engine import Job, Runner, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire study"
 
-_RUNNERS: Mapping[bool, Runner] = {False: "simulate", True: "train"}
-"""The command for a cell, by whether each of its stages is a process."""
 _FATES: Mapping[State, str] = {
     "finished": "already finished",
     "goes on": "to go on from a checkpoint",
@@ -75,31 +69,32 @@ def _list() -> int:
 
 def _run(argv: Sequence[str]) -> int:
     options, given = make_parser().parse_known_args(argv)
-    _refuse_words(given)
+    if given and not given[0].startswith("--"):
+        raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
         return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
-    every = cells_of(study, scale, folder, given)
-    chosen = _chosen(every, [*options.row, *options.twice] if options.row else [], options.twice)
-    _refuse_own([own_options(study, scale, cell.row) for cell in chosen], given)
-    once, again = _RUNNERS[options.processes], _RUNNERS[not options.processes]
-    twice = [second(cell, folder) for cell in _first_seeds(chosen, options.twice)]
-    checked = check([*chosen, *twice], PROG, study.score)
-    cells = [_progress(one, again if one.cell.again else once, any_code=options.any_code) for one in checked]
-    jobs = options.jobs or max(1, cores() // max(map(_cores, cells)))
-    _tell(cells, folder, jobs)
+    chosen = _chosen(cells_of(study, scale, folder, given), options.row, options.twice)
+    _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
+    firsts = {cell.row: cell for cell in reversed(chosen)}  # of each row, the cell of its first seed
+    twice = [firsts[row].second(folder) for row in dict.fromkeys(options.twice)]
+    jobs = [_job(one, options) for one in check([*chosen, *twice], PROG, study.score)]
+    at_once = options.jobs or max(1, cores() // max(job.cores for job in jobs))
+    _print_states(jobs, folder, at_once)
     if options.check:
-        for one in cells:
-            print(f"  {one.checked.cell.name}: {_FATES[one.found.state]}, {one.checked.steps} steps")
+        for job in jobs:
+            print(f"  {job.name}: {_FATES[job.state]}, {job.checked.steps} steps")
         return OK
     _hold(folder)
     with gathered_signals() as came:
-        run_cells(cells, jobs, Lines(study, jobs), came)
-    _conclude(cells, folder, came)
-    for pair in read_twice(chosen, folder):
-        print(pair)
+        run_jobs(jobs, at_once, study, came)
+    _conclude(jobs, folder, came)
+    for cell, one, several in read_twice(chosen, folder):
+        digests = f"{one[:16]}, several with {several[:16]}"
+        same = f"one process and several end with the same weights, digest {one[:16]}"
+        print(f"{cell.name}: {same if one == several else f'one process ends with the weights {digests}'}")
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
     asked = [word for option, value in where.items() if value for word in (option, value)]
     print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
@@ -117,16 +112,9 @@ def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: S
 
 
 def _of_trainings(options: argparse.Namespace) -> list[str]:
-    """The options that say how cells are trained."""
-    given = {
-        "--row": options.row,
-        "--jobs": options.jobs,
-        "--processes": options.processes,
-        "--twice": options.twice,
-        "--any-code": options.any_code,
-        "--check": options.check,
-    }
-    return [name for name, value in given.items() if value]
+    """The options given that say how cells are trained."""
+    names = ("row", "jobs", "processes", "twice", "any_code", "check")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
 
 
 def make_parser() -> Parser:
@@ -166,12 +154,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def _refuse_words(given: Sequence[str]) -> None:
-    """Raise OptionsError if a word after the name is neither an option nor the value of an option."""
-    if given and not given[0].startswith("--"):
-        raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
-
-
 def _refuse_own(rows: Sequence[Options], given: Sequence[str]) -> None:
     """Raise OptionsError for options that every row to train sets itself: they would change nothing."""
     names = {word.removeprefix("--").partition("=")[0] for word in given if word.startswith("--")}
@@ -205,40 +187,26 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str], twice: Sequence[str] = (
                 for row, option in unknown.items()
             ]
         )
-    chosen = [cell for cell in cells if not rows or cell.row in rows]
-    needed = {cell.base for cell in chosen}
+    needed = {cell.folder for cell in cells if not rows or cell.row in asked}
     for cell in reversed(cells):  # a base stands before those that start with it
-        needed |= {cell.base} if cell.folder in needed else set()
-    return [cell for cell in cells if cell in chosen or cell.folder in needed]
+        needed |= {cell.base} if cell.base and cell.folder in needed else set()
+    return [cell for cell in cells if cell.folder in needed]
 
 
-def _first_seeds(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
-    """The first cell of each of these rows."""
-    firsts = {cell.row: cell for cell in reversed(cells)}
-    return [firsts[row] for row in dict.fromkeys(rows)]
+def _job(checked: Checked, options: argparse.Namespace) -> Job:
+    state, changed = find(checked, any_code=options.any_code)
+    command: Runner = "train" if options.processes != checked.cell.again else "simulate"
+    return Job(checked, state, command, changed, "finished" if state == "finished" else "waits")
 
 
-def _progress(checked: Checked, command: Runner, *, any_code: bool) -> CellProgress:
-    found = find(checked, any_code=any_code)
-    kept = found.state == "finished"
-    return CellProgress(checked, found, "kept" if kept else "waits", command, done=checked.steps if kept else 0)
-
-
-def _cores(progress: CellProgress) -> int:
-    """The cores that one cell keeps busy."""
-    checked = progress.checked
-    return checked.threads * (checked.processes if progress.command == "train" else 1)
-
-
-def _tell(cells: Sequence[CellProgress], folder: Path, jobs: int) -> None:
+def _print_states(jobs: Sequence[Job], folder: Path, at_once: int) -> None:
     """Print the states of the cells, and why some cells begin anew."""
-    counts = Counter(one.found.state for one in cells)
+    counts = Counter(job.state for job in jobs)
     said = ", ".join(f"{counts[state]} {words}" for state, words in _FATES.items() if counts[state])
-    print(f"{len(cells)} cells in {folder}: {said}; {jobs} at once", flush=True)
-    for one in cells:
-        if one.found.changed:
-            changed = ", ".join(one.found.changed)
-            print(f"{one.checked.cell.name} begins anew, because these have changed: {changed}", flush=True)
+    print(f"{len(jobs)} cells in {folder}: {said}; {at_once} at once", flush=True)
+    for job in jobs:
+        if job.changed:
+            print(f"{job.name} begins anew, because these have changed: {', '.join(job.changed)}", flush=True)
 
 
 def _hold(folder: Path) -> None:
@@ -259,17 +227,12 @@ def _hold(folder: Path) -> None:
         ) from error
 
 
-def _conclude(cells: Sequence[CellProgress], folder: Path, came: Sequence[signal.Signals]) -> None:
-    """Print how the study ended.
-
-    Raises:
-        StoppedError: a signal came.
-        FailedError: some cells failed.
-    """
-    done = sum(one.status in ("finished", "kept") for one in cells)
-    said = f"{done} of {len(cells)} cells are finished, in {folder}"
+def _conclude(jobs: Sequence[Job], folder: Path, came: Sequence[signal.Signals]) -> None:
+    """Print how the study ended. StoppedError if a signal came, FailedError if some cells failed."""
+    done = sum(job.status == "finished" for job in jobs)
+    said = f"{done} of {len(jobs)} cells are finished, in {folder}"
     if came:
         raise StoppedError(f"stopped; {said}; the same command goes on", came[0])
-    if failed := [one.checked.cell.name for one in cells if one.status == "failed"]:
+    if failed := [job.name for job in jobs if job.status == "failed"]:
         raise FailedError(f"{said}; these failed: {'; '.join(failed)}")
     print(said)

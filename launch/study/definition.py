@@ -99,8 +99,8 @@ class Claim:
         named = {"of": self.of, "minus": self.minus, "over": self.over, **than}
         return {name: side for name, side in named.items() if side is not None}
 
-    def compare(self, score: Callable[[Side], float]) -> float:
-        """The difference or the ratio of the scores that a function gives."""
+    def compare(self, score: Callable[[Side], Any]) -> Any:
+        """The difference or the ratio of the scores that a function gives: numbers, or columns of them."""
         of, other = score(self.of), score(self.other)
         than = score(self.than.of) - score(self.than.minus) if self.than else 0.0
         return (of - other if self.minus else of / other) - than
@@ -185,6 +185,14 @@ class Study:
         names, values = list(self.grid), product(*self.grid.values())
         combined = [dict(zip(names, combination, strict=True)) for combination in values] if names else []
         return {**self.rows, **{_said(options): Row(options=options) for options in combined}}
+
+    def rows_at(self, scale: Scale) -> dict[str, Row]:
+        """The rows that a scale runs, in the order of the study."""
+        return {name: row for name, row in self.all_rows.items() if not scale.rows or name in scale.rows}
+
+    def own_options(self, scale: Scale, row: str) -> Options:
+        """The options that a row sets itself, at a scale."""
+        return {**self.all_rows[row].options, **scale.row_options.get(row, {})}
 
     @property
     def unit(self) -> str:

@@ -9,160 +9,184 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
-from thinwire.launch.study.check import Checked
-from thinwire.launch.study.progress import (
-    Found,
-    begin,
-    drop_checkpoints,
-    is_finished,
-    last_line,
-    steps_done,
-    weights_digest,
-)
+from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.tables import duration_text
+from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
+from thinwire.launch.study.definition import MODES, Study
+from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
 
-Status = Literal["waits", "runs", "finished", "failed", "kept"]
+Status = Literal["waits", "runs", "finished", "failed"]
 Runner = Literal["simulate", "train"]
 
 GRACE = 10.0
 """Seconds that cells get to end after SIGTERM."""
+SILENCE = 30.0
+"""Seconds after which a study prints how far it is."""
 _POLL = 0.5
 
 
 @dataclass
-class CellProgress:
-    """How far one cell is."""
+class Job:
+    """A cell of a study that runs: what its folder holds at the start, and how far it is now."""
 
     checked: Checked
-    found: Found
-    status: Status
+    state: State
     command: Runner = "simulate"
     """Whether it is one process, or one for each stage."""
-    begun: int = 0
-    """Steps that were done before this study went on."""
-    done: int = 0
-    """Steps that are done."""
+    changed: Sequence[str] = ()
+    """What has changed in its origin, if it begins anew."""
+    status: Status = "waits"
     seconds: float = 0.0
-    """How long its process has run."""
+    """How long its process ran; 0 before it has ended."""
     trouble: str = ""
     """Why it failed, in the words of its process."""
+    process: subprocess.Popen[bytes] | None = None
+    started: float = field(default_factory=time.monotonic)
 
+    @property
+    def name(self) -> str:
+        """The name of its cell."""
+        return self.checked.cell.name
 
-class _Job:
-    """A cell's process."""
+    @property
+    def cores(self) -> int:
+        """The cores that it keeps busy."""
+        return self.checked.threads * (self.checked.processes if self.command == "train" else 1)
 
-    def __init__(self, progress: CellProgress) -> None:
-        self.progress = progress
-        checked = progress.checked
-        folder = checked.cell.folder
-        resume = "auto" if progress.found.state == "goes on" else "never"
-        asked = [progress.command, *checked.cell.starting(str(checked.cell.base))]
-        base = weights_digest(checked.cell.base) if checked.cell.base else None
-        begin(checked, {**environment("thinwire study"), "command": asked, "base": base})
-        arguments = [*asked, "--checkpoint.resume", resume]
-        mode = os.O_APPEND if resume == "auto" else os.O_TRUNC
-        with os.fdopen(open_regular(folder / "log.txt", os.O_WRONLY | os.O_CREAT | mode), "w") as log:
+    def start(self) -> None:
+        """Start its process. OSError if its folder cannot be written."""
+        cell = self.checked.cell
+        resume = "auto" if self.state == "goes on" else "never"
+        asked = [self.command, *cell.starting(str(cell.base))]
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
+        made |= {"command": asked, "base": weights_digest(cell.base)}
+        write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume == "auto" else os.O_TRUNC)
+        with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.launch.study.cell_process", *arguments],
+                [sys.executable, "-m", "thinwire.launch.study.cell_process", *asked, "--checkpoint.resume", resume],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, parent.VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": str(checked.threads)},
+                env={**os.environ, parent.VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": str(self.checked.threads)},
                 start_new_session=True,  # so that only the study gets Ctrl-C
             )
-        self._started = time.monotonic()
-        self._before = _stamp(folder)
-        progress.status = "runs"
-        progress.done = progress.begun = steps_done(folder) if resume == "auto" else 0
+        self.started, self.status = time.monotonic(), "runs"
 
-    def look(self) -> bool:
-        """Bring the progress up to date; whether the process has ended."""
-        progress, folder = self.progress, self.progress.checked.cell.folder
-        code = self.process.poll()
-        progress.seconds = time.monotonic() - self._started
-        if _stamp(folder) != self._before:  # else the log is that of the attempt before
-            progress.done = steps_done(folder)
-            progress.begun = min(progress.begun, progress.done)  # the steps behind the checkpoint are taken again
-        if code is None:
-            return False
+    def look(self) -> None:
+        """Note how its process has ended, if it has."""
+        assert self.process is not None, "it runs"
+        if (code := self.process.poll()) is None:
+            return
+        folder, self.seconds = self.checked.cell.folder, time.monotonic() - self.started
         if code == 0 and is_finished(folder):
-            progress.status = "finished"
-            drop_checkpoints(folder)
+            self.status = "finished"
+            remove_checkpoints(folder / "checkpoints")
         else:
-            progress.status, progress.trouble = "failed", last_line(folder / "log.txt") or f"exited with status {code}"
-        return True
+            self.status, self.trouble = "failed", last_line(folder / "log.txt") or f"exited with status {code}"
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the cell's processes."""
-        if self.process.poll() is None:
+        """Send a signal to its processes."""
+        if self.process is not None and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
+    def ended(self, study: Study) -> str:
+        """How it ended, in a sentence."""
+        folder, took = self.checked.cell.folder, duration_text(self.seconds)
+        if self.status == "failed":
+            see = f"; see {folder / 'log.txt'}" if self.process else ""
+            return f"{self.name} failed after {took}: {self.trouble}{see}"
+        held_out = read_json(folder / "summary.json").get("held_out", {})
+        scores = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
+        factor, digits = (100, 2) if study.unit == "%" else (1, 4)
+        said = (f"{'-' if one is None else f'{factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
+        return f"{self.name} finished in {took}: {study.score} {', '.join(said)}"
 
-def _stamp(folder: Path) -> tuple[int, int] | None:
-    """When the log of a cell was written, and its size; None where there is none."""
-    try:
-        found = (folder / "metrics.jsonl").stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
-
-def run_cells(
-    cells: Sequence[CellProgress],
-    jobs: int,
-    tell: Callable[[Sequence[CellProgress]], None],
+def run_jobs(
+    jobs: Sequence[Job],
+    at_once: int,
+    study: Study,
     came: Sequence[signal.Signals],
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the cells that wait, `jobs` at once.
+    """Run the cells that wait, and print how each has ended, and now and then how far the others are.
 
     Args:
-        cells: all cells; brought up to date.
-        jobs: how many run at once.
-        tell: called with all cells, again and again.
+        jobs: all cells; brought up to date.
+        at_once: how many run at once.
+        study: the study, which names the score.
         came: the signals that this process has got; the first one stops the cells.
+        clock: gives the time in seconds.
     """
-    waiting = [progress for progress in cells if progress.status == "waits"]
-    running: list[_Job] = []
+    coming = [job for job in jobs if job.status == "waits"]
+    printed = clock() - SILENCE
     try:
-        while (waiting or running) and not came:
-            for ready in _ready(waiting, cells)[: jobs - len(running)]:
-                waiting.remove(ready)
+        while coming and not came:
+            running = [job for job in coming if job.status == "runs"]
+            for job in ready(coming, jobs)[: at_once - len(running)]:
                 try:
-                    running.append(_Job(ready))
+                    job.start()
                 except OSError as error:  # a full disk, or a file where a folder should be
-                    place = error.filename or ready.checked.cell.folder
-                    ready.status, ready.trouble = "failed", f"{place} cannot be written: {error.strerror}"
-            running = [job for job in running if not job.look()]
-            tell(cells)
-            if running:
+                    place = error.filename or job.checked.cell.folder
+                    job.status, job.trouble = "failed", f"{place} cannot be written: {error.strerror}"
+            for job in coming:
+                if job.status == "runs":
+                    job.look()
+                if job.status in ("finished", "failed"):
+                    print(job.ended(study), flush=True)
+            coming = [job for job in coming if job.status in ("waits", "runs")]
+            if coming and clock() - printed >= SILENCE:
+                print(progress(jobs, at_once), flush=True)
+                printed = clock()
+            if any(job.status == "runs" for job in coming):
                 time.sleep(_POLL)
     finally:
-        _stop(running)
+        _stop([job for job in jobs if job.status == "runs"])
 
 
-def _ready(waiting: list[CellProgress], cells: Sequence[CellProgress]) -> list[CellProgress]:
-    """The cells that can start. Those that start with the weights of a failed cell fail; `waiting` loses them."""
-    status: dict[Path | None, Status] = {one.checked.cell.folder: one.status for one in cells}
-    for one in [one for one in waiting if status.get(one.checked.cell.base) == "failed"]:
-        one.status, one.trouble = "failed", f"it starts with the weights of {one.checked.cell.base}, which failed"
-        waiting.remove(one)
-    return [one for one in waiting if status.get(one.checked.cell.base, "kept") in ("finished", "kept")]
+def ready(coming: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
+    """The cells that can start. Those that start with the weights of a failed cell fail."""
+    status: dict[Path | None, Status] = {job.checked.cell.folder: job.status for job in jobs}
+    waiting = [job for job in coming if job.status == "waits"]
+    for job in waiting:
+        if status.get(job.checked.cell.base) == "failed":
+            job.status, job.trouble = "failed", f"it starts with the weights of {job.checked.cell.base}, which failed"
+    return [job for job in waiting if status.get(job.checked.cell.base, "finished") == "finished"]
 
 
-def _stop(running: Sequence[_Job]) -> None:
+def progress(jobs: Sequence[Job], at_once: int) -> str:
+    """How far a study is: the cells that are finished, the time left at the pace of those, and the running ones."""
+    done = [job for job in jobs if job.status == "finished"]
+    timed = [job for job in done if job.seconds]
+    coming = [job for job in jobs if job.status in ("waits", "runs")]
+    said = f"{len(done)} of {len(jobs)} cells are finished"
+    if timed and coming:
+        pace = sum(job.seconds for job in timed) / sum(job.checked.steps for job in timed)
+        steps = [job.checked.steps for job in coming]
+        said += f", about {duration_text(max(sum(steps) / min(at_once, len(steps)), *steps) * pace)} left"
+    running = [job for job in coming if job.status == "runs"]
+    return "; ".join([said, *(f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)])
+
+
+def _stop(running: Sequence[Job]) -> None:
     """End the cells that still run."""
     for job in running:
         job.signal(signal.SIGTERM)
     deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline and any(job.process.poll() is None for job in running):
+    while time.monotonic() < deadline and any(job.process and job.process.poll() is None for job in running):
         time.sleep(_POLL / 10)
     for job in running:
         job.signal(signal.SIGKILL)
-        job.process.wait()
+        if job.process:
+            job.process.wait()

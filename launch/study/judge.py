@@ -9,13 +9,14 @@ degrees of freedom. Predictions are arithmetic and have no spread: their error i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from thinwire.launch.study.definition import Claim, Row, Side
-from thinwire.launch.study.results import Result
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 Ruling = Literal["holds", "does not hold", "cannot tell"]
 
@@ -41,7 +42,7 @@ class Judged:
     claim: Claim
     verdict: Ruling
     seeds: tuple[int, ...]
-    """The seeds for which both sides have a score, and a ratio is not one to 0."""
+    """The seeds for which all sides have a score, and a ratio is not one to 0."""
     mean: float | None
     """The mean difference or ratio; None if there is none."""
     error: float | None
@@ -50,18 +51,32 @@ class Judged:
     """The published difference or ratio; None where a side has no published score."""
 
 
-def judge(claim: Claim, results: Sequence[Result], rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
-    """Judge a claim by the scores of the cells; `exact` ones have no spread."""
-    found = {side: _by_seed(side, results) for side in claim.sides.values()}
-    common = sorted(set.intersection(*(set(scores) for scores in found.values())))
-    # a ratio to 0 is none
-    seeds = tuple(seed for seed in common if claim.minus or found[claim.other][seed])
-    differences = [claim.compare(lambda side, seed=seed: found[side][seed]) for seed in seeds]  # type: ignore[misc]
-    mean = fmean(differences) if differences else None
-    error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
-    if exact and differences:
-        error = 0.0
-    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, _published(claim, rows))
+def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
+    """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them; `exact` have no spread."""
+    by_seed = results.set_index("seed")
+
+    def score(side: Side) -> Series[float]:
+        return by_seed[by_seed["row"] == side.row].reindex(columns=[side.energy or side.mode]).iloc[:, 0]
+
+    def published(side: Side) -> float:
+        return math.nan if side.energy else rows[side.row].published.get(side.mode, math.nan)
+
+    differences = claim.compare(score).dropna()
+    differences = differences[differences.abs() < math.inf].sort_index()  # a ratio to 0 is none
+    seeds = tuple(map(int, differences.index))
+    mean = float(differences.mean()) if seeds else None
+    error = float(differences.sem()) if len(seeds) > 1 else None
+    error = 0.0 if exact and seeds else error
+    try:
+        theirs = claim.compare(published)
+    except ZeroDivisionError:
+        theirs = math.nan
+    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, without(theirs))
+
+
+def without(number: float) -> float | None:
+    """A number, or None in place of NaN."""
+    return None if math.isnan(number) else float(number)
 
 
 def bound_of(claim: Claim) -> tuple[float, int]:
@@ -80,21 +95,3 @@ def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) 
     if distance > needed:
         return "holds"
     return "does not hold" if distance < -needed else "cannot tell"
-
-
-def _by_seed(side: Side, results: Sequence[Result]) -> dict[int, float]:
-    own = [(result.cell.seed, _number(side, result)) for result in results if result.cell.row == side.row]
-    return {seed: number for seed, number in own if number is not None}
-
-
-def _number(side: Side, result: Result) -> float | None:
-    """What a side takes of a cell; None if the cell has no such number."""
-    return result.energies.get(side.energy) if side.energy else result.scores.get(side.mode)
-
-
-def _published(claim: Claim, rows: Mapping[str, Row]) -> float | None:
-    numbers = {side: None if side.energy else rows[side.row].published.get(side.mode) for side in claim.sides.values()}
-    known = {side: number for side, number in numbers.items() if number is not None}
-    if len(known) < len(numbers) or (claim.over and not known[claim.over]):
-        return None
-    return claim.compare(known.__getitem__)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+from pandas import DataFrame
 
 from thinwire.launch.run.fields import read_fields
 from thinwire.launch.shared.links import parse_bandwidth, parse_latency
-from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
-from thinwire.launch.study.results import Result
 from thinwire.launch.timing.exchange_time import UNCOMPRESSED, ReplicaWork
 from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import predict
@@ -76,26 +75,24 @@ SCORES: Mapping[str, Callable[[_Setting], float]] = {
 """What can be predicted: the speed of all replicas, and the time of a frame on the wire."""
 
 
-def predicted(study: Study, rows: Mapping[str, Row]) -> list[Result]:
-    """The cells of a study of predictions, one for each row.
+def predicted(study: Study, rows: Mapping[str, Row]) -> DataFrame:
+    """The cells of a study of predictions, a row a line, with its number under `on`.
 
     Raises:
         OptionsError: some rows cannot be predicted; every mistake, with its row.
     """
     assert study.prediction is not None, "a study of predictions says what is predicted"
     workload, mistakes = _workload(study.prediction), list[str]()
-    results = []
+    values = dict[str, float]()
     for name, row in rows.items():
-        score = row.score or study.score
         try:
-            value = _value(study.prediction, workload, {**study.options, **row.options}, score)
+            options = {**study.options, **row.options}
+            values[name] = _value(study.prediction, workload, options, row.score or study.score)
         except OptionsError as error:
             mistakes += [f"rows.{name}: {mistake}" for mistake in error.mistakes]
-            continue
-        results.append(Result(Cell(name, 0, Path(), (), ()), {"on": value}, {}, 0.0, 0.0, "", {}))
     if mistakes:
         raise OptionsError(mistakes)
-    return results
+    return DataFrame({"row": values.keys(), "seed": 0, "on": values.values()})
 
 
 def _value(pipeline: PredictedPipeline, workload: Workload, options: Mapping[str, object], score: str) -> float:

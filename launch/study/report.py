@@ -8,27 +8,30 @@ FOLDER/curves.png                the learning curves
 from __future__ import annotations
 
 import base64
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame
 
 from thinwire.compress.stores.durable import write_own
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import SIGNATURE, as_written
+from thinwire.launch.run.fields import is_among
 from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
-from thinwire.launch.study.cells import Cell, cells_of, rows_of
-from thinwire.launch.study.circumstances import circumstances
+from thinwire.launch.study.cells import Cell, cells_of, read_twice
 from thinwire.launch.study.curves import draw
-from thinwire.launch.study.definition import Row, Scale, Signal, Study, read_study
-from thinwire.launch.study.energy import Measures, energy_of
+from thinwire.launch.study.definition import Options, Scale, Signal, Study, read_study
 from thinwire.launch.study.judge import Judged, judge
-from thinwire.launch.study.results import Result, read_results, read_twice
+from thinwire.launch.study.predictions import predicted
+from thinwire.launch.study.results import Measures, energy_of, read_results
 from thinwire.launch.study.tables import (
     cells_table,
     claims_table,
@@ -47,6 +50,17 @@ _PREDICTED = (
     "times and bandwidths that the study gives. Codecs cost nothing."
 )
 
+_MEANT: Mapping[str, tuple[str, ...]] = {
+    "codec": ("compression.activations", "compression.gradients"),
+    "training.steps": ("training.epochs",),
+    "replicas.count": ("replicas.",),
+    "clients.count": ("clients.",),
+}
+"""The fields that an option changes beside the one of its name."""
+
+_NO_OPTIONS = ("training.seed", "data", "code", "model's files", "own code", "starts_with.")
+"""What an origin has beside options, and what each cell has of its own."""
+
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -64,7 +78,7 @@ class StudyReport:
 
 def main(argv: Sequence[str]) -> int:
     """Write a report; the exit status."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
@@ -75,59 +89,57 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
-    """Write every form of a report, and print its first tables.
-
-    OptionsError where it cannot be written; `option` is the one that names another folder.
-    """
-    _write(made, folder, option)
-    show(made.tables[:2])
-    forms = ["report.md", "report.html", "report.json", *(["curves.png"] if made.curves else [])]
-    print(f"{', '.join(forms[:-1])} and {forms[-1]} are in {folder}")
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(prog=PROG, description="Write the report of a study, finished or not.")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
+    add("--scale", metavar="S", help="the size that was run (default: the first that the study names)")
+    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
+    add("--out", type=Path, metavar="DIR", help="where to write (default: beside the cells)")
+    return parser
 
 
 def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyReport:
     """The report of a study, finished or not."""
-    rows = rows_of(study, scale)
+    rows = study.rows_at(scale)
+    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
+    curves, missing = b"", dict[Cell, str]()
     if study.prediction:
-        return _of_predictions(study, scale_name, scale, rows)
-    cells = cells_of(study, scale, folder)
-    with as_written(folder, OptionsError):
-        results, missing = read_results(study, cells)
-        curves = draw(study, rows, results)
-    measured, unmeasured = _energies(study, results)
-    results = [replace(result, energies=_shares(measured.get(result.cell, {}))) for result in results]
-    judged = [judge(claim, results, study.all_rows) for claim in study.claims]
-    tables = [scores_table(study, rows, results)]
-    tables += [claims_table(study, judged)] if judged else []
-    tables += [energy_table(study, rows, measured)] if measured else []
-    tables += [cells_table(study, results)] if results else []
-    twice = read_twice(cells, folder)
-    tables += [twice_table(twice)] if twice else []
-    tables += [missing_table(missing)] if missing else []
-    words = _question(study, scale_name, scale)
-    words.append(f"{len(results)} of {len(cells)} cells are finished.{_missing_words(len(missing))}")
-    words += [*circumstances(study, scale, results), *unmeasured]
+        results = predicted(study, rows)
+        judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
+        tables = [predictions_table(study, rows, results), *([claims_table(study, judged)] if judged else [])]
+        words.append(_PREDICTED)
+    else:
+        cells = cells_of(study, scale, folder)
+        with as_written(folder, OptionsError):
+            results, missing = read_results(study, cells)
+            curves = draw(study, rows, results)
+        energies, unmeasured = _energies(study, results)
+        shares = {cell: {signal: one["energy"] for signal, one in found.items()} for cell, found in energies.items()}
+        results = results.join(DataFrame.from_dict(shares, orient="index", dtype=float), on="cell")
+        judged = [judge(claim, results, study.all_rows) for claim in study.claims]
+        twice = read_twice(cells, folder)
+        tables = [scores_table(study, rows, results)]
+        tables += [claims_table(study, judged)] if judged else []
+        tables += [energy_table(study, rows, energies)] if energies else []
+        tables += [cells_table(study, results)] if len(results) else []
+        tables += [twice_table(twice)] if twice else []
+        tables += [missing_table(missing)] if missing else []
+        lost = f" {len(missing)} are missing: the last table names them." if missing else ""
+        words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")
+        words += [*circumstances(study, scale, results), *unmeasured]
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
-    return StudyReport(
-        f"{study.name}, {scale_name}",
-        words,
-        tables,
-        curves,
-        {**beside, **_claims_json(judged)},
-    )
+    title = study.name if study.prediction else f"{study.name}, {scale_name}"
+    return StudyReport(title, words, tables, curves, {**beside, **_claims_json(judged)})
 
 
-def _question(study: Study, scale_name: str, scale: Scale) -> list[str]:
-    """What the study asks, and what its scale is."""
-    return [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
-
-
-def _energies(study: Study, results: Sequence[Result]) -> tuple[dict[Cell, dict[Signal, Measures]], list[str]]:
+def _energies(study: Study, results: DataFrame) -> tuple[dict[Cell, dict[Signal, Measures]], list[str]]:
     """What crosses the cuts of the finished cells, if the study asks for it, and a sentence for each that has none."""
     found, mistakes = {}, []
-    for cell in [result.cell for result in results if study.energy is not None]:
-        assert study.energy is not None, "the study asks for it"
+    for cell in results["cell"]:
+        if study.energy is None:
+            break
         try:
             found[cell] = energy_of(cell, study.energy, PROG)
         except ThinwireError as error:
@@ -135,21 +147,40 @@ def _energies(study: Study, results: Sequence[Result]) -> tuple[dict[Cell, dict[
     return found, mistakes
 
 
-def _shares(signals: Mapping[Signal, Measures]) -> dict[Signal, float]:
-    """The share of the energy of each signal that has one."""
-    return {signal: share for signal, one in signals.items() if (share := one["energy"]) is not None}
+def circumstances(study: Study, scale: Scale, results: DataFrame) -> list[str]:
+    """How the finished cells were made, and which should not be compared, a sentence each; empty without cells."""
+    if results.empty:
+        return []
+    made = results["made"]
+    machines = {f"{one['machine']['cpu']}, {one['machine']['cores']} cores" for one in made if "machine" in one}
+    versions = {f"torch {one['torch']}" for one in made if "torch" in one}
+    hours = results["seconds"].sum() / 3600
+    said = [f"The finished cells took {hours:.1f} hours, on {'; '.join(sorted(machines | versions))}."]
+    origins = made.map(lambda one: {name: json.dumps(value) for name, value in one.get("origin", {}).items()})
+    codes = sorted({str(json.loads(one["code"])) for one in origins if "code" in one})
+    if len(codes) > 1:
+        said.append(f"They were made by {len(codes)} versions of the code: {', '.join(codes)}.")
+    by_data = results["row"].groupby(origins.map(lambda one: one.get("data", "")), sort=False).unique()
+    if len(by_data) > 1:
+        groups = " | ".join(map("; ".join, by_data))
+        said.append(f"There are {len(by_data)} sets of data; compare only rows that have the same: {groups}.")
+    values: dict[str, set[str]] = {}
+    for cell, origin in zip(results["cell"], origins, strict=True):
+        own = study.own_options(scale, cell.row)
+        for name in origin.keys() - ({"model.weights"} if cell.base else set()):
+            if not is_among(name, _NO_OPTIONS) and not _is_set(name, own):
+                values.setdefault(name, set()).add(origin[name])
+    differ = [f"{name} ({', '.join(sorted(found))})" for name, found in sorted(values.items()) if len(found) > 1]
+    if differ:
+        said.append(
+            f"The cells differ in options that no row sets, so do not compare their scores: {'; '.join(differ)}."
+        )
+    return said
 
 
-def _of_predictions(study: Study, scale_name: str, scale: Scale, rows: Mapping[str, Row]) -> StudyReport:
-    """The report of a study whose cells are predictions, which are computed here."""
-    from thinwire.launch.study.predictions import predicted
-
-    results = predicted(study, rows)
-    judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
-    tables = [predictions_table(study, rows, results), *([claims_table(study, judged)] if judged else [])]
-    words = [*_question(study, scale_name, scale), _PREDICTED]
-    beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": 0}
-    return StudyReport(study.name, words, tables, b"", {**beside, **_claims_json(judged)})
+def _is_set(name: str, own: Options) -> bool:
+    """Whether one of a row's own options changes a field."""
+    return any(is_among(name, (option, f"{option}.", *_MEANT.get(option, ()))) for option in own)
 
 
 def _check_folder(folder: Path, cells: Sequence[Cell]) -> None:
@@ -162,20 +193,6 @@ def _check_folder(folder: Path, cells: Sequence[Cell]) -> None:
     if not there.intersection(cell.folder for cell in cells):
         what = "cells of another study or scale" if there else "no cells"
         raise OptionsError(f"--folder must name the folder of this study, and {folder} has {what}")
-
-
-def _parser() -> Parser:
-    parser = Parser(prog=PROG, description="Write the report of a study, finished or not.")
-    add = parser.add_argument
-    add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
-    add("--scale", metavar="S", help="the size that was run (default: the first that the study names)")
-    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
-    add("--out", type=Path, metavar="DIR", help="where to write (default: beside the cells)")
-    return parser
-
-
-def _missing_words(count: int) -> str:
-    return f" {count} are missing: the last table names them." if count else ""
 
 
 def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -194,30 +211,35 @@ def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
     return {"verdicts": dict(Counter(one.verdict for one in judged)), "claims": claims}
 
 
-def _write(made: StudyReport, folder: Path, option: str) -> None:
-    """Write every form of a report. OptionsError where that cannot be done."""
+def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
+    """Write every form of a report, and print its first tables.
+
+    OptionsError where it cannot be written; `option` is the one that names another folder.
+    """
+    head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
+    pictures = ["![Learning curves](curves.png)"] if made.curves else []
+    values = document(made.title, made.tables, words=list(made.words), **made.beside)
+    page = pages.render(
+        *("thinwire.launch.study", "study.html"),
+        brand="Thinwire study",
+        title=made.title,
+        made=made,
+        picture=base64.b64encode(made.curves).decode(),
+    )
+    forms = {
+        "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n",
+        "report.html": page,
+        "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n",
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if made.curves:
             write_own(folder / "curves.png", made.curves)
-        write_own(folder / "report.md", _markdown(made).encode())
-        write_own(folder / "report.html", _html(made).encode())
-        values = document(made.title, made.tables, words=list(made.words), **made.beside)
-        values = {"generator": SIGNATURE, **values}
-        write_own(folder / "report.json", f"{dumps(values, indent=2)}\n".encode())
+        for name, text in forms.items():
+            write_own(folder / name, text.encode())
     except OSError as error:
         place = error.filename or folder
         raise OptionsError(f"{option} must name a folder that can be written, got {place}: {error.strerror}") from error
-
-
-def _markdown(made: StudyReport) -> str:
-    picture = ["![Learning curves](curves.png)"] if made.curves else []
-    head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
-    return "\n\n".join([*head, *(table.markdown for table in made.tables), *picture]) + "\n"
-
-
-def _html(made: StudyReport) -> str:
-    picture = base64.b64encode(made.curves).decode()
-    return pages.render(
-        "thinwire.launch.study", "study.html", brand="Thinwire study", title=made.title, made=made, picture=picture
-    )
+    show(made.tables[:2])
+    *names, last = [*forms, *(["curves.png"] if made.curves else [])]
+    print(f"{', '.join(names)} and {last} are in {folder}")

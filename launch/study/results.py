@@ -1,141 +1,151 @@
-"""The results of finished cells: scores, bits on the wire, and curves."""
+"""The results of finished cells, a cell a line: scores, bits on the wire, what crosses the cuts, and curves.
+
+TopK keeps the largest values. So it loses much where the energy is spread over all of them, and little where a few
+values or channels hold most. What crosses the cuts is measured in one step from the first weights of a cell, and in one
+from the last. The numbers are kept in `energy.json` in the cell's folder, until the cell has other weights.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
+from pandas import DataFrame, Series
+
+from thinwire.compress.stores.durable import write_durably
+from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
-from thinwire.launch.study.cells import Cell, second
+from thinwire.launch.shared.strict_json import dumps, without_nan
+from thinwire.launch.study.cells import Cell, is_finished, last_line, read_json, weights_digest
 from thinwire.launch.study.definition import MODES, Mode, Signal, Study
-from thinwire.launch.study.progress import is_finished, last_line, read_json, steps_done, weights_digest
-from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.frames import CHANNELS
 
-CurvePoints = list[tuple[float, float]]
+if TYPE_CHECKING:
+    from torch import Tensor
 
+COLUMNS = ["cell", "row", "seed", *MODES, *CHANNELS, "full", "seconds", "digest", "made"]
+"""Of a finished cell: scores with compression off and on, in the study's unit; bits an element that training sent in
+each channel, with headers, warm-up and first visits; the share of rows that went uncompressed; seconds; the digest of
+the weights; and the values of cell.json."""
 
-@dataclass(frozen=True)
-class Result:
-    """A finished cell."""
-
-    cell: Cell
-    scores: Mapping[Mode, float]
-    """The score at the end, in the unit of the study; a mode without a finite score is left out."""
-    bits: Mapping[ChannelName, float]
-    """Bits an element that training sent, headers, warm-up and first visits included; without a cut nothing."""
-    full: float
-    """The share of rows that training sent uncompressed: warm-up and first visits."""
-    seconds: float
-    digest: str
-    made: Mapping[str, Any]
-    """The values of cell.json."""
-    energies: Mapping[Signal, float] = field(default_factory=dict)
-    """The share of each signal's energy in its largest values, in %; empty where it is not measured."""
+Measures = dict[str, float | None]
+"""Of one signal, the median over all cuts: energy, kurtosis and the largest channel, by name."""
 
 
-@dataclass(frozen=True)
-class Twice:
-    """A cell that was trained as one process, and as one for each stage."""
-
-    cell: Cell
-    simulated: str
-    """The digest of the weights that one process trained."""
-    processes: str
-    """Of those that several trained."""
-
-    def __str__(self) -> str:
-        """Whether both ways end with the same weights, in a sentence."""
-        one, several = self.simulated[:16], self.processes[:16]
-        if self.simulated == self.processes:
-            return f"{self.cell.name}: one process and several end with the same weights, digest {one}"
-        return f"{self.cell.name}: one process ends with the weights {one}, several with {several}"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A cell without a result, and why."""
-
-    cell: Cell
-    why: str
-
-
-def read_results(study: Study, cells: Sequence[Cell]) -> tuple[list[Result], list[Missing]]:
-    """The results of the finished cells, and the cells that have none."""
-    results, missing = [], []
+def read_results(study: Study, cells: Sequence[Cell]) -> tuple[DataFrame, dict[Cell, str]]:
+    """The results of the finished cells, a cell a line under `COLUMNS`, and why the others have none."""
+    lines, missing = [], {}
     for cell in cells:
         made = read_json(cell.folder / "cell.json")
         if made and tuple(made.get("command", [])[1 : 1 + len(cell.asked)]) != cell.asked:
-            missing.append(Missing(cell, "what is there was made by other options of the study; run it again"))
+            missing[cell] = "what is there was made by other options of the study; run it again"
         elif made and cell.base and made.get("base") != weights_digest(cell.base):
-            missing.append(Missing(cell, "the row that it starts with has other weights now; run it again"))
+            missing[cell] = "the row that it starts with has other weights now; run it again"
         elif is_finished(cell.folder):
-            results.append(_result(study, cell))
+            lines.append(_result(study, cell, made))
         else:
-            missing.append(Missing(cell, _why(cell.folder)))
-    return results, missing
+            missing[cell] = _why(cell)
+    return DataFrame(lines, columns=COLUMNS), missing
 
 
-def read_twice(cells: Sequence[Cell], folder: Path) -> list[Twice]:
-    """The cells of a study's folder that were trained both ways to the end, with the same code."""
-    found = []
-    for cell in cells:
-        places = (cell.folder, second(cell, folder).folder)
-        if not all(map(is_finished, places)):
-            continue
-        made = [read_json(place / "cell.json") for place in places]
-        ways = [next(iter(one.get("command", ())), "") for one in made]
-        if made[0].get("origin") == made[1].get("origin") and {*ways} == {"simulate", "train"}:
-            digests = {way: str(weights_digest(place)) for way, place in zip(ways, places, strict=True)}
-            found.append(Twice(cell, digests["simulate"], digests["train"]))
+def _result(study: Study, cell: Cell, made: Mapping[str, Any]) -> dict[str, Any]:
+    summary = read_json(cell.folder / "summary.json")
+    factor = 100.0 if study.unit == "%" else 1.0
+    scores = {mode: summary["held_out"].get(mode, {}).get(study.score) for mode in MODES}
+    sent = DataFrame(summary["channels"], columns=["channel", "bytes", "elements", "rows", "full_rows"])
+    sums = sent.groupby("channel").sum()
+    return {
+        **{"cell": cell, "row": cell.row, "seed": cell.seed, "made": made},
+        **{mode: math.nan if score is None else factor * score for mode, score in scores.items()},
+        **(8 * sums["bytes"] / sums["elements"]),
+        "full": sent["full_rows"].sum() / max(1, sent["rows"].sum()),
+        "seconds": summary["seconds"],
+        "digest": summary["weights_digest"],
+    }
+
+
+def _why(cell: Cell) -> str:
+    """What has become of a cell that has no result."""
+    if not (cell.folder / "cell.json").exists():
+        return "not begun"
+    said = last_line(cell.folder / "log.txt")
+    return f"not finished{f'; its last line: {said}' if said else ''}"
+
+
+def score_curve(study: Study, cell: Cell, mode: Mode) -> Series[float]:
+    """The held-out score by optimizer steps."""
+    factor = 100.0 if study.unit == "%" else 1.0
+    lines = read_lines(cell.folder / "evaluations.jsonl")
+    scores = {line["step"]: line.get(mode, {}).get(study.score) for line in lines}
+    return factor * Series(scores, dtype=float).dropna()
+
+
+def loss_curve(cell: Cell) -> Series[float]:
+    """The training loss by optimizer steps."""
+    losses = {line["step"] + 1: line["loss"] for line in read_lines(cell.folder / "metrics.jsonl")}
+    return Series(losses, dtype=float).dropna()
+
+
+def energy_of(cell: Cell, percent: float, prog: str) -> dict[Signal, Measures]:
+    """The measures of a finished cell: kept ones, or new ones, which are written into its folder.
+
+    Raises:
+        ThinwireError: the recipe, its data or its weights cannot be read.
+    """
+    path, digest = cell.folder / "energy.json", weights_digest(cell.folder)
+    kept = read_json(path)
+    if (kept.get("weights"), kept.get("percent")) != (digest, percent):
+        # as the cell ran: options of the command line, such as the data, are in its recipe alone
+        weights = ["--model.weights", str(cell.base)] if cell.base else []
+        first = recipe.parse([str(cell.folder / "recipe.yaml"), *weights], prog=prog)
+        last = replace(first, model=replace(first.model, weights=str(cell.folder)))
+        signals = {
+            f"{channel} at the {when}": measures
+            for when, wanted in (("start", first), ("end", last))
+            for channel, measures in _measured(wanted, percent).items()
+        }
+        kept = {"weights": digest, "percent": percent, "signals": signals}
+        write_durably(path, f"{dumps(kept, indent=1)}\n".encode())
+    found: dict[Signal, Measures] = kept["signals"]
     return found
 
 
-def _result(study: Study, cell: Cell) -> Result:
-    summary, made = read_json(cell.folder / "summary.json"), read_json(cell.folder / "cell.json")
-    factor = 100.0 if study.unit == "%" else 1.0
-    held_out = summary["held_out"]
-    found = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
-    rows = {channel: [row for row in summary["channels"] if row["channel"] == channel] for channel in CHANNELS}
-    elements = {channel: sum(row["elements"] for row in of) for channel, of in rows.items()}
-    count = sum(row["rows"] for row in summary["channels"])
-    return Result(
-        cell,
-        {mode: factor * value for mode, value in found.items() if value is not None},
-        {
-            channel: 8 * sum(row["bytes"] for row in of) / elements[channel]
-            for channel, of in rows.items()
-            if elements[channel]
-        },
-        sum(row["full_rows"] for row in summary["channels"]) / max(1, count),
-        summary["seconds"],
-        summary["weights_digest"],
-        made,
-    )
+def _measured(wanted: recipe.Recipe, percent: float) -> dict[str, Measures]:
+    """The measures of each channel in the first step of a recipe."""
+    from thinwire.launch.shared.capture import capture
+
+    one_step = replace(wanted, training=replace(wanted.training, epochs=None))
+    by_cut: dict[tuple[str, int], list[Tensor]] = {}
+    for passage, tensor in capture(one_step, 1).items():
+        by_cut.setdefault((passage.channel, passage.boundary), []).append(tensor)
+    found = {cut: measured(tensors, percent) for cut, tensors in by_cut.items()}
+    by_channel = {channel: [one for (name, _), one in found.items() if name == channel] for channel in CHANNELS}
+    return {
+        channel: without_nan({name: median(one[name] for one in own) for name in own[0]})
+        for channel, own in by_channel.items()
+    }
 
 
-def _why(folder: Path) -> str:
-    """What has become of a cell that has no result."""
-    summary = read_json(folder / "summary.json")
-    if not (folder / "cell.json").exists():
-        return "not begun"
-    done = steps_done(folder)
-    planned = f" of {summary['planned_steps']}" if "planned_steps" in summary else ""
-    said = last_line(folder / "log.txt")
-    ended = f"; its last line: {said}" if said and not said.startswith(("step ", "held out ")) else ""
-    return f"not finished: {done}{planned} steps are done{ended}"
+def measured(tensors: Sequence[Tensor], percent: float) -> dict[str, float]:
+    """How few values hold how much of the energy, of the micro-batches of one cut; sizes are relative to the rms.
 
+    Args:
+        tensors: samples first; of images channels second, else channels last.
+        percent: how many of the values of each sample are taken, the largest first.
+    """
+    import torch
 
-def score_curve(study: Study, cell: Cell, mode: Mode) -> CurvePoints:
-    """The held-out score over optimizer steps."""
-    factor = 100.0 if study.unit == "%" else 1.0
-    lines = read_lines(cell.folder / "evaluations.jsonl")
-    scored = [(line["step"], line.get(mode, {}).get(study.score)) for line in lines]
-    return [(float(step), factor * value) for step, value in scored if value is not None]
-
-
-def loss_curve(cell: Cell) -> CurvePoints:
-    """The training loss over optimizer steps."""
-    lines = read_lines(cell.folder / "metrics.jsonl")
-    return [(float(line["step"] + 1), line["loss"]) for line in lines if line["loss"] is not None]
+    samples_BN = torch.cat([tensor.flatten(1).double() for tensor in tensors])
+    last = [tensor.movedim(1, -1) if tensor.dim() == 4 else tensor for tensor in tensors]
+    channels = torch.cat([tensor.flatten(0, -2).double() for tensor in last]).square().mean(0).sqrt()
+    squares_BN = samples_BN.square()
+    count = max(1, round(samples_BN.shape[1] * percent / 100))
+    centred = samples_BN - samples_BN.mean()
+    return {
+        "energy": float(100 * squares_BN.topk(count).values.sum() / squares_BN.sum()),
+        "excess kurtosis": float(centred.pow(4).mean() / centred.square().mean().square() - 3),
+        "largest channel / median": float(channels.max() / channels.median()),
+    }

@@ -5,22 +5,19 @@ import re
 import signal
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 
 import pytest
+from pandas import DataFrame
 
 from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.study import engine
-from thinwire.launch.study.cells import cells_of, rows_of
-from thinwire.launch.study.check import Checked
+from thinwire.launch.study.cells import Checked, cells_of, find
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, packaged, parse_study, read_study
-from thinwire.launch.study.engine import CellProgress
+from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.live import Lines, seconds_left
-from thinwire.launch.study.progress import Found, begin, find
-from thinwire.launch.study.results import Result, read_results
+from thinwire.launch.study.results import COLUMNS, read_results
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -34,11 +31,16 @@ claims:
 """
 
 
-def results(row, on):
-    """Results of a row, a seed for each score."""
-    study = parse_study(STUDY, "study.yaml", "s")
-    cells = [cell for cell in cells_of(study, Scale(seeds=[*range(9)]), Path("f")) if cell.row == row]
-    return [Result(cells[seed], {"on": score}, {}, 0.0, 1.0, "", {}) for seed, score in enumerate(on)]
+def results(**scores):
+    """Results of rows, a seed for each score."""
+    lines = [{"row": row, "seed": seed, "on": on} for row, own in scores.items() for seed, on in enumerate(own)]
+    return DataFrame(lines, columns=COLUMNS)
+
+
+def made(cell, origin=None, **beside):
+    """Write what a cell was made from, as a study does before it starts."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / "cell.json").write_text(json.dumps({"origin": origin or {}, **beside}))
 
 
 def test_every_mistake_in_a_study_is_told_at_once():
@@ -103,23 +105,6 @@ def test_an_option_in_the_place_of_a_field_is_told_where_it_belongs():
         parse_study("recipe: t\nrows: {one: {codec: none}}", "s.yaml", "s")
 
 
-def test_steps_of_an_attempt_before_are_none_of_this_one(tmp_path, monkeypatch):
-    """A cell that began again showed the steps of the attempt before, and no time left."""
-    cell = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0]
-    cell.folder.mkdir(parents=True)
-    log = cell.folder / "metrics.jsonl"
-    log.write_text('{"step": 3}\n')
-    monkeypatch.setattr(engine.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: None))
-    checked = Checked(cell, {}, steps=6, processes=2, threads=1)
-    for state, begun in (("begins", 0), ("goes on", 4)):
-        job = engine._Job(CellProgress(checked, Found(state), "waits"))
-        job.look()
-        assert (job.progress.done, job.progress.begun) == (begun, begun)
-    log.write_text('{"step": 1}\n{"step": 2}\n')  # it goes on from a checkpoint after two steps
-    job.look()
-    assert (job.progress.done, job.progress.begun) == (3, 3)
-
-
 def test_a_grid_has_a_row_for_every_combination():
     text = "recipe: tiny.yaml\ngrid: {codec: [none, q(4)], optimizer.lr: [0.1, 0.2]}\nseeds: [3, 4]"
     cells = cells_of(parse_study(text, "g.yaml", "g"), Scale(), Path("out"), ["--training.steps", "1"])
@@ -162,18 +147,18 @@ def test_rows_whose_names_differ_in_signs_alone_have_folders_of_their_own():
     ],
 )
 def test_a_claim_is_judged_by_paired_differences(two_bits, none, verdict):
-    claim = Claim(claim="c", of=Side(row="two bits"), minus=Side(row="none"), above=0.0)
-    rows = {"none": Row(published={"on": 3.0}), "two bits": Row(published={"on": 3.5})}
-    judged = judge(claim, [*results("two bits", two_bits), *results("none", none)], rows)
+    claim = Claim(claim="c", of=Side(row="two"), minus=Side(row="none"), above=0.0)
+    rows = {"none": Row(published={"on": 3.0}), "two": Row(published={"on": 3.5})}
+    judged = judge(claim, results(two=two_bits, none=none), rows)
     assert judged.verdict == verdict
     assert judged.published == 0.5
 
 
 def test_a_claim_below_a_number_is_the_mirror():
-    claim = Claim(claim="c", of=Side(row="two bits"), minus=Side(row="none"), below=1.0)
-    cells = [*results("two bits", [3.5, 3.4]), *results("none", [3.0, 2.9])]
-    assert judge(claim, cells, {"none": Row(), "two bits": Row()}).verdict == "holds"
-    assert judge(claim, [], {"none": Row(), "two bits": Row()}).published is None
+    claim = Claim(claim="c", of=Side(row="two"), minus=Side(row="none"), below=1.0)
+    rows = {"none": Row(), "two": Row()}
+    assert judge(claim, results(two=[3.5, 3.4], none=[3.0, 2.9]), rows).verdict == "holds"
+    assert judge(claim, results(), rows).published is None
 
 
 def test_the_studies_on_the_page_can_be_read():
@@ -186,9 +171,9 @@ def test_the_studies_on_the_page_can_be_read():
     assert pretrained.rows["TopK"].starts_with == "pretrained" and pretrained.claims[0].than
 
 
-def progress(cell, status, done=0, seconds=0.0):
+def job(cell, status, seconds=0.0):
     checked = Checked(cell, origin={}, steps=100, processes=2, threads=1)
-    return CellProgress(checked, Found("begins"), status, done=done, seconds=seconds)
+    return Job(checked, "begins", status=status, seconds=seconds)
 
 
 def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
@@ -197,55 +182,62 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
     def found(*, any_code=False, **origin):
         return find(Checked(cell, origin, steps=100, processes=2, threads=1), any_code=any_code)
 
-    assert found(code="a", lr=1).state == "begins"
-    begin(Checked(cell, {"code": "a", "lr": 1}, steps=100, processes=2, threads=1), {})
-    assert found(code="a", lr=1).state == "begins", "without a checkpoint"
+    assert found(code="a", lr=1) == ("begins", [])
+    made(cell, {"code": "a", "lr": 1})
+    assert found(code="a", lr=1) == ("begins", []), "without a checkpoint"
     (cell.folder / "checkpoints/step-1").mkdir(parents=True)
     (cell.folder / "checkpoints/step-1/manifest.json").touch()
-    assert found(code="a", lr=1).state == "goes on"
+    assert found(code="a", lr=1) == ("goes on", [])
     (cell.folder / "summary.json").write_text('{"running": false, "steps": 100, "planned_steps": 100}')
-    assert found(code="a", lr=1).state == "finished"
-    assert found(code="b", lr=2) == Found("begins anew", ("code", "lr"))
-    assert found(code="b", lr=1, new=0).changed == ("code", "new")
-    assert found(any_code=True, code="b", lr=1, new=0).state == "finished", "a later version may know more fields"
-    assert found(any_code=True, code="b", lr=2) == Found("begins anew", ("lr",))
+    assert found(code="a", lr=1) == ("finished", [])
+    assert found(code="b", lr=2) == ("begins anew", ["code", "lr"])
+    assert found(code="b", lr=1, new=0) == ("begins anew", ["code", "new"])
+    assert found(any_code=True, code="b", lr=1, new=0) == ("finished", []), "a later version may know more fields"
+    assert found(any_code=True, code="b", lr=2) == ("begins anew", ["lr"])
     (cell.folder / "cell.json").write_text("{")
-    assert found(code="a", lr=1) == Found("begins anew", ("cell.json, which is damaged",))
+    assert found(code="a", lr=1) == ("begins anew", ["cell.json, which is damaged"])
 
 
 def test_a_report_takes_no_cell_of_other_options(tmp_path):
     study = parse_study(STUDY, "s", "s")
     for cell in cells_of(study, Scale(), tmp_path, ["--data.name", "elsewhere"]):
-        begin(Checked(cell, {}, steps=6, processes=2, threads=1), {"command": ["simulate", *cell.arguments]})
+        made(cell, command=["simulate", *cell.arguments])
     changed = parse_study(STUDY.replace("q(2)/q(8)", "q(3)/q(8)"), "s", "s")
     results, missing = read_results(changed, cells_of(changed, Scale(), tmp_path))
-    assert results == []
-    assert {one.cell.row: one.why for one in missing} == {
-        "none": "not finished: 0 steps are done",
+    assert results.empty
+    assert {cell.row: why for cell, why in missing.items()} == {
+        "none": "not finished",
         "two bits": "what is there was made by other options of the study; run it again",
     }
 
 
-def test_the_time_left_counts_the_cells_that_wait():
-    first, second, third, fourth = cells_of(parse_study(STUDY, "s", "s"), Scale(seeds=[0, 1]), Path("f"))
-    cells = [progress(first, "kept", done=100), progress(second, "runs", done=50, seconds=25.0)]
-    cells += [progress(third, "waits"), progress(fourth, "waits")]
-    # half a second a step, 250 steps to come: one after the other, or two at once
-    assert seconds_left(cells, jobs=1) == 125
-    assert seconds_left(cells, jobs=2) == 62.5
-    assert seconds_left([progress(first, "waits")], jobs=1) is None
+def test_the_time_left_counts_the_cells_that_wait(tmp_path):
+    cells = cells_of(parse_study(STUDY, "s", "s"), Scale(seeds=[0, 1]), tmp_path)
+    jobs = [job(cells[0], "finished", seconds=50.0), *(job(cell, "waits") for cell in cells[1:])]
+    # half a second a step, 300 steps to come: one after the other, or two at once
+    assert progress(jobs, 1) == "1 of 4 cells are finished, about 2 min 30 s left"
+    assert progress(jobs, 2) == "1 of 4 cells are finished, about 1 min 15 s left"
+    jobs[1].status = "runs"
+    cells[1].folder.mkdir(parents=True)
+    (cells[1].folder / "log.txt").write_text("step 3\nstep 4\n")
+    assert progress(jobs[1:], 1) == "0 of 3 cells are finished; two bits, seed 0: step 4"
 
 
-def test_a_study_says_every_half_minute_how_far_it_is(capsys):
+def test_a_study_prints_every_half_minute_how_far_it_is(capsys, monkeypatch):
     study = parse_study(STUDY, "s", "s")
-    first, second = cells_of(study, Scale(), Path("f"))
-    time = iter([0.0, 0.0, 10.0, 29.0, 31.0, 31.0])
-    tell = Lines(study, jobs=1, clock=lambda: next(time))
-    for done in (0, 10, 20, 40):
-        tell([progress(first, "runs", done, float(done)), progress(second, "waits")])
+    first, second = (job(cell, "waits") for cell in cells_of(study, Scale(), Path("f")))
+    ends = iter([False, False, False, True, True])
+    for one in (first, second):
+        monkeypatch.setattr(one, "start", lambda one=one: setattr(one, "status", "runs"))
+        monkeypatch.setattr(one, "look", lambda one=one: next(ends) and setattr(one, "status", "failed"))
+    monkeypatch.setattr(engine, "_POLL", 0)
+    time = iter([0.0, 0.0, 0.0, 10.0, 31.0, 31.0, 40.0])
+    run_jobs([first, second], 1, study, came=[], clock=lambda: next(time))
     assert capsys.readouterr().out.splitlines() == [
-        "0 of 2 cells are finished; none, seed 0 at step 0/100",
-        "0 of 2 cells are finished, 2 min 40 s left; none, seed 0 at step 40/100",
+        "0 of 2 cells are finished; none, seed 0: ",
+        "0 of 2 cells are finished; none, seed 0: ",
+        "none, seed 0 failed after 0.0 s: ",
+        "two bits, seed 0 failed after 0.0 s: ",
     ]
 
 
@@ -260,8 +252,8 @@ def test_a_packaged_study_names_recipes_that_can_be_read(name):
     for scale in study.scales.values():
         assert scale.about
         cells = cells_of(study, scale, Path("f"))
-        assert {cell.row for cell in cells} == set(rows_of(study, scale))
-        for cell in cells[: len(rows_of(study, scale))]:  # those of the first seed
+        assert {cell.row for cell in cells} == set(study.rows_at(scale))
+        for cell in cells[: len(study.rows_at(scale))]:  # those of the first seed
             assert recipe.parse(list(cell.arguments)).training.seed == cell.seed
 
 

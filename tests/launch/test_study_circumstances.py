@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from pandas import DataFrame
+
 from thinwire.launch.study.cells import cells_of
-from thinwire.launch.study.circumstances import circumstances
 from thinwire.launch.study.definition import Scale, parse_study
-from thinwire.launch.study.results import Result
+from thinwire.launch.study.report import circumstances
 
 STUDY = parse_study(
     """
@@ -33,8 +34,9 @@ def said(by_row):
             "model.weights": "w",
         }
         origin |= by_row(cell)
-        results.append(Result(cell, {}, {}, 0.0, 1800.0, "", {"origin": origin, "torch": "2.14"}))
-    return circumstances(STUDY, Scale(), results)
+        made = {"origin": origin, "torch": "2.14"}
+        results.append({"cell": cell, "row": cell.row, "seconds": 1800.0, "made": made})
+    return circumstances(STUDY, Scale(), DataFrame(results))
 
 
 def test_what_rows_and_seeds_set_may_differ():

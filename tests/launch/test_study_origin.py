@@ -8,14 +8,14 @@ import torch
 
 from support.own_code import own_module
 from thinwire.launch.run import recipe
-from thinwire.launch.study.origin import file_digest, origin_of
+from thinwire.launch.study.cells import origin_of
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
 DATA = SimpleNamespace(training=SimpleNamespace(digest="a"), held_out=None)
 
 
 def origin(*options):
-    return origin_of(recipe.parse(["gpt2-tiny", *options]), DATA, file_digest)
+    return origin_of(recipe.parse(["gpt2-tiny", *options]), DATA)
 
 
 def test_other_weights_in_the_same_folder_are_another_origin(tmp_path):
@@ -72,7 +72,3 @@ def test_other_code_of_your_own_is_another_origin(tmp_path, monkeypatch, options
         (tmp_path / "own_origin.py").write_text(f"{OWN}# other\n")
         second = origin(*options)
     assert {name for name in first if first[name] != second[name]} == {"own code"}
-
-
-def test_without_such_files_nothing_is_added():
-    assert not {"model's files", "own code"} & origin().keys()

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-from dataclasses import replace
 from textwrap import dedent
 
 import pytest
@@ -30,7 +29,8 @@ claims:
 
 
 def scores(study):
-    return {result.cell.row: result.scores["on"] for result in predicted(study, study.all_rows)}
+    results = predicted(study, study.all_rows)
+    return dict(zip(results["row"], results["on"], strict=True))
 
 
 def test_one_micro_batch_over_one_link_is_what_a_hand_gives():
@@ -166,6 +166,7 @@ def test_nothing_is_divided_by_a_published_0(tmp_path, monkeypatch):
 
 def test_a_ratio_to_0_is_no_score():
     study = parse_study(STUDY, "s", "s")
-    slow, fast = predicted(study, study.all_rows)
-    judged = judge(study.claims[0], [replace(slow, scores={"on": 0.0}), fast], study.all_rows, exact=True)
+    results = predicted(study, study.all_rows)
+    results.loc[results["row"] == "slow", "on"] = 0.0
+    judged = judge(study.claims[0], results, study.all_rows, exact=True)
     assert (judged.verdict, judged.seeds, judged.mean) == ("cannot tell", (), None)

@@ -1,27 +1,23 @@
 """Rows that start with the weights of another row, claims about two differences, and the energy at the cuts."""
 
-import errno
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from pandas import DataFrame
 
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.study import energy
-from thinwire.launch.study.cells import cells_of
-from thinwire.launch.study.check import Checked
+from thinwire.launch.study import results as of_cells
+from thinwire.launch.study.cells import Checked, cells_of, is_finished, read_twice
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
-from thinwire.launch.study.energy import energy_of, measured
-from thinwire.launch.study.engine import CellProgress, _ready, run_cells
+from thinwire.launch.study.engine import Job, ready, run_jobs
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.live import Lines
-from thinwire.launch.study.progress import Found, begin, is_finished
-from thinwire.launch.study.results import Result, read_results, read_twice
+from thinwire.launch.study.results import energy_of, measured, read_results
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -70,29 +66,29 @@ def cells():
     return cells_of(parse_study(STUDY, "s", "s"), Scale(), Path("f"))
 
 
-def progress(cell, status):
-    return CellProgress(Checked(cell, {}, steps=2, processes=2, threads=1), Found("begins"), status)
+def job(cell, status):
+    return Job(Checked(cell, {}, steps=2, processes=2, threads=1), "begins", status=status)
 
 
 def test_a_row_waits_for_the_weights_that_it_starts_with():
-    first, second = (progress(cell, "waits") for cell in cells())
+    first, second = (job(cell, "waits") for cell in cells())
     assert second.checked.cell.base == first.checked.cell.folder
     assert second.checked.cell.starting("w")[-2:] == ("--model.weights", "w")
-    assert _ready([second, first], [first, second]) == [first]
+    assert ready([second, first], [first, second]) == [first]
     first.status = "runs"
-    assert _ready([second], [first, second]) == []
-    first.status = "kept"
-    assert _ready([second], [first, second]) == [second]
-    first.status, waiting = "failed", [second]
-    assert _ready(waiting, [first, second]) == [] and waiting == []
+    assert ready([second], [first, second]) == []
+    first.status = "finished"
+    assert ready([second], [first, second]) == [second]
+    first.status = "failed"
+    assert ready([second], [first, second]) == []
     assert second.status == "failed" and "which failed" in second.trouble
 
 
 def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(tmp_path, capsys):
     study = parse_study(STUDY, "s", "s")
-    first, second = (progress(cell, "waits") for cell in cells_of(study, Scale(), tmp_path))
+    first, second = (job(cell, "waits") for cell in cells_of(study, Scale(), tmp_path))
     (tmp_path / "cells").write_text("a file where a folder should be")
-    run_cells([first, second], 1, Lines(study, jobs=1), came=[])
+    run_jobs([first, second], 1, study, came=[])
     told = capsys.readouterr().out
     assert "first, seed 0 failed after 0.0 s: " in told and "cannot be written: " in told
     assert f"it starts with the weights of {first.checked.cell.folder}, which failed" in told
@@ -107,7 +103,7 @@ def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, text):
         (first.folder / name).write_text(text)
     assert not is_finished(first.folder)
     results, missing = read_results(study, [first, second])
-    assert results == [] and len(missing) == 2
+    assert results.empty and len(missing) == 2
     assert read_twice([first, second], tmp_path) == []
 
 
@@ -120,13 +116,12 @@ def test_a_report_takes_no_cell_whose_first_weights_are_others_now(tmp_path):
     study = parse_study(STUDY, "s", "s")
     first, second = cells_of(study, Scale(), tmp_path)
     for cell in (first, second):
-        begin(
-            Checked(cell, {}, steps=2, processes=2, threads=1),
-            {"command": ["simulate", *cell.arguments], "base": "old" if cell.base else None},
-        )
+        cell.folder.mkdir(parents=True)
+        made = {"command": ["simulate", *cell.arguments], "base": "old" if cell.base else None}
+        (cell.folder / "cell.json").write_text(json.dumps(made))
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
     _, missing = read_results(study, [first, second])
-    assert missing[1].why == "the row that it starts with has other weights now; run it again"
+    assert missing[second] == "the row that it starts with has other weights now; run it again"
 
 
 def test_an_option_of_the_command_line_is_for_all_rows_but_those_that_set_it_themselves():
@@ -145,36 +140,19 @@ def test_a_claim_compares_two_differences_seed_by_seed():
     than = Difference(of=Side(row="c"), minus=Side(row="d"))
     claim = Claim(claim="c", of=Side(row="a"), minus=Side(row="b"), than=than, above=1)
     scores = {"a": [5.0, 6.0], "b": [3.0, 4.0], "c": [2.0, 2.5], "d": [1.5, 2.0]}
-    text = "recipe: t\nrows: {a: {}, b: {}, c: {}, d: {}}"
-    found = [
-        Result(cell, {"on": scores[cell.row][cell.seed]}, {}, 0.0, 1.0, "", {})
-        for cell in cells_of(parse_study(text, "s", "s"), Scale(seeds=[0, 1]), Path("f"))
-    ]
+    found = DataFrame(
+        [{"row": row, "seed": seed, "on": on} for row, own in scores.items() for seed, on in enumerate(own)]
+    )
     judged = judge(claim, found, rows)
     assert (judged.mean, judged.error, judged.published, judged.verdict) == (1.5, 0.0, 1.5, "holds")
     assert judge(claim, found[:-1], rows).seeds == (0,), "a seed counts if all four rows have it"
-
-
-def test_energy_that_cannot_be_kept_is_reported_all_the_same(tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(energy, "write_durably", full)
-    monkeypatch.setattr(energy, "_measured", lambda *_: {"activations": {"energy": 50.0}})
-    (cell, _) = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
-    cell.folder.mkdir(parents=True)
-    write_recipe(tmp_path)
-    Path("tiny.yaml").rename(cell.folder / "recipe.yaml")
-    assert energy_of(cell, 10, "thinwire study")["activations at the end"] == {"energy": 50.0}
-    assert "energy.json cannot be written, so the next report measures again: No space" in capsys.readouterr().err
 
 
 def test_the_energy_is_that_of_the_recipe_which_the_cell_ran(tmp_path, monkeypatch):
     """A report did not know the data that the command line of the study had named."""
     monkeypatch.chdir(tmp_path)
     wanted = []
-    monkeypatch.setattr(energy, "_measured", lambda recipe, percent: wanted.append(recipe) or {})
+    monkeypatch.setattr(of_cells, "_measured", lambda recipe, percent: wanted.append(recipe) or {})
     first, second = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
     write_recipe(tmp_path)
     text = Path("tiny.yaml").read_text()
