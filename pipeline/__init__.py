@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thinwire.compress.buffers import SlotCounts
     from thinwire.pipeline.errors import PipelineError
     from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
+    from thinwire.pipeline.saving.stateful import SavedStages
     from thinwire.pipeline.stage import CompressedStage
     from thinwire.pipeline.traced import stage_from
     from thinwire.pipeline.wire.passes import Pass
@@ -24,6 +25,7 @@ else:
             "thinwire.pipeline.errors": ["PipelineError"],
             "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
             "thinwire.pipeline.wire.passes": ["Pass"],
+            "thinwire.pipeline.saving.stateful": ["SavedStages"],
             "thinwire.pipeline.stage": ["CompressedStage"],
             "thinwire.pipeline.traced": ["stage_from"],
             "thinwire.pipeline.wire.wire": ["Wire", "compressed"],
@@ -36,6 +38,7 @@ __all__ = [
     "CompressionOptions",
     "Pass",
     "PipelineError",
+    "SavedStages",
     "SlotCounts",
     "Wire",
     "WireOptions",

@@ -46,7 +46,7 @@ class CompressedStage(PipelineStage):
         *args, **kwargs: as for PipelineStage of the installed torch. Where any tensor of the examples `input_args` or
             `output_args` has requires_grad set, those need gradients; else all floating ones do. torch before 2.13
             needs both; a later one learns shapes in the first step, and again wherever torch looks at them again.
-        wire: shared by all stages of this process; None is that of `compressed`, one for each process group.
+        wire: shared by all stages of this process; None is one with the codecs of `compressed`, for each pipeline.
         first_layer: seeds the random numbers of each forward (dropout) from (wire.seed, first_layer, step,
             micro-batch); None leaves torch's generator alone.
 
@@ -73,7 +73,7 @@ class CompressedStage(PipelineStage):
                 "CompressedStage needs input_args and output_args with this torch, because frames have a size known in "
                 "advance; torch 2.13 and later learn shapes in the first step"
             )
-        self.wire = wire or wire_of(self.group)
+        self.wire = wire or wire_of(self.group, self.stage_index)
         self.wire.require_group(self.group)
         self.meter = Meter()
         self.keep_outputs, self.keeps_codecs = True, True
@@ -83,6 +83,7 @@ class CompressedStage(PipelineStage):
         self._rows = 0
         self._knows_shapes = self._input_trains = self._connected = False
         self._versions: dict[int, int] = {}
+        self._to_load: Mapping[str, Any] = {}
         if inputs is not None and outputs is not None:
             self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
         self._number = self.wire.join(self)
@@ -149,6 +150,7 @@ class CompressedStage(PipelineStage):
                 end = self._end(each, replace(shape, trains=trains), getattr(ends, _side(shape, index)))
                 setattr(ends, _side(shape, index), end)
         self._connected = True
+        self._load()
 
     def reconnect(self) -> None:
         """Use the codecs that the wire switched to, between two steps. A channel with a new codec has empty buffers.
@@ -178,12 +180,14 @@ class CompressedStage(PipelineStage):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
-        return {"steps": dict(self.passes), "ends": self.ends.state_dict()}
+        return {"steps": dict(self.passes), "ends": self._to_load or self.ends.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take exactly the state that `state_dict` returned. The stage must be connected."""
+        """Take exactly the state that `state_dict` returned; where there are no ends yet, when the stage connects."""
         self.passes, self._unused = dict(state["steps"]), None
-        self.ends.load_state_dict(state["ends"])
+        self._to_load = state["ends"]
+        if self._connected:
+            self._load()
 
     def close(self) -> None:
         """Flush, and close the stores of feedback."""
@@ -425,6 +429,11 @@ class CompressedStage(PipelineStage):
             for side, examples in sides
             if 0 <= side < self.num_stages - 1
         ]
+
+    def _load(self) -> None:
+        if self._to_load:
+            self.ends.load_state_dict(self._to_load)
+        self._to_load = {}
 
     def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Take what crosses the boundaries from examples, or from torch's description of them, which may be another."""

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -153,7 +153,8 @@ class Wire:
         self._ways = Ways()
         self._members: list[WireStage] = []
         self._silent: list[WireStage] = []
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._pipeline, self._in_use = group or dist.group.WORLD, False
+        ranks = dist.get_process_group_ranks(self._pipeline)
         created = dist.new_group(
             ranks,
             timeout=self._timeout,
@@ -198,11 +199,17 @@ class Wire:
             self._silent.append(stage)
         self._local = {key: end for key, end in self._local.items() if (key[0], key[2]) != (boundary, number)}
 
+    def awaits(self, stage_index: int, group: dist.ProcessGroup | None) -> bool:
+        """Whether a stage may still join: nothing is connected, and there is no stage with its index."""
+        known = {member.stage_index for member in self._members}
+        return self._pipeline is (group or dist.group.WORLD) and not self._in_use and stage_index not in known
+
     def announce_all(self, here: Collection[int]) -> None:
         """Let all stages of this process publish their configuration; this never waits. `here` are their indices.
 
         Raises PipelineError if one of them has another Wire.
         """
+        self._in_use = True
         joined = {member.stage_index for member in self._members}
         if away := sorted(set(here) - joined):
             raise PipelineError(
@@ -411,19 +418,21 @@ def compressed(codecs: str) -> Iterator[None]:
         _CODECS.reset(token)
 
 
-def wire_of(group: dist.ProcessGroup | None) -> Wire:
-    """The wire of stages that are given none: one for each process group and pair of codecs."""
+def wire_of(group: dist.ProcessGroup | None, stage_index: int) -> Wire:
+    """The wire of a stage that is given none: that of the other stages of its pipeline in this process, or a new one.
+
+    A pipeline is what is built before its first step, in one process group, with the same codecs, each stage once.
+    """
     compression = _CODECS.get() or CompressionOptions()
-    members = group or dist.group.WORLD
-    assert members is not None, "a stage has a process group"
-    wires = _WIRES.setdefault(members, [])
-    if not any(wire.compression == compression for wire in wires):
-        wires.append(Wire(compression, group=group))
-    return next(wire for wire in wires if wire.compression == compression)
+    for wire in _SHARED:
+        if wire.awaits(stage_index, group) and wire.compression == compression:
+            return wire
+    _SHARED.add(made := Wire(compression, group=group))
+    return made
 
 
 _CODECS: ContextVar[CompressionOptions | None] = ContextVar("codecs", default=None)
-_WIRES: WeakKeyDictionary[dist.ProcessGroup, list[Wire]] = WeakKeyDictionary()
+_SHARED: WeakSet[Wire] = WeakSet()
 
 
 def _usable(compression: CompressionOptions) -> CompressionOptions:

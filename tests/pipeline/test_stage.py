@@ -1,4 +1,6 @@
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -270,19 +272,25 @@ def test_a_wire_for_each_stage_of_a_process_is_refused_at_once(alone):
         stages[0].connect()
 
 
-def test_stages_without_a_wire_share_one_for_each_pair_of_codecs(alone):
-    def wire():
+def test_stages_without_a_wire_share_one_for_each_pipeline_and_pair_of_codecs(alone):
+    def stage(index):
         example = torch.empty(2, WIDTH)
-        return CompressedStage(layer(0), 0, 1, torch.device("cpu"), example, example).wire
+        return CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example)
 
-    first = wire()
-    assert wire() is first
-    assert first.compression == CompressionOptions()
+    first, last = stage(0), stage(1)
+    assert last.wire is first.wire
+    assert first.wire.compression == CompressionOptions()
     with compressed("topk(0.5)"):
-        other = wire()
-        assert wire() is other
-    assert (other.compression.activations, other.compression.gradients) == ("topk(0.5)", "topk(0.5)")
-    assert wire() is first
+        other = stage(0)
+    assert (other.wire.compression.activations, other.wire.compression.gradients) == ("topk(0.5)", "topk(0.5)")
+    again = stage(0)  # another pipeline, as the first has this stage
+    assert again.wire is not first.wire
+    ScheduleInterleaved1F1B([first, last], 4, loss_fn=nn.functional.mse_loss).eval(batch()[0], target=batch()[1])
+    assert stage(1).wire is again.wire
+    kept = weakref.ref(first.wire)
+    del first, last
+    gc.collect()
+    assert kept() is None, "a pipeline that is gone holds no memory"
 
 
 def accumulating(scale, gradients="none", positions=None):

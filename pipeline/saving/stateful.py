@@ -1,0 +1,44 @@
+"""What stages remember, in checkpoints of torch.distributed.checkpoint, as other programs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.pipeline.errors import PipelineError
+from thinwire.pipeline.stage import CompressedStage
+
+
+class SavedStages:
+    """The stages of this process as one `torch.distributed.checkpoint.stateful.Stateful`.
+
+    Each stage is one entry of bytes, because a run that goes on does not know the shapes of buffers before its first
+    step.
+    """
+
+    def __init__(self, *stages: CompressedStage) -> None:
+        self._stages = {f"process {dist.get_rank()} stage {stage.stage_index}": stage for stage in stages}
+
+    def state_dict(self) -> dict[str, bytes]:
+        """The state of each stage, by process and stage."""
+        return {name: _written(stage.state_dict()) for name, stage in self._stages.items()}
+
+    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
+        """Take the state that `state_dict` returned; PipelineError if a stage has none there."""
+        if missing := self._stages.keys() - state.keys():
+            raise PipelineError(
+                f"a checkpoint must hold what each stage remembers, and there is none of {sorted(missing)[0]}; go on "
+                f"with the processes and stages that wrote it, or leave the buffers of feedback out when loading"
+            )
+        for name, stage in self._stages.items():
+            stage.load_state_dict(torch.load(BytesIO(state[name]), weights_only=True))
+
+
+def _written(state: Mapping[str, Any]) -> bytes:
+    file = BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
