@@ -25,11 +25,10 @@ from thinwire.launch.shared.exit_codes import (
     StoppedError,
     status_of,
 )
-from thinwire.launch.shared.installed import entry_points
 from thinwire.launch.shared.surroundings import put_right
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
 Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
@@ -104,14 +103,15 @@ def _main(argv: Sequence[str] | None) -> int:
 
         print(f"thinwire {version('thinwire')}")
         return OK
-    if command not in COMMANDS and command not in _installed():
-        from thinwire.errors.names import did_you_mean
+    if command not in COMMANDS:
+        if command not in (others := _installed()):
+            from thinwire.errors.names import did_you_mean
 
-        known = [*COMMANDS, *_installed()]
-        hint = did_you_mean(command, known)
-        return _tell(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
-    for sentence in _clashes(command):
-        print(sentence, file=sys.stderr)
+            known = [*COMMANDS, *others]
+            hint = did_you_mean(command, known)
+            return _tell(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
+        for sentence in _clashes(command):
+            print(sentence, file=sys.stderr)
     return run(lambda rest: _load(command)(rest), arguments[1:])
 
 
@@ -148,10 +148,17 @@ def _tell(sentence: str, status: int) -> int:
     return status
 
 
+def _entries() -> EntryPoints:
+    """The commands that other installed packages say they have."""
+    from importlib import metadata  # takes as long as all else that a command of Thinwire imports first
+
+    return metadata.entry_points(group=COMMAND_GROUP)
+
+
 def _installed() -> dict[str, EntryPoint]:
     """The commands of other installed packages, by name. If two have the same name, the first."""
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=COMMAND_GROUP):
+    for entry in _entries():
         if entry.name not in COMMANDS:
             found.setdefault(entry.name, entry)
     return found
@@ -161,7 +168,7 @@ def _clashes(command: str | None = None) -> list[str]:
     """A sentence for each installed command (or for `command` alone) whose name another command has."""
     taken = dict.fromkeys(COMMANDS, "Thinwire")
     sentences = []
-    for entry in entry_points(group=COMMAND_GROUP):
+    for entry in _entries():
         owner = taken.setdefault(entry.name, _package(entry))
         if owner != _package(entry) and command in (None, entry.name):
             sentences.append(

@@ -322,7 +322,7 @@ def installed(monkeypatch):
     def install(*commands):
         add_module(monkeypatch, "own_commands", OWN)
         entries = [_entry(*command) for command in commands]
-        monkeypatch.setattr(cli, "entry_points", lambda group: entries)
+        monkeypatch.setattr(cli, "_entries", lambda: entries)
 
     return install
 
@@ -372,10 +372,21 @@ def test_a_command_whose_name_is_taken_is_told(installed, capsys):
         f"{left_out}"
     )
     assert cli.main(["recipes"]) == 0
-    assert capsys.readouterr().err.splitlines() == [ours]
+    assert capsys.readouterr().err == "", "a command of Thinwire does not look for others"
     assert cli.main(["size"]) == 0
     assert capsys.readouterr().err.splitlines() == [theirs]
     assert cli.main(["--help"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert {ours, theirs} <= set(listed)
     assert len([line for line in listed if line.startswith("  size ")]) == 1
+
+
+def test_help_imports_little():
+    """`thinwire --help` once took twice as long."""
+    slow = {"inspect", "argparse", "yaml", "torch", "numpy", "rich"}
+    code = (
+        "import sys; before = set(sys.modules); from thinwire.launch.cli import main; main(['--help']); "
+        f"sys.exit(str({slow!r} & (set(sys.modules) - before)) if {slow!r} & (set(sys.modules) - before) else 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
