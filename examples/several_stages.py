@@ -74,7 +74,6 @@ def train(folder: Path, steps: int) -> list[float]:
         optimizer.load_state_dict(state["optimizer"])
         for stage, module, weights, buffers in zip(stages, modules, state["modules"], state["stages"], strict=True):
             module.load_state_dict(weights)
-            stage.connect()  # the buffers are at the ends of the boundaries, which it makes
             stage.load_state_dict(buffers)
     for step in range(done, steps):
         ids = torch.arange(BATCH) + step % 2 * BATCH

@@ -1,6 +1,6 @@
 """torchtitan with a tiny Llama in two processes on a CPU: a script; what each run found is its output, as JSON.
 
-    torchtitan_run.py FOLDER NAME=CODECS[;SCHEDULE[;SAVES[;STEP]]]...
+    torchtitan_run.py NAME=CODECS[;SCHEDULE[;SAVES[;STEP]]]...
 
 Runs each NAME in turn: with torch's own stage where CODECS is torch, else with CompressedStage.
 """
@@ -8,7 +8,6 @@ Runs each NAME in turn: with torch's own stage where CODECS is torch, else with 
 import json
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -131,14 +130,14 @@ def configured(folder, schedule, saves, goes_on_from):
     )
 
 
-def trained(folder, codecs, schedule="1F1B", saves=None, goes_on_from=-1):
+def trained(codecs, schedule="1F1B", saves=None, goes_on_from=-1):
     """The loss and norm of each step, and the bytes sent and those without compression.
 
-    With `saves`, a folder there has every second step, and training goes on from one of them.
+    With `saves`, a folder has every second step, and training goes on from one of them.
     """
     pipeline_parallel.PipelineStage = TORCHS if codecs == "torch" else CompressedStage
-    with nullcontext() if codecs in ("torch", "default") else compressed(codecs):
-        trainer = configured(f"{folder}/{saves}", schedule, saves is not None, int(goes_on_from)).build()
+    with compressed("none" if codecs == "torch" else codecs):
+        trainer = configured(f"outputs/{saves}", schedule, saves is not None, int(goes_on_from)).build()
     schedule = trainer.pp_schedule
     stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
     if saves:
@@ -157,10 +156,6 @@ if __name__ == "__main__":
     time.sleep = lambda seconds: None  # torchtitan waits two seconds at its end
     dist.init_process_group("gloo")
     dist.init_process_group = lambda **options: None  # torchtitan's, once for all runs
-    folder, *runs = sys.argv[1:]
-    found = {}
-    for run in runs:
-        name, _, given = run.partition("=")
-        found[name] = trained(folder, *given.split(";"))
-    print("found", json.dumps(found), flush=True)
+    runs = [run.partition("=")[::2] for run in sys.argv[1:]]
+    print("found", json.dumps({name: trained(*given.split(";")) for name, given in runs}), flush=True)
     dist.destroy_process_group()
