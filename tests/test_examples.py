@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +28,25 @@ def test_own_loop_trains_and_sends_less(tmp_path):
     sent = {stage: int(sent) for stage, sent in re.findall(r"stage (\d) sent (\d+) bytes instead of 327680", printed)}
     assert sorted(sent) == ["0", "1"]
     assert all(bytes_sent < 327680 / 2.5 for bytes_sent in sent.values()), sent
+
+
+def with_hook(rank):
+    """Losses and bytes by codec, and those of torch's own mean."""
+    known = runpy.run_path(str(EXAMPLES / "ddp_hook.py"))
+    found = {codec: known["train"](codec) for codec in ("none", "q(4)")}
+    DistributedDataParallel = known["train"].__globals__["DistributedDataParallel"]
+    with patch.object(DistributedDataParallel, "register_comm_hook"):
+        found["torch"] = known["train"]("none")
+    return found
+
+
+@pytest.mark.processes
+def test_gradients_of_data_parallelism_travel_as_payloads():
+    for found in run(with_hook, 2):
+        assert found["none"][0] == found["torch"][0]
+        assert found["none"][1] > 6 * found["q(4)"][1] > 0
+        losses = found["q(4)"][0]
+        assert losses[-1] < 0.3 * losses[0] and losses != found["none"][0]
 
 
 def several_stages(rank, folder, *steps):

@@ -23,7 +23,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.processes import run
-from thinwire.pipeline import CompressedStage, CompressionOptions, PipelineError, Wire
+from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
 
 WIDTH, ROWS, COUNT, STAGES = 6, 3, 4, 4
@@ -337,6 +337,52 @@ def test_what_cannot_cross_a_boundary_is_refused_before_its_first_frame(case, al
     with pytest.raises(PipelineError, match=told):
         build_merged(order_of("gpipe"), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
     assert (1, "activations", "train") not in stages[1].meter.sent
+
+
+class Autocast(Plain):
+    """A stage in bf16 whose weights stay as they are; what crosses is bf16."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
+def test_autocast_inside_stages_gives_the_gradients_of_the_model_under_autocast(schedule, alone):
+    torch.manual_seed(0)
+    modules = [Autocast() for _ in range(STAGES)]
+    wanted, crossing = unsplit(modules)
+    assert [x.dtype for tensors in crossing for x in tensors] == [torch.float32] + [torch.bfloat16] * STAGES
+    nn.ModuleList(modules).zero_grad()
+    stages = stages_of(modules, crossing, "none")
+    build_merged(order_of(schedule), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
+    assert_gradients(gradients_of(modules), wanted)
+    sent = stages[0].meter.sent[0, "activations", "train"]
+    assert sent.uncompressed == COUNT * ROWS * WIDTH * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
+def test_compiled_stages_have_the_gradients_of_the_unsplit_model(schedule, alone):
+    """The backward of a compiled layer runs whole. This backend of torch.compile needs no compiler of C++."""
+    wanted, crossing = expected("plain")
+    modules = built("plain")
+    compiled = [torch.compile(module, backend="aot_eager") for module in modules]
+    stages = stages_of(compiled, crossing, "none")
+    build_merged(order_of(schedule), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
+    assert_gradients(gradients_of(modules), wanted)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
+def test_accumulated_passes_have_the_gradients_of_one_batch(schedule, alone):
+    wanted, crossing = expected("plain")
+    modules = built("plain")
+    stages = stages_of(modules, crossing, "none")
+    for index, part in enumerate(batch().repeat(2, 1).chunk(2)):
+        for stage in stages:
+            stage.begin(Pass(accumulation=index))
+        build_merged(order_of(schedule), stages, COUNT, loss_of).step(part, target=torch.zeros(ROWS * COUNT))
+    assert_gradients(gradients_of(modules), {name: 2 * gradient for name, gradient in wanted.items()})
 
 
 SHARDED = {
