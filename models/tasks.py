@@ -6,14 +6,17 @@ up, for the same reason.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thinwire.models.errors import require
+from thinwire.errors.calls import call, called
+from thinwire.errors.imports import find
+from thinwire.models.errors import ModelError, require
 
 TaskName = Literal["causal-lm", "classification"]
 """The task that a family of models is for."""
@@ -31,8 +34,11 @@ class Task(Protocol):
     scores: tuple[str, ...]
     """The names of the metrics."""
 
-    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """The summed loss of the valid targets: a float32 scalar, 0 where there is none."""
+    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed loss of the valid targets: a float32 scalar, 0 where there is none.
+
+        `smoothing` is the share of a target that goes to all classes alike.
+        """
 
     def num_valid(self, target: Tensor) -> int:
         """The number of targets that count."""
@@ -50,9 +56,9 @@ class LanguageModeling:
     unit = "nats per token"
     scores: tuple[str, ...] = ("perplexity",)
 
-    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
-        return _cross_entropy_sum(output, target)
+        return _cross_entropy_sum(output, target, smoothing)
 
     def num_valid(self, target: Tensor) -> int:
         """How many targets count."""
@@ -85,9 +91,9 @@ class Classification:
         )
         self.num_labels = num_labels
 
-    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
-        return _cross_entropy_sum(output, target)
+        return _cross_entropy_sum(output, target, smoothing)
 
     def num_valid(self, target: Tensor) -> int:
         """How many targets count."""
@@ -111,6 +117,87 @@ class Classification:
         }
 
 
+class OwnTask:
+    """A task with a loss or metrics of the user's own, which get output and target of a micro-batch.
+
+    Args:
+        task: the task, for all else.
+        loss: the sum over the valid targets, a scalar; None leaves the loss as it is.
+        metrics: by name, what sums up over the valid targets.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        loss: Callable[[Tensor, Tensor], Any] | None = None,
+        metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = MappingProxyType({}),
+    ) -> None:
+        self.task = task
+        self._loss, self._metrics = loss, metrics
+        self.unit = task.unit
+        self.scores = (*task.scores, *metrics)
+
+    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed loss of the valid targets. ModelError if the user's function gives no scalar."""
+        if self._loss is None:
+            return self.task.loss_sum(output, target, smoothing)
+        found = _called(self._loss, output, target)
+        require(
+            (
+                isinstance(found, Tensor) and found.numel() == 1,
+                f"the loss {called(self._loss)} must be a tensor of one number, got {found!r:.60}",
+            )
+        )
+        summed: Tensor = found
+        return summed.float().reshape(())
+
+    def num_valid(self, target: Tensor) -> int:
+        """How many targets count."""
+        return self.task.num_valid(target)
+
+    def observe(self, output: Tensor, target: Tensor) -> Tensor:
+        """The number of valid targets, the user's sums, and the counts of the task: float64 [1 + M + k]."""
+        sums = [float(_called(each, output, target)) for each in self._metrics.values()]
+        return torch.cat(
+            [torch.tensor([self.num_valid(target), *sums], dtype=torch.float64), self.task.observe(output, target)]
+        )
+
+    def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
+        """The metrics of the task, and the mean of the user's; NaN without valid targets."""
+        total, *sums = counts[: 1 + len(self._metrics)].tolist()
+        own = {name: each / total if total else math.nan for name, each in zip(self._metrics, sums, strict=True)}
+        return {**self.task.metrics(mean_loss, counts[1 + len(self._metrics) :]), **own}
+
+
+def own_task(task: Task, loss: str | None, metrics: Sequence[str]) -> Task:
+    """A task with the user's functions, `module:function`, in place of those it has. ModelError if there are none."""
+    task = task.task if isinstance(task, OwnTask) else task
+    if loss is None and not metrics:
+        return task
+    names = [path.rpartition(":")[2] for path in metrics]
+    known = ("loss", *task.scores)
+    require(
+        (
+            len({*names, *known}) == len(names) + len(known),
+            f"training.metrics must have names of their own, other than {', '.join(known)}, got {', '.join(names)}",
+        )
+    )
+    found = {path: find(path, ModelError) for path in (*metrics, *filter(None, [loss]))}
+    require(
+        *(
+            (callable(each), f"{path} must be a function of output and targets, got {type(each).__name__}")
+            for path, each in found.items()
+        )
+    )
+    functions: dict[str, Any] = found
+    named = {name: functions[path] for name, path in zip(names, metrics, strict=True)}
+    return OwnTask(task, None if loss is None else functions[loss], named)
+
+
+def _called(function: Callable[..., Any], output: Tensor, target: Tensor) -> Any:
+    return call(function, output, target, name=called(function), takes="output and targets", error=ModelError)
+
+
 def matthews(right: int, labelled: Sequence[int], predicted: Sequence[int]) -> float:
     """Matthews' correlation: 1 is perfect, 0 is as good as a constant, NaN without samples.
 
@@ -132,9 +219,11 @@ def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
     return torch.where(rows, target, IGNORE)
 
 
-def _cross_entropy_sum(output: Tensor, target: Tensor) -> Tensor:
+def _cross_entropy_sum(output: Tensor, target: Tensor, smoothing: float) -> Tensor:
     logits = output.flatten(0, -2).float()
-    return functional.cross_entropy(logits, target.flatten(), ignore_index=IGNORE, reduction="sum")
+    return functional.cross_entropy(
+        logits, target.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
 
 
 def _num_valid(target: Tensor) -> int:

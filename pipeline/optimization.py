@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Embedding, Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import Progress
+from thinwire.errors.calls import first_line
+from thinwire.models.layers import Stage
 from thinwire.models.tasks import Task
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.loss_scale import LossScale
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
@@ -28,11 +32,12 @@ class WholeBatchLoss:
     """The loss function of a schedule: the share that each micro-batch has in the mean of the whole batch.
 
     The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
-    divided by the number of valid targets in the whole batch, which `begin` sets.
+    divided by the number of valid targets in the whole batch, which `begin` sets. Targets are smoothed where nothing is
+    observed, which is training.
     """
 
-    def __init__(self, task: Task, meter: Meter) -> None:
-        self._task, self._meter = task, meter
+    def __init__(self, task: Task, meter: Meter, smoothing: float = 0.0) -> None:
+        self._task, self._meter, self._smoothing = task, meter, smoothing
         self._denominator, self._factor = 1, 1.0
         self._observed: list[Tensor] | None = None
 
@@ -49,9 +54,11 @@ class WholeBatchLoss:
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
         with self._meter.section("compute", work=Work("loss")):
+            trains = self._observed is None
             if self._observed is not None:
                 self._observed.append(self._task.observe(output.detach(), target))
-            return self._task.loss_sum(output, target) / self._denominator * self._factor
+            smoothing = (self._smoothing,) if trains and self._smoothing else ()
+            return self._task.loss_sum(output, target, *smoothing) / self._denominator * self._factor
 
 
 class Update:
@@ -119,7 +126,7 @@ class Update:
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
                 for group in optimizer.param_groups:
-                    group["lr"] = self.lr(step)
+                    _set_lr(group, self.lr(step))
                 if steps:
                     optimizer.step()
                 optimizer.zero_grad()
@@ -142,15 +149,38 @@ class Update:
         return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
 
 
+def _set_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of a group, in place where the optimizer keeps a tensor of it."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
 def make_optimizer(
-    parameters: Iterable[Parameter], options: OptimizerOptions, parts: Callable[[Parameter], int] = lambda _: 1
-) -> torch.optim.Optimizer:
+    parameters: Iterable[Parameter],
+    options: OptimizerOptions,
+    parts: Callable[[Parameter], int] = lambda _: 1,
+    ends: Collection[int] = (),
+) -> Optimizer:
     """The optimizer of one stage, which may have no parameters.
 
-    `parts` says in how many parts the gradient of a parameter comes: one of each replica, and of each stage that holds
-    it.
+    Args:
+        parameters: those of the stage.
+        options: the optimizer and its numbers.
+        parts: in how many parts the gradient of a parameter comes: one of each replica, and of each stage that holds
+            it.
+        ends: the ids of the parameters that read tokens or write the output, for muon.
     """
-    group = [{"params": list(parameters)}]  # torch refuses an empty list of parameters, and takes an empty group
+    group = _groups(list(parameters), options)
+    if options.of_another:
+        try:
+            made: Optimizer = options.kind()(group, **options.numbers())
+        except Exception as error:
+            raise OptionsError(f"optimizer {options.name} cannot be made: {first_line(error)}") from error
+        return made
+    if options.name == "muon":
+        return Muon(group, options, ends)
     if options.name == "sgd":
         # foreach: the same arithmetic, in three calls for all parameters
         return torch.optim.SGD(
@@ -165,26 +195,84 @@ def make_optimizer(
             weight_decay=options.weight_decay,
             parts=parts,
         )
+    return _adamw(group, options)
+
+
+def _adamw(groups: list[dict[str, Any]], options: OptimizerOptions) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        group, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+        groups, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
     )
+
+
+def _groups(parameters: Sequence[Parameter], options: OptimizerOptions) -> list[dict[str, Any]]:
+    """The groups of an optimizer: all, or first those that decay. torch refuses no parameters, and takes no group."""
+    flat = [each for each in parameters if each.ndim < 2] if options.no_decay and options.weight_decay else []
+    if not flat:
+        return [{"params": list(parameters)}]
+    return [{"params": [each for each in parameters if each.ndim >= 2]}, {"params": flat, "weight_decay": 0.0}]
+
+
+class Muon(Optimizer):
+    """torch's Muon for the matrices inside a model, and AdamW for all else, with one learning rate.
+
+    Args:
+        groups: the parameters, as any optimizer takes them.
+        options: the numbers of both; `arguments` are those of Muon.
+        ends: the ids of the parameters of embeddings and heads, which are not inside.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], options: OptimizerOptions, ends: Collection[int]) -> None:
+        super().__init__(list(groups), {})
+
+        def inside(parameter: Parameter) -> bool:
+            return parameter.ndim == 2 and id(parameter) not in ends
+
+        matrices, others = (
+            [{**group, "params": [each for each in group["params"] if inside(each) == wanted]} for group in groups]
+            for wanted in (True, False)
+        )
+        # the step of a matrix is as long as AdamW's, so that both have the same learning rate
+        given = {"adjust_lr_fn": "match_rms_adamw", "weight_decay": options.weight_decay, **options.arguments}
+        self._both: tuple[Optimizer, ...] = torch.optim.Muon(matrices, lr=options.lr, **given), _adamw(others, options)
+        self.param_groups = [group for each in self._both for group in each.param_groups]
+        for each in self._both:
+            each.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step of both."""
+        assert closure is None, "the passes of a step come before it"
+        for each in self._both:
+            each.step()
+
+
+def ends_of(stage: CompressedStage) -> set[int]:
+    """The ids of a stage's parameters that read tokens, and of those of the model's last layer."""
+    module = stage.submod
+    last = list(module.layers if isinstance(module, Stage) else module.children())[-1:] if stage.is_last else []
+    found = [each for each in module.modules() if isinstance(each, Embedding)] + last
+    return {id(parameter) for each in found for parameter in each.parameters()}
 
 
 def lr_factor(step: int, total: int, options: OptimizerOptions) -> float:
     """The learning rate of step `step` (from 0) as a part of its peak.
 
-    Rises linearly over `warmup_steps`, then follows the chosen course until `total` steps.
+    Rises linearly in the warm-up, then follows the chosen course until `total` steps.
     """
-    if step < options.warmup_steps:
-        return (step + 1) / options.warmup_steps
-    length = max(1, total - options.warmup_steps)
-    done = step - options.warmup_steps
+    warmup = options.warmup_steps or math.ceil(options.warmup_ratio * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    length = max(1, total - warmup)
+    done = step - warmup
+    falls = options.decay_steps or math.ceil(total / 10)
+    through = min(1.0, done / (options.cosine_steps or length))
     courses: dict[str, Callable[[], float]] = {
         "constant": lambda: 1.0,
         "linear": lambda: max(0.0, 1 - done / length),
-        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * min(1.0, done / (options.cosine_steps or length)))),
+        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * (through * options.cycles % 1 if through < 1 else 1))),
+        "wsd": lambda: min(1.0, max(0.0, (total - step) / falls)),
     }
-    return courses[options.schedule]()
+    least = options.min_lr / options.lr if options.lr else 0.0
+    return least + (1 - least) * courses[options.schedule]()
 
 
 def squared_norm(parameters: Iterable[Parameter]) -> float:

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
-from thinwire.pipeline.optimization import Update, make_optimizer
+from thinwire.pipeline.optimization import Update, ends_of, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
@@ -293,9 +293,10 @@ def sync_of(
     steps: int,
 ) -> Sync:
     """What happens between backward and step in a training of so many steps, with the optimizers of the stages."""
+    ends = {parameter for stage in stages for parameter in ends_of(stage)}
     shares = Shares(replicas.options.passes(pipeline.accumulation))
     if replicas.options.step_alone:
-        make = partial(make_optimizer, options=optimizer)
+        make = partial(make_optimizer, options=optimizer, ends=ends)
         local = steps_of(replicas, shares, pipeline.pass_size)(stages, replicas, make, shared)
         return StepAlone(stages, where, replicas, shares, local, steps)
 
@@ -303,5 +304,5 @@ def sync_of(
         """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""
         return replicas.count * (1 if shared is None else shared.copies_of(parameter))
 
-    optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts) for stage in stages]
+    optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts, ends) for stage in stages]
     return (SumEachStep if replicas.count > 1 else Sync)(stages, where, replicas, shares, optimizers)

@@ -44,9 +44,11 @@ from thinwire.models.layers import (
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
+from thinwire.models.tasks import own_task
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
+from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
@@ -115,7 +117,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     device = choose(recipe.training.device)
     with telling("reading the data"):
         data, *_ = attempt(
-            lambda: given or data_of(recipe, rank),
+            lambda: with_own_task(given or data_of(recipe, rank), recipe.training),
             lambda: check_name(recipe.model),
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,
@@ -127,6 +129,11 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)
         prepared = replace(prepared, recipe=replace(recipe, training=training))
     return prepared
+
+
+def with_own_task(data: Data, training: TrainingOptions) -> Data:
+    """The data with the loss and metrics of the user's own. ModelError if there are none such."""
+    return replace(data, task=own_task(data.task, training.loss, training.metrics))
 
 
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:
@@ -265,7 +272,7 @@ def assemble(
         group=where.pipeline,
     )
     stages = _stages(prepared, where, rank, device, wire)
-    loss = WholeBatchLoss(data.task, stages[-1].meter)
+    loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
     shared = _shared_weights(prepared.blueprint, stages, where)
     passes = recipe.replicas.passes(pipeline.accumulation)
     replicas = meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)

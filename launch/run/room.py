@@ -25,6 +25,7 @@ from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.models.errors import ModelError
 from thinwire.models.size import count_parameters
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
@@ -32,8 +33,12 @@ from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.trainer import Trainer
 
 POLL_SECONDS = 2.0
-COPIES = {"adamw": 3, "quantized-adam": 3, "sgd": 2}
-"""Tensors as large as the parameters in a checkpoint: the parameters and the moments of the optimizer."""
+
+
+def copies(optimizer: OptimizerOptions) -> int:
+    """Tensors as large as the parameters in a checkpoint: the parameters and the moments, as of adamw if unknown."""
+    return 2 if optimizer.name in ("sgd", "muon") else 3
+
 
 _FLOAT32 = 4
 
@@ -69,7 +74,7 @@ def numbers_of_a_parameter(recipe: Recipe) -> int:
     if not _trains(recipe):
         return 1
     has_moments = optimizer.name != "sgd" or optimizer.momentum > 0
-    return 2 + (COPIES[optimizer.name] - 1) * has_moments
+    return 2 + (copies(optimizer) - 1) * has_moments
 
 
 def _trains(recipe: Recipe) -> bool:
@@ -180,7 +185,7 @@ class Room:
         written = -(-self._recipe.training.steps // in_steps(options.every, self._steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = 2 * sum(by_medium(self.stores).values())
-        nbytes = count * (COPIES[self._recipe.optimizer.name] + self._of_replicas()) * self._weight_bytes() + rows
+        nbytes = count * (copies(self._recipe.optimizer) + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
 
     def _of_replicas(self) -> int:
@@ -194,4 +199,4 @@ class Room:
         if replicas.sync.every == 1:
             return errors
         # the common weights with their momentum; a simulation has the weights and optimizers of all replicas
-        return errors + 2 + (here - 1) * COPIES[self._recipe.optimizer.name]
+        return errors + 2 + (here - 1) * copies(self._recipe.optimizer)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from thinwire import compress
+from thinwire.errors.imports import find, is_path
+from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
 
+OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
+"""The optimizers that have fields of their own."""
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
 MOST_LR = 1e30
@@ -22,27 +27,42 @@ MOST_THREADS = 1024
 class OptimizerOptions:
     """The optimizer of every stage, and the schedule of its learning rate."""
 
-    name: Literal["adamw", "sgd", "quantized-adam"] = "adamw"
-    """The optimizer. quantized-adam freezes its second moment; then replicas exchange momentum (2206.01299)."""
+    name: str = "adamw"
+    """The optimizer: adamw, sgd, muon (of the matrices inside the model, and adamw of all else), quantized-adam, whose
+    second moment is frozen so that replicas exchange momentum (2206.01299), another class of torch.optim, such as
+    Adafactor, or module:Class, such as bitsandbytes.optim:AdamW8bit."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of muon, and of classes of torch.optim and your own."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
     """Weight decay (decoupled but for sgd)."""
+    no_decay: bool = False
+    """Whether norms and biases, the weights of one dimension, are left out of the weight decay, as in transformers."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """adamw, quantized-adam: decay rates of the two moments."""
+    """adamw, quantized-adam, muon: decay rates of the two moments of Adam."""
     eps: float = 1e-8
-    """adamw, quantized-adam: added to the denominator."""
+    """adamw, quantized-adam, muon: added to the denominator of Adam."""
     momentum: float = 0.9
     """sgd: momentum."""
     freeze_after: str = "0 steps"
     """quantized-adam: how long the second moment follows the gradients: "500 steps" or "1 epoch", such as a fifth of
     training. So long, the gradients between replicas travel uncompressed."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """The learning rate after its warm-up: constant, linear to zero, or half a cosine to zero."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """The learning rate after its warm-up: constant, linear to `min_lr`, half a cosine to it, or wsd (stays at its
+    peak, and in the last `decay_steps` goes to it linearly)."""
+    min_lr: float = 0.0
+    """The learning rate at the end of linear, cosine and wsd."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises from zero to its peak."""
+    warmup_ratio: float = 0.0
+    """The same as a share of training; give one of the two."""
     cosine_steps: int | None = None
     """Length of the half cosine in steps; null means the length of training (2401.07788 uses twice that)."""
+    cycles: int = 1
+    """cosine: how many half cosines in a row, each from the peak; give no `cosine_steps` then."""
+    decay_steps: int | None = None
+    """wsd: the steps in which the learning rate goes down; null means a tenth of training."""
     max_grad_norm: float | None = None
     """Gradients are clipped to this norm over all stages; null does not clip. quantized-adam clips its momentum once
     the second moment is frozen."""
@@ -52,6 +72,7 @@ class OptimizerOptions:
             f"optimizer.{name} must be finite and not negative, got {value}"
             for name, value in (
                 ("lr", self.lr),
+                ("min_lr", self.min_lr),
                 ("weight_decay", self.weight_decay),
                 ("warmup_steps", self.warmup_steps),
                 ("max_grad_norm", self.max_grad_norm or 0.0),
@@ -62,9 +83,83 @@ class OptimizerOptions:
             mistakes.append(f"optimizer.lr must be at most {MOST_LR:g}, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
+        rules = [
+            (
+                self.min_lr <= max(0.0, self.lr),
+                f"optimizer.min_lr must be at most optimizer.lr of {self.lr}, got {self.min_lr}",
+            ),
+            (0 <= self.warmup_ratio < 1, f"optimizer.warmup_ratio must lie in [0, 1), got {self.warmup_ratio}"),
+            (
+                not (self.warmup_ratio and self.warmup_steps),
+                f"optimizer.warmup_ratio must be 0 beside warmup_steps, got {self.warmup_ratio} and "
+                f"{self.warmup_steps}",
+            ),
+            (self.cycles >= 1, f"optimizer.cycles must be at least 1, got {self.cycles}"),
+            (
+                self.cycles == 1 or (self.schedule == "cosine" and self.cosine_steps is None),
+                "optimizer.cycles needs schedule cosine, and cosine_steps null, got "
+                f"{self.schedule} and {self.cosine_steps}",
+            ),
+            (
+                self.decay_steps is None or self.decay_steps >= 1,
+                f"optimizer.decay_steps must be at least 1 or null, got {self.decay_steps}",
+            ),
+        ]
+        mistakes += [mistake for holds, mistake in rules if not holds]
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
+        mistakes += self._mistakes_of_name()
         if mistakes:
             raise OptionsError(mistakes)
+
+    @property
+    def of_another(self) -> bool:
+        """Whether it is a class of torch.optim or of the user."""
+        return self.name not in OPTIMIZERS
+
+    def kind(self) -> type[Any]:
+        """The class of another optimizer. OptionsError if there is none."""
+        import torch
+
+        found = find(self.name, OptionsError) if is_path(self.name) else getattr(torch.optim, self.name, None)
+        if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or found is torch.optim.Optimizer:
+            known = [name for name, each in vars(torch.optim).items() if isinstance(each, type)]
+            raise OptionsError(
+                f"optimizer.name must be {', '.join(OPTIMIZERS)}, a class of torch.optim or module:Class, got "
+                f"{self.name!r}{did_you_mean(self.name, [*OPTIMIZERS, *known], most=1)}"
+            )
+        closure = inspect.signature(found.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise OptionsError(f"optimizer.name must be one that steps once a batch, got {self.name}, which needs more")
+        return found
+
+    def numbers(self) -> dict[str, Any]:
+        """The arguments of another optimizer: of the fields, those that it takes."""
+        taken = inspect.signature(self.kind()).parameters
+        given = {"lr": self.lr, "weight_decay": self.weight_decay, **self._changed()}
+        return {**{name: value for name, value in given.items() if name in taken}, **self.arguments}
+
+    def _changed(self) -> dict[str, Any]:
+        """The fields of Adam and sgd that are not as they are by default."""
+        defaults = type(self).__dataclass_fields__
+        return {
+            name: getattr(self, name)
+            for name in ("betas", "eps", "momentum")
+            if getattr(self, name) != defaults[name].default
+        }
+
+    def _mistakes_of_name(self) -> list[str]:
+        if not self.of_another:
+            beside = self.arguments and self.name != "muon"
+            return [f"optimizer.arguments must be left out for {self.name}, got {self.arguments}"] if beside else []
+        try:
+            taken = inspect.signature(self.kind()).parameters
+        except OptionsError as error:
+            return list(error.mistakes)
+        decays = {"weight_decay": self.weight_decay} if self.weight_decay else {}
+        open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
+        unknown = [name for name in {**decays, **self._changed()} if name not in taken]
+        unknown += [name for name in self.arguments if not (name in taken or open_ended)]
+        return [f"optimizer.{name} is no argument of {self.name}; leave it out" for name in unknown]
 
     def _mistakes_of_freezing(self) -> list[str]:
         if self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0:
@@ -117,6 +212,14 @@ class TrainingOptions:
     """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"
     """How often held-out samples are evaluated: "1 epoch" or "500 steps"; "0 steps" evaluates only at the end."""
+    label_smoothing: float = 0.0
+    """The share of a target that goes to all classes or tokens alike, in training; evaluations count without."""
+    loss: str | None = None
+    """A function of your own, module:function, in place of the cross-entropy: of the last layer's output and the
+    targets, the sum over the targets that are not -100, a scalar."""
+    metrics: list[str] = field(default_factory=list)
+    """Functions of your own, module:function, for evaluations: of output and targets of a micro-batch, the sum over the
+    targets that are not -100. The mean of each is shown by its name."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -138,6 +241,10 @@ class TrainingOptions:
             if value is not None and value > most
         ]
         mistakes += misspelt("training.evaluate_every", self.evaluate_every)
+        if not 0 <= self.label_smoothing < 1:
+            mistakes.append(f"training.label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+        if self.label_smoothing and self.loss:
+            mistakes.append(f"training.label_smoothing must be 0 beside a loss of your own, got {self.label_smoothing}")
         if mistakes:
             raise OptionsError(mistakes)
 

@@ -39,6 +39,8 @@ from thinwire.pipeline.saving.checkpoint_folder import VALUES, SavedStage, readi
 from thinwire.pipeline.stage import CompressedStage
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+_AS_LARGE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""What every optimizer keeps in the size of the parameter; the 8 bits of some have other tensors beside it."""
 
 
 def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor] = NOTHING) -> StageState:
@@ -52,6 +54,11 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
     for name, parameter in parameters_of(stage.submod).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
+                if type(value) is not Tensor:
+                    raise CheckpointError(
+                        f"no checkpoint can hold what {type(optimizer).__name__} keeps, {type(value).__name__}; set "
+                        f"checkpoint.every to 0 steps, or take another optimizer"
+                    )
                 tensors[f"optimizer/{name}/{key}"] = copy_to_host(value)
             numbers.setdefault(name, {})[key] = None if isinstance(value, Tensor) else value
     stores: dict[str, Store] = {}
@@ -131,7 +138,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
                     f"take another checkpoint"
                 )
             for key, value in found.items():
-                if value.numel() not in (1, parameter.numel()):
+                if key in _AS_LARGE and value.numel() != parameter.numel():
                     raise CheckpointError(
                         f"{part.path} must hold {parameter.numel()} numbers of {key} of {name}, got {value.numel()}; "
                         f"resume with the model it was made with"

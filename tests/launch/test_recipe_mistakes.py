@@ -75,7 +75,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, fp16, got fp8"),
         (
             ["quickstart", "--optimizer.schedule", "linaer"],
-            "optimizer.schedule must be one of constant, linear, cosine, got linaer (did you mean linear?)",
+            "optimizer.schedule must be one of constant, linear, cosine, wsd, got linaer (did you mean linear?)",
         ),
         (["quickstart", "--pipeline.stages-per-process", "x"], "must be a whole number or null, got x"),
         (

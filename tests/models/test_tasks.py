@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from support.own_code import add_module
 from thinwire.models.errors import ModelError
-from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, mask_padding, matthews
+from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, mask_padding, matthews, own_task
 
 TASK = LanguageModeling()
 
@@ -156,3 +157,61 @@ def test_the_counts_of_many_classes_take_the_memory_of_a_few_rows():
 def test_one_class_cannot_be_told_apart():
     with pytest.raises(ModelError, match="num_labels must be from 2 to 1000000, got 1"):
         Classification(1)
+
+
+def test_smoothing_is_that_of_torch():
+    output, target = torch.randn(2, 3, 5), torch.tensor([[1, IGNORE, 4], [0, 2, IGNORE]])
+    expected = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum", label_smoothing=0.2)
+    assert torch.equal(TASK.loss_sum(output, target, 0.2), expected)
+
+
+OWN = """
+def squares(output, target):
+    valid = target != -100
+    return (output[..., 0][valid] - target[valid]).square().sum()
+
+
+def right(output, target):
+    return (output.argmax(-1) == target).sum()
+
+
+def words(output, target):
+    return "none"
+
+
+PERPLEXITY = 3
+"""
+
+
+def test_a_loss_and_metrics_of_ones_own(monkeypatch):
+    add_module(monkeypatch, "own_loss", OWN)
+    task = own_task(TASK, "own_loss:squares", ["own_loss:right"])
+    output, target = torch.zeros(2, 2, 3), torch.tensor([[0, 2], [IGNORE, 1]])
+    output[..., 2] = 1
+    assert task.loss_sum(output, target) == 5
+    assert (task.unit, task.scores, task.num_valid(target)) == (TASK.unit, (*TASK.scores, "right"), 3)
+    counts = sum(task.observe(output[row], target[row]) for row in range(2))
+    assert task.metrics(0.0, counts) == {"perplexity": 1.0, "right": 1 / 3}
+    assert own_task(task, None, []) is TASK
+    assert own_task(TASK, None, ["own_loss:right"]).loss_sum(output, target) == TASK.loss_sum(output, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "said"),
+    [
+        ("own_loss:PERPLEXITY", [], "own_loss:PERPLEXITY must be a function of output and targets, got int"),
+        (None, ["own_loss:right", "own_loss:right"], "must have names of their own"),
+        ("own_loss:nothing", [], "module own_loss has no 'nothing'"),
+    ],
+)
+def test_what_is_no_loss_of_ones_own(monkeypatch, loss, metrics, said):
+    add_module(monkeypatch, "own_loss", OWN)
+    with pytest.raises(ModelError, match=said):
+        own_task(TASK, loss, metrics)
+
+
+def test_a_loss_of_ones_own_must_be_a_number(monkeypatch):
+    add_module(monkeypatch, "own_loss", OWN)
+    task = own_task(TASK, "own_loss:words", [])
+    with pytest.raises(ModelError, match=r"the loss own_loss\.words must be a tensor of one number, got 'none'"):
+        task.loss_sum(torch.zeros(1, 3), torch.zeros(1))

@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import Parameter
 
-from thinwire.pipeline.optimization import clip, lr_factor, make_optimizer, squared_norm
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.optimization import _set_lr, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions
 
 
@@ -75,3 +77,110 @@ def test_a_stage_without_parameters_has_an_optimizer_too(name):
     optimizer.step()
     optimizer.zero_grad()
     assert optimizer.param_groups[0]["params"] == []
+
+
+def test_other_courses_are_those_of_transformers():
+    """Without a warm-up, whose first step is not at zero here."""
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=0.5)
+    cases = [
+        ({"min_lr": 0.05}, "cosine_with_min_lr", {"min_lr": 0.05}),
+        ({"cycles": 3}, "cosine_with_restarts", {"num_cycles": 3}),
+        (
+            {"schedule": "wsd", "decay_steps": 8, "min_lr": 0.1},
+            "warmup_stable_decay",
+            {"num_decay_steps": 8, "decay_type": "linear", "min_lr_ratio": 0.2},
+        ),
+    ]
+    for fields, name, arguments in cases:
+        scheduler = get_scheduler(name, optimizer, 0, 20, scheduler_specific_kwargs=arguments)
+        options = OptimizerOptions(lr=0.5, **fields)
+        expected = [scheduler.lr_lambdas[0](step) for step in range(20)]
+        assert [lr_factor(step, 20, options) for step in range(20)] == pytest.approx(expected, abs=1e-12), name
+
+
+def test_a_warmup_is_a_share_of_training():
+    options = OptimizerOptions(schedule="linear", warmup_ratio=0.25, lr=1.0, min_lr=0.5)
+    assert [lr_factor(step, 6, options) for step in range(6)] == [0.5, 1, 1, 0.875, 0.75, 0.625]
+
+
+def weights():
+    """A matrix, a norm, an embedding and a convolution, with gradients."""
+    found = [Parameter(torch.ones(shape)) for shape in ((4, 4), (4,), (8, 4), (2, 2, 1))]
+    for index, parameter in enumerate(found):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+    return found
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "quantized-adam", "muon", "NAdam"])
+def test_norms_and_biases_may_stay_out_of_the_decay(name):
+    options = OptimizerOptions(name=name, weight_decay=0.5, no_decay=True, lr=0.1, freeze_after="1 step")
+    parameters = weights()
+    for parameter in parameters:
+        parameter.grad.zero_()
+    make_optimizer(parameters, options).step()
+    matrix, norm, *_ = parameters
+    assert torch.equal(norm, torch.ones(4))
+    assert (matrix < 1).all()
+    groups = make_optimizer(parameters, replace(options, no_decay=False)).param_groups
+    assert all(group["weight_decay"] == 0.5 for group in groups)
+
+
+def test_another_optimizer_has_its_own_numbers():
+    options = OptimizerOptions(name="RMSprop", lr=0.3, weight_decay=0.2, eps=1e-5, arguments={"alpha": 0.5})
+    (group,) = make_optimizer(weights(), options).param_groups
+    assert (group["lr"], group["weight_decay"], group["eps"], group["alpha"]) == (0.3, 0.2, 1e-5, 0.5)
+    assert group["momentum"] == 0, "the default of the class, not that of sgd"
+    own = OptimizerOptions(name="torch.optim:Adafactor", lr=0.3)
+    assert isinstance(make_optimizer(weights(), own), torch.optim.Adafactor)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": "adamx"}, "optimizer.name must be adamw, sgd, muon, quantized-adam, a class of torch.optim or"),
+        ({"name": "LBFGS"}, "must be one that steps once a batch, got LBFGS"),
+        ({"name": "Adafactor", "betas": (0.5, 0.9)}, "optimizer.betas is no argument of Adafactor; leave it out"),
+        ({"name": "RMSprop", "arguments": {"beta": 1}}, "optimizer.beta is no argument of RMSprop"),
+        ({"arguments": {"amsgrad": True}}, "optimizer.arguments must be left out for adamw"),
+        ({"min_lr": 2.0}, "optimizer.min_lr must be at most optimizer.lr of 0.001, got 2.0"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 3}, "optimizer.warmup_ratio must be 0 beside warmup_steps"),
+        ({"cycles": 2, "schedule": "linear"}, "optimizer.cycles needs schedule cosine"),
+    ],
+)
+def test_what_an_optimizer_cannot_be(fields, said):
+    with pytest.raises(OptionsError) as caught:
+        OptimizerOptions(**fields)
+    assert said in str(caught.value)
+
+
+def test_muon_moves_matrices_and_adamw_all_else():
+    parameters = weights()
+    matrix, norm, embedding, convolution = parameters
+    options = OptimizerOptions(name="muon", lr=0.1, weight_decay=0.1)
+    optimizer = make_optimizer(parameters, options, ends={id(embedding)})
+    expected = [[matrix], [norm, embedding, convolution]]
+    copies = [[Parameter(each.detach().clone()) for each in group] for group in expected]
+    for group, copied in zip(expected, copies, strict=True):
+        for each, copy in zip(group, copied, strict=True):
+            copy.grad = each.grad.clone()
+    alone = [
+        torch.optim.Muon(copies[0], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(copies[1], lr=0.1, weight_decay=0.1),
+    ]
+    for each in (optimizer, *alone):
+        each.step()
+        each.step()
+    for group, copied in zip(expected, copies, strict=True):
+        assert all(torch.equal(each, copy) for each, copy in zip(group, copied, strict=True))
+    assert set(optimizer.state[matrix]) == {"momentum_buffer"}
+    assert "exp_avg" in optimizer.state[embedding]
+
+
+def test_a_learning_rate_that_is_a_tensor_is_set_in_place():
+    group = {"lr": torch.tensor(1.0)}
+    kept = group["lr"]
+    _set_lr(group, 0.5)
+    assert group["lr"] is kept
+    assert kept == 0.5

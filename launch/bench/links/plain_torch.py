@@ -88,7 +88,7 @@ class PlainPipeline:
             index: make_optimizer(module.parameters(), recipe.optimizer) for index, module in modules.items()
         }
         self._modules = modules
-        self._loss = WholeBatchLoss(prepared.data.task, Meter())
+        self._loss = WholeBatchLoss(prepared.data.task, Meter(), prepared.recipe.training.label_smoothing)
         self._schedule = build(recipe.pipeline.schedule, self.stages, recipe.pipeline.num_microbatches, self._loss)
 
     def step(self, ids: Tensor) -> None:
