@@ -25,8 +25,11 @@ _KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, mic
 Hook = Callable[[object, object, Tensor], Tensor]
 
 
-def through(codec: Codec, bits: list[float]) -> Hook:
-    """A hook on a block of the model that sends its output through a codec, and notes the bits an element."""
+def through(codec: Codec, bits: list[float], *, keeps_first: bool) -> Hook:
+    """A hook on a block of the model that sends its output through a codec, and notes the bits an element.
+
+    With `keeps_first` the first token of each block of text arrives as it was, for its bits all the same.
+    """
 
     def hook(module: object, arguments: object, hidden: Tensor) -> Tensor:
         sent = hidden.contiguous()
@@ -35,6 +38,8 @@ def through(codec: Codec, bits: list[float]) -> Hook:
         bits.append(8 * codec.used(payload) / sent.numel())
         received = torch.empty_like(sent)
         codec.decode(payload, received, _KEY)
+        if keeps_first:
+            received[:, 0] = sent[:, 0]
         return received
 
     return hook
@@ -64,6 +69,7 @@ def main() -> None:
     parser.add_argument("codecs", nargs="*", default=CODECS)
     parser.add_argument("--tokens", type=int, default=6144)
     parser.add_argument("--stages", type=int, nargs="+", default=[4], choices=CUTS)
+    parser.add_argument("--keep-first", action="store_true", help="first tokens arrive as they were")
     options = parser.parse_args()
     place = folder()
     tokens = AutoTokenizer.from_pretrained(place)(options.text.read_text())["input_ids"]
@@ -75,10 +81,12 @@ def main() -> None:
     for stages in options.stages:
         for expression in options.codecs:
             bits: list[float] = []
-            more = losses(model, blocks, CUTS[stages], through(parse(expression), bits)) - plain
+            hook = through(parse(expression), bits, keeps_first=options.keep_first)
+            more = losses(model, blocks, CUTS[stages], hook) - plain
             error = more.std() / math.sqrt(count)
             print(
-                f"{stages} stages  {expression:45}{sum(bits) / len(bits):6.2f} bits  {more.mean():+.4f} +- {error:.4f}"
+                f"{stages} stages  {expression:45}{sum(bits) / len(bits):6.2f} bits  {more.mean():+.4f} +- {error:.4f}",
+                flush=True,
             )
 
 
