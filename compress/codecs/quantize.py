@@ -172,7 +172,8 @@ class Quantize(Blockwise):
     def _coded(self) -> Coded:
         if self.step is None:
             return super()._coded
-        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"))
+        rows = self.per == "row" and self.rotate is None and self.outliers is None
+        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"), rows)
 
     @property
     def _quantizer(self) -> Quantizer:

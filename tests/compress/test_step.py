@@ -52,6 +52,25 @@ def test_massive_values_cost_the_rest_of_their_row_nothing():
     assert bits < of_plain < 4.3
 
 
+def test_a_massive_row_goes_apart():
+    """The first token of a text lost all but its largest value, and a model that trained so needed the codec."""
+    x = residual_stream()
+    assert torch.equal(roundtrip("q(8, step=0.25)", x)[0], x[0].bfloat16().float())
+    assert roundtrip("q(8, step=0.25)", x[:63])[0].count_nonzero() == 1, "one row in 64 at most"
+    assert_contract(parse("q(8, step=0.25)"), x)
+    x[0, 9] = torch.inf
+    assert torch.equal(roundtrip("q(8, step=0.25)", x)[0], x[0].bfloat16().float())
+
+
+def test_more_rows_apart_than_a_payload_has_are_refused():
+    x = residual_stream()
+    codec = parse("q(8, step=0.25)")
+    payload = encode(codec, x)
+    payload[4 : 4 + 2 * len(x)] = 0
+    with pytest.raises(CodecError, match="rows apart need 131072 bytes"):
+        codec.decode(payload, torch.empty_like(x), KEY)
+
+
 def test_columns_of_unlike_size_have_codes_of_their_own():
     x = residual_stream()
     codec = parse("q(8, step=0.25)")
@@ -66,8 +85,9 @@ def test_the_reader_in_the_documentation_reads_what_is_written():
     codec = parse("q(8, step=0.25)")
     payload = encode(codec, x)
     assert codec.used(payload) < len(payload) // 2
-    plain = documented("read_columns")(bytes(payload[: codec.used(payload)].tolist()), rows=300, width=256)
+    plain, apart = documented("read_columns")(bytes(payload[: codec.used(payload)].tolist()), rows=300, width=256)
     assert plain == bytes(codec._coded.plain(payload, x.shape).tolist())
+    assert apart == {0: x[0].bfloat16().tolist()}
 
 
 def test_payloads_that_are_none_are_refused():

@@ -1,6 +1,6 @@
 """The codes of q's option step, of 8 bits: each column's by how often they occur in columns much like it.
 
-payload     | T, uint32 | the inner payload, but its codes | the class of each column, 3 bits | the codes, coded |
+payload     | T, uint32 | the inner payload, but its codes | rows apart, bf16 | class of each column, 3 bits | codes |
 
 T counts all bytes that are sent, as in entropy.py; if coding makes the codes no shorter, they follow the head as they
 are, and T is `nbytes`. Columns are the elements of one index of the last dimension, or of the second one from four
@@ -9,6 +9,10 @@ each class begins a block of its own, with a table of its own. Where a column ha
 fewer than 65,536, all are of one class, and none is sent.
 
 On the residual stream of a language model this takes 0.1 to 0.3 bits less than one table for all.
+
+A row whose scale is above 16 times the median of all scales goes apart, in bf16, if at most one row in 64 does. Its
+scale is 0 in the payload, and its codes are those of zero. Such a row is mostly the first token of a text, in which
+pretrained language models keep a few values of thousands: steps in its own unit would lose all its others.
 """
 
 from __future__ import annotations
@@ -21,14 +25,19 @@ from math import prod
 import torch
 from torch import Tensor
 
+from thinwire.compress.codec import CodecError, tensor_bytes
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of
 from thinwire.compress.codecs.granularity import Blocks
 
 _CLASSES, _CLASS_BITS = 8, 3
 _LEAST_COLUMN, _LEAST_TENSOR = 64, 1 << 16
 _ZERO = 128
+_MASSIVE, _ROWS_OF_ONE_APART = 16, 64
+_BF16_BYTES = 2
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,35 @@ class ColumnCoded(Coded):
     columns: Callable[[Sequence[int]], Blocks]
     """Gives the columns of a tensor of this shape, as blocks."""
 
-    def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
-        columns = self._classified(shape)
+    rows: bool
+    """Whether the inner quantizer's blocks are rows, with a bf16 scale each and nothing before it: some go apart."""
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the inner quantizer's decoded tensor into `out`, and the rows apart."""
+        super().decode(payload, out)
+        if length_of(payload) == len(payload):  # nothing is coded
+            return
+        head, _ = self._split(payload[LENGTH_BYTES:], out.shape)
+        apart = self._apart(head)
+        if len(apart):
+            rows = out.view(len(head) // _BF16_BYTES, -1)
+            sent = torch.empty(len(apart), rows.shape[1], dtype=torch.bfloat16, device=out.device)
+            tensor_bytes(sent).copy_(payload[LENGTH_BYTES + len(head) :][: sent.numel() * _BF16_BYTES])
+            rows[apart] = sent.to(out.dtype)
+
+    def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
+        head, codes = self._split(plain, x.shape)
+        head, codes = head.clone(), codes.cpu()
+        apart = self._massive(head)
+        parts = [head]
+        if len(apart):
+            head.view(torch.bfloat16)[apart] = 0
+            rows = len(head) // _BF16_BYTES
+            codes = codes.view(rows, -1).index_fill(0, apart.cpu(), _ZERO).view(-1)
+            parts.append(tensor_bytes(x.detach().reshape(rows, -1)[apart].bfloat16()))
+        columns = self._classified(x.shape)
         if columns is None:
-            return huffman(codes)
+            return [*parts, huffman(codes)]
         by_column = codes.view(columns.outer, columns.count, columns.inner).transpose(0, 1)
         order = by_column.to(torch.int16).sub_(_ZERO).abs_().sum((1, 2)).argsort(stable=True)
         classes = torch.empty(columns.count, dtype=torch.uint8)
@@ -52,10 +86,13 @@ class ColumnCoded(Coded):
         pack(classes, _CLASS_BITS, packed)
         # within a class columns keep their order, which the receiver knows
         sorted_codes = by_column[classes.argsort(stable=True)]
-        return torch.cat([packed, huffman(*(sorted_codes[start:stop] for start, stop in pairwise(bounds)))])
+        return [*parts, packed, huffman(*(sorted_codes[start:stop] for start, stop in pairwise(bounds)))]
 
-    def _codes(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
-        columns = self._classified(shape)
+    def _codes(self, head: Tensor, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        rows_bytes = len(self._apart(head)) * _BF16_BYTES * (prod(shape) * _BF16_BYTES // len(head))
+        if rows_bytes > len(coded):
+            raise CodecError(f"a payload's rows apart need {rows_bytes} bytes, and {len(coded)} are there")
+        coded, columns = coded[rows_bytes:].cpu(), self._classified(shape)
         if columns is None:
             return unhuffman_exactly(coded, prod(shape))
         packed, rest = coded.tensor_split([packed_size(columns.count, _CLASS_BITS)])
@@ -63,6 +100,18 @@ class ColumnCoded(Coded):
         codes = torch.empty(columns.outer, columns.count, columns.inner, dtype=torch.uint8)
         codes.transpose(0, 1)[unpack(packed, _CLASS_BITS, columns.count).argsort(stable=True)] = symbols
         return codes.view(-1)
+
+    def _massive(self, head: Tensor) -> Tensor:
+        """The indices of the rows that go apart, given the scales of all."""
+        if not self.rows:
+            return _NONE
+        scales = head.view(torch.bfloat16).float().abs()
+        apart = (scales > _MASSIVE * scales.median()).nonzero().view(-1)
+        return apart if len(apart) * _ROWS_OF_ONE_APART <= len(scales) else _NONE
+
+    def _apart(self, head: Tensor) -> Tensor:
+        """The indices of the rows that a payload sends apart, given its scales."""
+        return (head.clone().view(torch.bfloat16) == 0).nonzero().view(-1) if self.rows else _NONE
 
     def _classified(self, shape: Sequence[int]) -> Blocks | None:
         """The columns, if they are sorted into classes."""

@@ -44,13 +44,12 @@ class Coded(Quantizer):
         """Write the length, then the inner payload, with its codes coded if that is shorter."""
         plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
         self.inner.encode(x, plain, key)
-        head, codes = self._split(plain, x.shape)
-        coded = self._coded(codes.cpu(), x.shape)
-        tail = coded if len(coded) < len(codes) else codes
-        start = LENGTH_BYTES + len(head)
-        out[LENGTH_BYTES:start] = head
-        out[start : start + len(tail)] = tail
-        put_length(start + len(tail), out)
+        coded = self._coded(x, plain)
+        start = LENGTH_BYTES
+        for part in coded if sum(map(len, coded)) < len(plain) else [plain]:
+            out[start : start + len(part)] = part
+            start += len(part)
+        put_length(start, out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the inner quantizer's decoded tensor into `out`."""
@@ -62,7 +61,7 @@ class Coded(Quantizer):
         if length == len(payload):
             return plain
         head, _ = self._split(plain, shape)
-        codes = self._codes(payload[LENGTH_BYTES + len(head) : length].cpu(), shape)
+        codes = self._codes(head, payload[LENGTH_BYTES + len(head) : length], shape)
         return torch.cat([head, codes.to(head.device)])
 
     def error_bound(self, x: Tensor) -> Tensor:
@@ -74,23 +73,24 @@ class Coded(Quantizer):
         return plain.tensor_split([len(plain) - packed_size(prod(shape), self.bits)])
 
     @abstractmethod
-    def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
-        """The bytes that stand for the packed codes."""
+    def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
+        """What is sent in place of the inner payload of `x`, which is not changed: its head, then the codes, coded."""
 
     @abstractmethod
-    def _codes(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
-        """The packed codes for which these bytes stand; CodecError if they are none."""
+    def _codes(self, head: Tensor, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        """The packed codes for which the bytes behind the head stand; CodecError if they are none."""
 
 
 @dataclass(frozen=True)
 class EntropyCoded(Coded):
     """Codes are coded by how often they occur."""
 
-    def _coded(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
-        return huffman(_symbols(codes, self.bits, prod(shape)))
+    def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
+        head, codes = self._split(plain, x.shape)
+        return [head, huffman(_symbols(codes.cpu(), self.bits, x.numel()))]
 
-    def _codes(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
-        return _codes(coded, self.bits, prod(shape))
+    def _codes(self, head: Tensor, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        return _codes(coded.cpu(), self.bits, prod(shape))
 
 
 def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:
