@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +27,6 @@ from thinwire.launch.shared.exit_codes import (
     StoppedError,
     status_of,
 )
-from thinwire.launch.shared.surroundings import put_right
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -45,7 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
     "trace": ("report.perfetto", "turn the recorded steps of a run into a trace for Perfetto"),
     "report": ("report.command", "write one HTML page about runs and measurements"),
-    "export": ("export.command", "write the model of a run for the library that it came from"),
+    "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate.command", "score a model on held-out samples, with compression on and off"),
     "recipes": ("recipe_list", "list the packaged recipes"),
     "keys": ("keys", "make the keys that let the processes of a run reach each other, and nobody else"),
@@ -90,6 +91,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # outside of the command itself
         return _tell(_INTERRUPTED, status_of(StoppedError()))
     return status
+
+
+def put_right() -> None:
+    """Open standard streams that are closed, print what a terminal cannot show as escapes, and get news of children.
+
+    A file that is opened next takes the number of a closed stream, and gets what is printed. Where the parent ignores
+    SIGCHLD, the kernel does not keep how a child ended.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - it stays open
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict":
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.errors import attempt
-from thinwire.launch.run.compiling.stages import compile_stages
+from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.host_data import data_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
-from thinwire.launch.run.wiring.wire import agreed, agreed_by_replicas, make_wire
+from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.models.checkpoint import first_few

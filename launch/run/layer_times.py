@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.models.costs import time_layers
 from thinwire.models.data.clients import some_ids
 from thinwire.models.partition import partition

@@ -7,13 +7,13 @@ from itertools import chain
 from thinwire.compress import parse
 from thinwire.compress.stores.space import by_medium
 from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.console import show_notes, show_stores
 from thinwire.launch.run.layer_times import uneven_cut
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.precision import tf32_note
 from thinwire.pipeline.options.durations import in_steps

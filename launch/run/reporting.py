@@ -11,6 +11,7 @@ from typing import Any
 
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.console import ProgressLine, scores_in_words, show_notes, show_summary, tokens_of
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
@@ -28,7 +29,6 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import codecs_in_words, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
-from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
+from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.folders import claim_folder
 from thinwire.launch.run.heartbeat.pulse import Doing
 from thinwire.launch.run.notes import Notes
@@ -17,7 +18,6 @@ from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.saving import Saves
-from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.launch.shared.progress import counting
 from thinwire.pipeline.evaluation import EvaluationStoppedError
 from thinwire.pipeline.processes.placement import Placement

@@ -8,13 +8,13 @@ from safetensors import SafetensorError
 
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import weights_folder
-from thinwire.launch.run.wiring.choosing import Choosing
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint

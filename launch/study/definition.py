@@ -253,76 +253,68 @@ def parse_study(text: str, where: str, name: str) -> Study:
 
 def _mistakes(study: Study) -> list[str]:
     """A sentence for each mistake."""
-    rows = study.all_rows
-    mistakes = [] if rows else ["rows or grid must name what is trained; give one of them"]
-    mistakes += [
-        f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values
-    ]
-    mistakes += _mistakes_of_kind(study)
-    mistakes += _repeated("seeds", study.seeds)
-    mistakes += [] if study.seeds else ["seeds must hold at least one seed, got none"]
-    mistakes += _mistakes_of_names(study)
+    rows, known = study.all_rows, ", ".join(study.all_rows)
+    sides = {
+        f"claims.{index}.{name}": side for index, claim in enumerate(study.claims) for name, side in claim.sides.items()
+    }
     named = {
-        **{where: [side.row] for where, side in _sides(study).items()},
+        **{where: [side.row] for where, side in sides.items()},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
         **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
     }
-    mistakes += [
-        f"{where} must name rows of the study, got {row!r}; known: {', '.join(rows)}"
-        for where, wanted in named.items()
-        for row in wanted
-        if row not in rows
-    ]
-    mistakes += _mistakes_of_claims(study) + _mistakes_of_starts(study)
-    for name, scale in study.scales.items():
-        mistakes += _repeated(f"scales.{name}.seeds", scale.seeds)
-    return mistakes
-
-
-def _mistakes_of_names(study: Study) -> list[str]:
-    """A sentence for each row without a name, and each option that is written as on the command line."""
     options = {
-        "options": study.options,
-        "grid": study.grid,
+        **{"options": study.options, "grid": study.grid},
         **{f"rows.{name}.options": row.options for name, row in study.rows.items()},
         **{f"scales.{name}.options": scale.options for name, scale in study.scales.items()},
     }
+    seeds = {"seeds": study.seeds, **{f"scales.{name}.seeds": scale.seeds for name, scale in study.scales.items()}}
+    energy = study.energy
     return [
+        *([] if rows else ["rows or grid must name what is trained; give one of them"]),
+        *(f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values),
         *(f"rows must have names of some letters, got {name!r}" for name in study.rows if not name.strip()),
+        *([] if study.seeds else ["seeds must hold at least one seed, got none"]),
+        *(f"{where} must hold each seed once, got {its}" for where, its in seeds.items() if len({*its}) < len(its)),
         *(
             f"{where} must name options without dashes, got {name}; write {name.lstrip('-')}"
-            for where, named in options.items()
-            for name in named
+            for where, names in options.items()
+            for name in names
             if name.startswith("-")
         ),
+        *(
+            f"{where} must name rows of the study, got {row!r}; known: {known}"
+            for where, wanted in named.items()
+            for row in wanted
+            if row not in rows
+        ),
+        *(
+            f"{where}.energy needs the field energy of the study, which says how many percent of the values are taken"
+            for where, side in sides.items()
+            if side.energy and energy is None
+        ),
+        *(
+            [f"energy must be above 0 and below 100, in percent of the values, got {energy:g}"]
+            if energy is not None and not 0 < energy < 100
+            else []
+        ),
+        *(
+            mistake
+            for index, claim in enumerate(study.claims)
+            for mistake in _mistakes_of_claim(f"claims.{index}", claim)
+        ),
+        *_mistakes_of_starts(study),
+        *_mistakes_of_kind(study, sides),
     ]
 
 
-def _sides(study: Study) -> dict[str, Side]:
-    """All scores that claims take, by where they stand."""
-    return {
-        f"claims.{index}.{name}": side for index, claim in enumerate(study.claims) for name, side in claim.sides.items()
+def _mistakes_of_claim(where: str, claim: Claim) -> list[str]:
+    """A sentence for each reason why a claim cannot be judged as it stands."""
+    wrong = {
+        f"{where} must have above or below, but not both": (claim.above is None) == (claim.below is None),
+        f"{where} must have minus or over, but not both": (claim.minus is None) == (claim.over is None),
+        f"{where}.than must stand beside minus: it is a difference, not a ratio": bool(claim.than and claim.over),
     }
-
-
-def _mistakes_of_claims(study: Study) -> list[str]:
-    """A sentence for each claim that cannot be judged as it stands."""
-    mistakes = []
-    for index, claim in enumerate(study.claims):
-        if (claim.above is None) == (claim.below is None):
-            mistakes.append(f"claims.{index} must have above or below, but not both")
-        if (claim.minus is None) == (claim.over is None):
-            mistakes.append(f"claims.{index} must have minus or over, but not both")
-        if claim.than and claim.over:
-            mistakes.append(f"claims.{index}.than must stand beside minus: it is a difference, not a ratio")
-    mistakes += [
-        f"{where}.energy needs the field energy of the study, which says how many percent of the values are taken"
-        for where, side in _sides(study).items()
-        if side.energy and study.energy is None
-    ]
-    if study.energy is not None and not 0 < study.energy < 100:
-        mistakes.append(f"energy must be above 0 and below 100, in percent of the values, got {study.energy:g}")
-    return mistakes
+    return [sentence for sentence, is_wrong in wrong.items() if is_wrong]
 
 
 def _mistakes_of_starts(study: Study) -> list[str]:
@@ -343,7 +335,7 @@ def _mistakes_of_starts(study: Study) -> list[str]:
     return mistakes
 
 
-def _mistakes_of_kind(study: Study) -> list[str]:
+def _mistakes_of_kind(study: Study, sides: Mapping[str, Side]) -> list[str]:
     """A sentence for each field that only a study of the other kind has: of trained cells, or of predictions."""
     if bool(study.recipe) == (study.prediction is not None):
         return ["one of recipe and prediction must say what the cells are, but not both"]
@@ -362,7 +354,7 @@ def _mistakes_of_kind(study: Study) -> list[str]:
         },
         **{f"rows.{name}.published.off": "off" in row.published for name, row in study.rows.items()},
         **{f"rows.{name}.starts_with": row.starts_with for name, row in study.rows.items()},
-        **{f"{where}.mode off": side.mode == "off" for where, side in _sides(study).items()},
+        **{f"{where}.mode off": side.mode == "off" for where, side in sides.items()},
         "energy": study.energy is not None,
     }
     return [
@@ -370,10 +362,6 @@ def _mistakes_of_kind(study: Study) -> list[str]:
         for where, there in given.items()
         if there
     ]
-
-
-def _repeated(where: str, seeds: list[int]) -> list[str]:
-    return [] if len(set(seeds)) == len(seeds) else [f"{where} must hold each seed once, got {seeds}"]
 
 
 def _said(options: Options) -> str:

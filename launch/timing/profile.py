@@ -16,8 +16,8 @@ from torch import Tensor
 from thinwire.compress import Key, Method, parse
 from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.wiring.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload

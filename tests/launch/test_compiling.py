@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinwire.launch.run.compiling import stages as module
-from thinwire.launch.run.compiling.stages import compile_stages
+from thinwire.launch.run import compile as module
+from thinwire.launch.run.compile import compile_stages
 from thinwire.pipeline.errors import PeerError
 
 

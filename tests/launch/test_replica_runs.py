@@ -16,7 +16,7 @@ from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import real_placement
 from thinwire.launch.run.resume import header
-from thinwire.launch.run.wiring.wire import agreed_by_replicas
+from thinwire.launch.run.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec

@@ -13,7 +13,7 @@ from contextlib import suppress
 from torch import Tensor
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.run.wiring.inputs import stage_inputs
+from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.shared.progress import telling
 from thinwire.models.compiled import compile_layers
 from thinwire.models.data.clients import some_ids

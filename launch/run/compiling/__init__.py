@@ -1,1 +1,0 @@
-"""Compiling the stages of a run before its first step."""

@@ -1,1 +1,0 @@
-"""What joins the stages of a run."""
