@@ -1,11 +1,11 @@
-"""Hints for names that a user misspelt: similar names that are known, and a colon where a dot stands."""
+"""Names in sentences: the first of many; and hints for one that is misspelt: similar names, a colon for a dot."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -24,6 +24,12 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
     found = [word] if word in by_folded else get_close_matches(name.casefold(), by_folded, n=most, cutoff=_ALIKE)
     near = [by_folded[folded] for folded in found if by_folded[folded] != name]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first names in a sentence, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def colon_hint(name: str) -> str:

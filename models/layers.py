@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from thinwire.errors import ThinwireWarning
+from thinwire.errors.names import first_of
 from thinwire.models.errors import require
 from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
@@ -349,7 +350,8 @@ def _require_numbers(state: Mapping[str, Tensor], parameters: Mapping[str, Param
     require(
         (
             not bad,
-            f"the weights to start with must be numbers, got NaN or infinity in {', '.join(bad)}; take other files",
+            f"the weights to start with must be numbers, got NaN or infinity in {first_of(bad, 3)}; take other "
+            f"files; if they are of a run, it diverged: train again with a lower learning rate",
         )
     )
 

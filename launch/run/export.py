@@ -24,6 +24,7 @@ from torch import Tensor
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
+from thinwire.launch.run.tables import score_text
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
@@ -166,7 +167,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
             "| held out | " + " | ".join(names) + " |",
             "|---|" + "---|" * len(names),
             *(
-                f"| compression {mode} | " + " | ".join(f"{score[name]:.4f}" for name in names) + " |"
+                f"| compression {mode} | " + " | ".join(score_text(score[name]) for name in names) + " |"
                 for mode, score in scores.items()
             ),
             "",
@@ -179,11 +180,13 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
+def _verdict(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     """Whether inference needs the codec, in a sentence."""
     if not scores:
         return "The run did not score these weights, so it is not known whether inference needs the codec."
     on, off = scores["on"]["loss"], scores["off"]["loss"]
+    if on is None or off is None:
+        return "The training diverged: the held-out loss is NaN. Lower the learning rate, and train again."
     change = f"the held-out loss is {on:.4f} with compression and {off:.4f} without"
     if off > on * (1 + NEEDS_CODEC):
         return (

@@ -16,11 +16,13 @@ def scores(summary: Summary) -> Table | None:
     if not (found := summary["held_out"]):
         return None
     names = [name for name in next(iter(found.values())) if name != "num_targets"]
-    rows = [
-        [mode, *("NaN" if score[name] is None else f"{score[name]:.4f}" for name in names)]
-        for mode, score in found.items()
-    ]
+    rows = [[mode, *(score_text(score[name]) for name in names)] for mode, score in found.items()]
     return Table(title_of(summary), ["held out, compression", *names], rows)
+
+
+def score_text(score: float | None) -> str:
+    """A score in words; one that was NaN or infinite is None."""
+    return "NaN" if score is None else f"{score:.4f}"
 
 
 def title_of(summary: Summary) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.errors.files import SIGNATURE
+from thinwire.errors.files import SIGNATURE, read_object
 from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import Classification, LanguageModeling
@@ -143,10 +143,10 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
     """
     rule = f"{option} must be a file that thinwire outline wrote, got {path}"
     try:
-        values = json.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        values = read_object(Path(path).resolve())
+    except (OSError, ValueError) as error:
         raise ModelError(f"{rule}: {error}") from error
-    require((isinstance(values, dict) and values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
+    require((values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
     data = _read(values, lambda told: ModelError(f"{rule}: {told}"))
     written = "write it with thinwire outline --labels, or " if data.num_labels is not None else ""
     lacking = any(isinstance(part, OutlinedSamples) and not part.has_labels for part in (data.training, data.held_out))

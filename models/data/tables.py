@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import LAYOUTS, conversation_of
 from thinwire.models.data.files import read_bytes, require_text
@@ -298,9 +299,7 @@ def _columns(
 
 
 def _named(table: Dataset) -> str:
-    """The first columns of a table in a sentence, and how many more there are."""
-    more = len(table.column_names) - _NAMED
-    return ", ".join(table.column_names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return first_of(table.column_names, _NAMED)
 
 
 def _is_text(feature: Any) -> bool:

@@ -29,6 +29,7 @@ The weights that a run saves are a checkpoint with nothing else in it, in a fold
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -242,13 +243,14 @@ class Checkpoints:
                 with suppress(Exception):  # no room for words either, or no place for them; the others wait in vain
                     self._post(step, stage, {"failed": _reason(error)})
             # on a full disk this frees room; but what all stages have written, another process may complete
-            if self._all_wrote != step and not (step_folder(self.folder, step) / MANIFEST).exists():
+            target = step_folder(self.folder, step)
+            if self._all_wrote != step and not (target / MANIFEST).exists() and run_of(target) in self._runs:
                 for stage in states:  # the folder above stays: another process may be about to write its part there
-                    shutil.rmtree(step_folder(self.folder, step) / f"stage-{stage}", ignore_errors=True)
+                    shutil.rmtree(target / f"stage-{stage}", ignore_errors=True)
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
-        claim(target, self._runs[0])
+        self._claim(target)
         for stage, state in states.items():
             self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
         manifest = Manifest(step, self._header, self._await_everyone(step))
@@ -256,6 +258,13 @@ class Checkpoints:
         self._forget_words_before(step)
         write_durably(target / MANIFEST, manifest.text().encode())
         self._prune(target)
+
+    def _claim(self, folder: Path) -> None:
+        """As `claim`; OSError if another run made the folder."""
+        if run_of(folder) not in (None, *self._runs):
+            said = f"another run made {folder}; give each run a checkpoint.folder of its own"
+            raise OSError(errno.EEXIST, said, str(folder))
+        claim(folder, self._runs[0])
 
     def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
         """Write one stage's files and wait until they are on disk; their digests by name."""
@@ -312,7 +321,7 @@ class Checkpoints:
             if path not in same:  # before anything is folded into a base of this cut
                 self._discard_base(path)
                 self._delete(path, here)
-        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0], self._runs[0])
+        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0], self._claim)
         for path in same:
             self._delete(path, here, but=needed)
         for part in _parts_of(self.folder / "base") if run_of(self.folder / "base") in self._runs else ():

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from thinwire.compress.stores.marks import claim, remove, stray
+from thinwire.compress.stores.marks import remove, stray
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import as_written, check_regular, opened, read_object, read_text
 from thinwire.pipeline.errors import CheckpointError
@@ -317,7 +317,11 @@ def saved_rows(part: Path) -> Iterator[SavedRows]:
 
 
 def keep_needed(
-    folder: Path, stages: Sequence[int], retired: Sequence[Path], oldest: Path, run: str = ""
+    folder: Path,
+    stages: Sequence[int],
+    retired: Sequence[Path],
+    oldest: Path,
+    claim: Callable[[Path], None],
 ) -> list[Path]:
     """The parts of some stages in retired checkpoints that stay. They lose all but their rows: weights take most room.
 
@@ -330,7 +334,7 @@ def keep_needed(
         stages: those of this process.
         retired: the folders of retired checkpoints of this cut, the oldest first.
         oldest: the folder of the oldest checkpoint that stays.
-        run: the id for the mark of the base.
+        claim: makes a folder of this run, or takes one that it made before.
 
     Raises:
         CheckpointError, StoreError: rows cannot be read, or not be written to the base.
@@ -343,7 +347,7 @@ def keep_needed(
         needed = _needed([path / name for path in retired], oldest / name)
         surplus = max(0, len(needed) - MOST_RETIRED)
         if surplus:
-            claim(folder / "base", run)
+            claim(folder / "base")
         for part in needed[:surplus]:
             for saved in saved_rows(part):
                 fold(base_of(folder, stage, saved.path.stem), saved)

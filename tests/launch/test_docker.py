@@ -58,6 +58,7 @@ def test_its_defaults_are_those_of_the_dockerfile():
     assert {name: default(value) for name, value in args.items()} == dict(
         re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, flags=re.M)
     )
+    assert args["PIP_EXTRA_INDEX_URL"].startswith("${PIP_EXTRA_INDEX_URL-"), "set to nothing, it switches the index off"
 
 
 @pytest.mark.parametrize("compose", ["docker-compose", "docker compose"])

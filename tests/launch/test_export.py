@@ -97,6 +97,7 @@ def rewrite_scores(run, **losses):
         ({"on": 3.0, "off": 3.02}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
         ({"on": 3.0, "off": 2.0}, "Inference does not need the codec: the held-out loss is 3.0000 with compression"),
         ({"on": 3.0, "off": 2.0}, "In training the codecs cost too much: the held-out loss is 3.0000 with compression"),
+        ({"on": None, "off": None}, "The training diverged: the held-out loss is NaN. Lower the learning rate, and"),
         ({"on": 3.0, "off": 3.1}, "Inference needs the codec: the held-out loss is 3.0000 with compression and 3.1000"),
     ],
 )
@@ -104,7 +105,7 @@ def test_the_readme_says_whether_inference_needs_the_codec(copied, tmp_path, los
     rewrite_scores(copied, **losses)
     said = (export(copied, tmp_path / "export") / "README.md").read_text()
     assert verdict in said
-    assert f"| compression off | {losses['off']:.4f} |" in said
+    assert f"| compression off | {'NaN' if losses['off'] is None else format(losses['off'], '.4f')} |" in said
     assert "| 0 | activations | `q(2)` |" in said and "| 0 | gradients | `q(8)` |" in said
 
 

@@ -230,7 +230,9 @@ def test_quantized_weights_are_refused(saved, tmp_path):
 def test_weights_that_are_no_numbers_are_refused(saved, tmp_path, value):
     saved("gpt2")
     add(tmp_path, transformer__ln_f__weight=torch.tensor([1.0, value] * 8))
-    with pytest.raises(ModelError, match=r"must be numbers, got NaN or infinity in transformer\.ln_f\.weight;"):
+    with pytest.raises(
+        ModelError, match=r"must be numbers, got NaN or infinity in transformer\.ln_f\.weight; .* it diverged"
+    ):
         split(pretrained(tmp_path, "causal-lm"), 2)
 
 

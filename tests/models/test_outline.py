@@ -80,7 +80,8 @@ def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sent
     [
         (None, "No such file"),
         ("no JSON", "Expecting value"),
-        ("[1]", "its format is not"),
+        ("[1]", "it holds no JSON object but list"),
+        ("[" * 9999, "it is nested too deep"),
         ('{"format": "thinwire outline 2"}', "its format is not 'thinwire outline 1'"),
         ('{"format": "thinwire outline 1", "training": {"size": 3}}', "it is damaged"),
         (
@@ -105,3 +106,9 @@ def test_another_file_is_refused_in_a_sentence(text, sentence, tmp_path):
     with pytest.raises(ModelError, match=r"data\.outline must be a file that thinwire outline wrote") as caught:
         read_outline(str(path), labels=False)
     assert sentence in str(caught.value)
+
+
+def test_a_device_is_no_outline():
+    """It was read until memory was full."""
+    with pytest.raises(ModelError, match="it is no regular file"):
+        read_outline("/dev/zero", labels=False)

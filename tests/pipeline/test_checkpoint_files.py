@@ -111,6 +111,26 @@ def test_a_stage_that_cannot_write_is_named_by_all_and_the_next_checkpoint_has_i
     assert again.content() == wanted[2]
 
 
+@pytest.mark.parametrize("made_by", ["another run", "somebody"])
+def test_a_step_that_another_made_meanwhile_keeps_its_parts(tmp_path, made_by):
+    """Two runs with one checkpoint.folder wrote parts in the place of each other's, and a failed save removed them."""
+    process = Process(tmp_path / "run", dist.HashStore())
+    target = step_folder(process.checkpoints.folder, 1)
+    if made_by == "another run":
+        claim(target, "another")
+    (target / "stage-0").mkdir(parents=True)
+    (target / "stage-0" / "img").write_text("theirs")
+    process.train()
+    process.save()
+    with pytest.raises(CheckpointError, match=f"another run made {target}|no run made {target}/stage-0"):
+        process.checkpoints.wait()
+    assert [path.read_text() for path in target.rglob("img")] == ["theirs"]
+    process.train()
+    process.save()
+    process.checkpoints.wait()
+    assert [manifest.step for manifest in manifests(process.checkpoints.folder)] == [2]
+
+
 def test_a_full_disk_is_told_by_all_and_gives_its_room_back(tmp_path):
     words = dist.HashStore()
     with mounted(tmp_path / "run", "size=256k") as folder:
