@@ -38,12 +38,12 @@ def flipped(word):
 
 def test_what_stages_announce_and_post_is_checked(alone):
     handshake = Handshake(dist.distributed_c10d._get_default_group(), timedelta(seconds=30))
-    handshake.announce("1", 0, {"codec": "q(4)"})
+    handshake.announce("1", 0, 0, {"codec": "q(4)"})
     handshake.tell_training("1", True)
-    for key in ("0/1", "trains/1"):
+    for key in ("0/0/1", "trains/1"):
         handshake._store.set(key, flipped(handshake._store.get(key)))
     with pytest.raises(WireError, match="stage 1 must announce its settings"):
-        handshake.compare("0", "1", 0, {"codec": "q(4)"})
+        handshake.compare("0", "1", 0, 0, {"codec": "q(4)"})
     with pytest.raises(WireError, match="stage 1 must report whether it trains"):
         handshake.trains("1")
     with pytest.raises(ThinwireError, match="stage 2 must post what it has written"):
