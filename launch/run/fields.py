@@ -164,7 +164,7 @@ def _group(group: type[Any], values: Any, name: str, mistakes: list[str]) -> Any
     """The values of a dataclass."""
     hints, prefix = get_type_hints(group), f"{name}." if name else ""
     if not isinstance(values, Mapping):
-        mistakes.append(f"{name} must hold fields, such as {next(iter(hints))}, got {values!r}")
+        mistakes.append(f"{name} must hold fields, such as {next(iter(hints))}, got {values!r}{_why_not_yaml(values)}")
         return values
     unknown, known = [given for given in values if given not in hints], ", ".join(prefix + known for known in hints)
     if len(unknown) > _MOST_UNKNOWN:
@@ -203,10 +203,21 @@ def _parsed(text: str) -> Any:
 def _misfit(kind: Any, value: Any, name: str) -> str:
     """A sentence about a value of another type."""
     got = str(value) or "nothing"
-    hint = did_you_mean(got, get_args(kind)) if get_origin(kind) is Literal else ""
-    if isinstance(value, str) and (closing := _CLOSING.get(got[0])) and got.count(got[0]) != got.count(closing):
-        hint = f"; a {closing} is missing"
+    hint = did_you_mean(got, get_args(kind)) if get_origin(kind) is Literal else _why_not_yaml(value)
     return f"{name} must be {words(kind)}, got {got if len(got) <= 200 else f'{got[:200]}...'}{hint}"
+
+
+def _why_not_yaml(value: Any) -> str:
+    """Why a text in braces or brackets is not what it looks like, to follow a sentence; empty for other values."""
+    if not isinstance(value, str) or (closing := _CLOSING.get(value[:1])) is None:
+        return ""
+    if value.count(value[0]) != value.count(closing):
+        return f"; a {closing} is missing"
+    try:
+        load_yaml(value, "it")
+    except OptionsError as error:
+        return f"; {error}"
+    return ""
 
 
 def words(kind: Any) -> str:

@@ -50,6 +50,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "mean --pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
         ),
         (["quickstart", "--zzz.help"], "there is no option --zzz.help; see thinwire train --help"),
+        (
+            ["quickstart", "--compression", "{activations: none, activations: q(4)}"],
+            "; it is not valid YAML: line 1: activations must stand only once",
+        ),
         (["quickstart", "--codec="], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
         (["quickstart", "--smoke=1"], "there is no option --smoke (did you mean --debug.smoke?)"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
