@@ -281,8 +281,8 @@ class CompressedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the part of a split backward that computes the gradients of the weights."""
-        if bwd_chunk_id not in self.dw_runner:  # nothing trains until here
-            return
+        if self._connected and not self.is_last and self.stage_index not in self._gradients_at:
+            return  # nothing trains until here
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
             self._gradients.look()
