@@ -412,8 +412,8 @@ class CompressedStage(PipelineStage):
 
     @property
     def _num_microbatches(self) -> int:
-        """Those of a pass; before the first pass, 0."""
-        return self._counts.get(self.has_backward, 0)
+        """Those of a pass; before the first pass, 0. torch before 2.14 prepares a schedule once for both modes."""
+        return self._counts.get(self.has_backward, self._counts.get(not self.has_backward, 0))
 
     @property
     def _differentiates(self) -> bool:
