@@ -53,6 +53,7 @@ class Trainer:
     Attributes:
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
         reports: whether this process logs and prints for all.
+        stopped: whether training ends before its last step, alike in all processes; set it after an evaluation.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Trainer:
         self.samples, self.sampler, self.task = samples, sampler, task
         self.reports = runner.has_last and placement.last_process == placement.reporter
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
-        self.done = 0
+        self.done, self.stopped = 0, False
 
     @property
     def stages(self) -> Sequence[CompressedStage]:
@@ -92,7 +93,7 @@ class Trainer:
         """Run all optimizer steps from `first` on, calling `after_step` after each."""
         self.tracer.read_clock(self.placement.reporter)
         self.done = first
-        while (step := self.done) < self.update.steps:
+        while (step := self.done) < self.update.steps and not self.stopped:
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
                 self.read_clocks(begins=step == first)
             with self.tracer.step(step):

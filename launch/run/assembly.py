@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from thinwire.errors import attempt
 from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.host_data import data_of
+from thinwire.launch.run.logs.hooks import check_hooks
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
@@ -119,6 +120,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         data, *_ = attempt(
             lambda: with_own_task(given or data_of(recipe, rank), recipe.training),
             lambda: check_name(recipe.model),
+            lambda: check_hooks(recipe.logging),
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,
         )
@@ -132,8 +134,16 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
 
 
 def with_own_task(data: Data, training: TrainingOptions) -> Data:
-    """The data with the loss and metrics of the user's own. ModelError if there are none such."""
-    return replace(data, task=own_task(data.task, training.loss, training.metrics))
+    """The data with the loss and metrics of the user's own. ModelError if there are none such, or no best score."""
+    task = own_task(data.task, training.loss, training.metrics)
+    known, best = ("loss", *task.scores), training.best
+    require(
+        (
+            best is None or (data.held_out is not None and best.split()[1] in known),
+            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
+        )
+    )
+    return replace(data, task=task)
 
 
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:

@@ -26,6 +26,7 @@ WITHOUT_EFFECT = (
     "save_every",
     "wait_for_space",
     "rotate_logs",
+    "logging",
     "checkpoint.",
     "wire.",
     "debug.",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOGS = ("metrics", "evaluations", "exchanges")
 _FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
 """The files that a run writes into its folder, as patterns."""
-_FOLDERS = ("weights", "model", "tensorboard", "trace")
+_FOLDERS = ("weights", "best", "model", "tensorboard", "trace")
 """The folders within that of a run which are the run's own."""
 _LOOK_SECONDS = 0.1
 _PATIENCE = 3.0

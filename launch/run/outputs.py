@@ -6,6 +6,7 @@ runs/NAME/
   metrics.jsonl         one line for each step; metrics-00001.jsonl and so on are older lines (`logs/files.py`)
   tensorboard/          the same curves
   weights/              a checkpoint of the newest weights (`weights.py`)
+  best/                 one of the weights with the best held-out score, if the recipe asks for it
   model/                files that an export needs beside the weights
   evaluations.jsonl     one line for each evaluation
   exchanges.jsonl       one line for each step in which replicas exchanged
@@ -28,6 +29,7 @@ from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.files import FULL, pieces
 from thinwire.launch.run.recipe import Recipe, dump
+from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
@@ -58,6 +60,7 @@ def remove_earlier(recipe: Recipe) -> None:
     Folders of replicas go only with --overwrite, and only where this run has no replica of that number.
     """
     (recipe.folder / "summary.json").unlink(missing_ok=True)
+    remove(best_folder(recipe.folder))
     if recipe.replicas.count == 1:
         for path in pieces(recipe.folder / "exchanges.jsonl"):
             path.unlink(missing_ok=True)

@@ -83,6 +83,9 @@ class Recipe:
     rotate_logs: float = 64.0
     """Megabytes that metrics.jsonl, and each file of TensorBoard's curves, may have before a new one begins; 0 for no
     limit. Older lines stay in metrics-00001.jsonl and so on."""
+    logging: list[str] = field(default_factory=list)
+    """Where the curves go too: wandb, trackio, or module:function, which gets a dict of numbers by name, with the step,
+    after each step and evaluation."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     clients: ClientOptions = field(default_factory=ClientOptions)
@@ -110,6 +113,8 @@ class Recipe:
             mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
         if not 0 <= self.rotate_logs < math.inf:
             mistakes.append(f"rotate_logs must be a number of megabytes, or 0, got {self.rotate_logs}")
+        if self.training.best is not None and self.replicas.elastic:
+            mistakes.append("training.best must be null for replicas.membership elastic, whose replicas score alone")
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
         if unknown:
             mistakes.append(

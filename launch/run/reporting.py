@@ -5,6 +5,7 @@ Every process has a Reporting and calls the same methods, because what is report
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.console import ProgressLine, scores_in_words, show_notes, show_summary, tokens_of
+from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
 from thinwire.launch.run.outputs import (
@@ -34,7 +36,7 @@ from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import evaluate, look, score_first
+from thinwire.pipeline.evaluation import Score, evaluate, look, score_first
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.record import StepRecord
@@ -54,6 +56,8 @@ class Reporting:
         evaluated: the steps after which the last evaluation was; None before the first.
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
         look: the scores before training, in the process that reports; None if there were none.
+        best: the best held-out score, its step, and how many evaluations later ones were not better; in all processes.
+        is_better: whether the last evaluation was the best, until its weights are saved.
     """
 
     def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
@@ -66,6 +70,8 @@ class Reporting:
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
             self.look: dict[str, Any] | None = resumption.saved.get("look")
+            self.best: dict[str, Any] | None = resumption.saved.get("best")
+        self.is_better = False
         # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
         stoppable = self._recipe.checkpoint.wanted and not self._recipe.compression.possible_by_sample
         self._asked = resumption.asked if stoppable else None
@@ -75,7 +81,10 @@ class Reporting:
             # without lines of what the checkpoint does not hold: that is done again
             with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
                 several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
-                self._log = MetricsLog(self._recipe.folder, self._first, limit, self.evaluated or 0, replicas=several)
+                hooks = Hooks(self._recipe, self._run) if self._recipe.logging else None
+                self._log = MetricsLog(
+                    self._recipe.folder, self._first, limit, self.evaluated or 0, replicas=several, hooks=hooks
+                )
 
     @property
     def unwritten(self) -> int:
@@ -179,6 +188,34 @@ class Reporting:
         if self._log is not None and self._line is not None and scores is not None:
             self._log.evaluation(done, scores)
             self._line.evaluation(done, scores)
+        if self._recipe.training.best is not None:
+            self._judge(done, None if scores is None else scores["off"], *self._recipe.training.best.split())
+
+    def _judge(self, done: int, score: Score | None, way: str, name: str) -> None:
+        """Compare the last score of this name with the best so far; collective."""
+        mine = None if score is None else {"loss": score.loss, **score.metrics}[name]
+        told = collectives.everyone(self._where, None if mine is None or math.isnan(mine) else mine)
+        found = next((each for each in told if each is not None), None)
+        sign = 1 if way == "min" else -1
+        self.is_better = found is not None and (self.best is None or sign * found < sign * self.best["score"])
+        if self.is_better:
+            self.best = {"step": done, "score": found, "since": 0}
+        elif self.best is not None:
+            self.best["since"] += 1
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether training is to end, because too many evaluations in a row were not better."""
+        patience = self._recipe.training.patience
+        return patience is not None and self.best is not None and self.best["since"] >= patience
+
+    def say_end(self, done: int) -> None:
+        """Say why training ends after so many steps."""
+        assert self.best is not None, "there was one"
+        self.say(
+            f"training ends after step {done}: {self._recipe.training.best} was {self.best['score']:.4f} after step "
+            f"{self.best['step']}, and {self.best['since']} evaluations since then were not better"
+        )
 
     def keep_folder(self) -> None:
         """Make the run's folder anew if somebody moved or removed it."""
@@ -216,7 +253,7 @@ class Reporting:
         if self._log is None or stages is None:
             return None
         here = self._trainer.sync.replicas.here
-        return summarize(
+        summary = summarize(
             self._recipe,
             stages,
             done=done,
@@ -228,7 +265,9 @@ class Reporting:
             choices=self._choosing.choices,
             look=self.look,
             loss_scale=self._trainer.update.scale.told(),
+            best=self.best,
         )
+        return {**summary, "planned_steps": done} if self._trainer.stopped else summary
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         """Gather the traces; the process that reports writes and prints the final results."""

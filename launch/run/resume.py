@@ -59,6 +59,8 @@ _MAY_CHANGE = (
     "training.epochs",
     "training.evaluate_every",
     "training.metrics",
+    "training.best",
+    "training.patience",
     "training.compile",
     "training.device",
     "pipeline.schedule",

@@ -57,6 +57,7 @@ class Run:
         self._saves, self._notes = Saves(*parts), Notes(*parts)
         self._callbacks = (
             self.reporting.evaluate_if_due,
+            self._saves.best_if_better,
             self._saves.compare_if_due,
             self._saves.weights_if_due,
             self._notes.choose,
@@ -76,6 +77,7 @@ class Run:
         with self.reporting.live():
             if self.reporting.unfinished:  # the run was stopped in the evaluation after this step
                 self._finish_step(first)
+            self.trainer.stopped = self.reporting.is_out_of_patience
             self.trainer.train(self._after_step, first)
         with counting(self.trainer.reports):
             self._end()
@@ -92,6 +94,9 @@ class Run:
         with self._stopping(done):
             for callback in self._callbacks:
                 callback(done)
+        if self.reporting.is_out_of_patience and not self.trainer.stopped:
+            self.trainer.stopped = True
+            self.reporting.say_end(done)
         if self.trains:
             self._saves.stop_if_asked(done)
 
@@ -105,10 +110,11 @@ class Run:
 
     def _end(self) -> None:
         """Evaluate, save and report after the last step."""
-        steps = self.recipe.training.steps
+        steps = self.trainer.done if self.trainer.stopped else self.recipe.training.steps
         self.reporting.log_exchanges()
         with self._stopping(steps):
             self.reporting.evaluate(steps)
+            self._saves.best_if_better(steps)
         summary = self._saves.weights(steps)
         self._saves.finish(steps)
         for stage in self.trainer.stages:
@@ -132,7 +138,8 @@ class Run:
         """What the heartbeat of this process reports."""
         if self._done is None:
             return Doing.BUILDING
-        return Doing.TRAINING if self._done < self.recipe.training.steps else Doing.ENDING
+        trains = self._done < self.recipe.training.steps and not self.trainer.stopped
+        return Doing.TRAINING if trains else Doing.ENDING
 
     def save_and_stop(self) -> bool:
         """Have all stages write a checkpoint and stop after the step under way, or after the last one end as planned.

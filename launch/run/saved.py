@@ -65,7 +65,7 @@ def read_run(folder: Path, prog: str) -> SavedRun:
 def check_inside(folder: Path) -> None:
     """Raise OptionsError if a run or an export, which may come from elsewhere, has a link, a pipe or a device."""
     run = run_of(folder)
-    names = ("recipe.yaml", "model", "weights", "checkpoints", "*.json", "*.jsonl", "*.safetensors")
+    names = ("recipe.yaml", "model", "weights", "best", "checkpoints", "*.json", "*.jsonl", "*.safetensors")
     for path in (path for name in names for path in sorted(folder.glob(name))):
         if (said := stray(path, run)) is not None:
             raise OptionsError(f"{folder} must be the folder of a run or an export, but {said}; remove it")

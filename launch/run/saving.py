@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
 from safetensors import SafetensorError
@@ -14,7 +15,7 @@ from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption, Said
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.weights import weights_folder
+from thinwire.launch.run.weights import best_folder, weights_folder
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
@@ -50,16 +51,22 @@ class Saves:
         if self._recipe.save_every and done % self._recipe.save_every == 0:
             self.weights(done)
 
-    def weights(self, done: int) -> dict[str, Any] | None:
+    def best_if_better(self, done: int) -> None:
+        """Save the weights in best/ if the last evaluation was the best so far."""
+        if self._reporting.is_better:
+            self._reporting.is_better = False
+            self.weights(done, best_folder(self._recipe.folder))
+
+    def weights(self, done: int, place: Path | None = None) -> dict[str, Any] | None:
         """Save the weights of all stages. If a stage cannot save, wait until it has space. Collective.
 
         A summary of the run so far goes with them, so that it can be reported if it stops early. The process that
-        reports returns this summary, the others None.
+        reports returns this summary, the others None. `place` is another folder than that of the newest weights.
         """
         with self._reporting.times.spent_on("saving"):
             self._reporting.keep_folder()
             folder = self._recipe.folder
-            saving = WeightsCheckpoint(weights_folder(folder), done, run_of(folder) or "")
+            saving = WeightsCheckpoint(place or weights_folder(folder), done, run_of(folder) or "")
             summary = self._reporting.summarize(done)
             while True:
                 files, said = self._write(saving)
@@ -114,6 +121,7 @@ class Saves:
             "evaluated": self._reporting.evaluated,
             "unfinished": self._reporting.unfinished,
             "look": self._reporting.look,
+            "best": self._reporting.best,
             "loss_scale": self._trainer.update.scale.state_dict(),
         }
         return Said(values, logged)

@@ -70,6 +70,7 @@ def summarize(
     choices: Sequence[Choice],
     look: Mapping[str, Any] | None,
     loss_scale: Mapping[str, Any] | None,
+    best: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The content of summary.json after `done` steps, before the end of the run.
 
@@ -85,6 +86,7 @@ def summarize(
         choices: the choices of auto.
         look: the scores of the look before training; None if there was none.
         loss_scale: the factor of the loss and the steps that were skipped; None unless fp16 is used.
+        best: the best held-out score and its step; None if the recipe asks for none.
     """
     scores = evaluations[-1][1] if evaluations else {}
     traffic = traffic_by_phase(stages)
@@ -107,6 +109,7 @@ def summarize(
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
         "look": look,
         "loss_scale": loss_scale,
+        "best": best,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},
         "bytes_sent": sum(carried.bytes for carried in traffic.values()),

@@ -42,6 +42,11 @@ def weights_folder(run: Path) -> Path:
     return run / "weights"
 
 
+def best_folder(run: Path) -> Path:
+    """The folder for the checkpoint of the weights with the best held-out score."""
+    return run / "best"
+
+
 def newest(run: Path) -> Manifest | None:
     """The manifest of the weights in a run's weights/; None without one. OptionsError if a link leads out of it."""
     found = manifests(weights_folder(run))

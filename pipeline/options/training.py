@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -212,6 +213,11 @@ class TrainingOptions:
     """CPU threads of each stage process. The last bits of results depend on it, so it is part of the recipe."""
     evaluate_every: str = "0 steps"
     """How often held-out samples are evaluated: "1 epoch" or "500 steps"; "0 steps" evaluates only at the end."""
+    best: str | None = None
+    """A held-out score without compression, "min loss" or "max accuracy" by its direction: the weights at the
+    evaluation with the best one are kept in best/ of the run's folder."""
+    patience: int | None = None
+    """The evaluations in a row without a better score after which training ends; null trains all steps."""
     label_smoothing: float = 0.0
     """The share of a target that goes to all classes or tokens alike, in training; evaluations count without."""
     loss: str | None = None
@@ -241,6 +247,10 @@ class TrainingOptions:
             if value is not None and value > most
         ]
         mistakes += misspelt("training.evaluate_every", self.evaluate_every)
+        if self.best is not None and not re.fullmatch(r"(min|max) \S+", self.best):
+            mistakes.append(f'training.best must be like "min loss" or "max accuracy", got {self.best!r:.60}')
+        if self.patience is not None and (self.patience < 1 or self.best is None):
+            mistakes.append(f"training.patience must be at least 1, and needs training.best, got {self.patience}")
         if not 0 <= self.label_smoothing < 1:
             mistakes.append(f"training.label_smoothing must lie in [0, 1), got {self.label_smoothing}")
         if self.label_smoothing and self.loss:

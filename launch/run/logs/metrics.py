@@ -21,6 +21,7 @@ from torch.utils.tensorboard.summary import text as text_summary
 
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number
+from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.record import StepRecord
@@ -76,10 +77,18 @@ class MetricsLog:
         limit: megabytes that a file may have before the next one begins; 0 for no limit.
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
         replicas: whether the run has several, whose exchanges have lines of their own.
+        hooks: what gets the points of the curves as well.
     """
 
     def __init__(
-        self, folder: Path, first: int = 0, limit: float = 0.0, evaluated: int = 0, *, replicas: bool = False
+        self,
+        folder: Path,
+        first: int = 0,
+        limit: float = 0.0,
+        evaluated: int = 0,
+        *,
+        replicas: bool = False,
+        hooks: Hooks | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not first:
@@ -94,6 +103,7 @@ class MetricsLog:
             keep_lines(folder / "exchanges.jsonl", lambda line: line["step"] < first)
             self._exchange_lines = LogFile(folder / "exchanges.jsonl", nbytes, number)
         claim(folder / "tensorboard", run_of(folder) or "")
+        self._hooks = hooks
         self._curves = Curves(folder / "tensorboard", nbytes, first)
         of_lines = (self._lines, self._evaluation_lines, self._exchange_lines)
         self._logs = [log for log in of_lines if log is not None]
@@ -125,6 +135,8 @@ class MetricsLog:
 
     def news(self) -> str | None:
         """A sentence when the disk begins to lack room, when it has room again, and when gradients grew; else None."""
+        if self._hooks is not None and (failed := self._hooks.news()):
+            return failed
         if self._growth:
             growth, self._growth = self._growth, ""  # once a run
             return growth
@@ -167,7 +179,7 @@ class MetricsLog:
         }
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
-        self._curves.add(record.step, points)
+        self._add(record.step, points)
         self.exchanged(record.exchanged)
         if record.loss is not None:
             self._steps.append(record.step)
@@ -188,7 +200,13 @@ class MetricsLog:
                 }
                 if of.hidden is not None:
                     points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
-            self._curves.add(each.step, points)
+            self._add(each.step, points)
+
+    def _add(self, step: int, points: Mapping[str, float]) -> None:
+        """Add a point to each of several curves."""
+        self._curves.add(step, points)
+        if self._hooks is not None:
+            self._hooks(step, points)
 
     def _compare(self, step: int, norm: float) -> None:
         """Compare the norm of all gradients with that of the first step."""
@@ -211,7 +229,7 @@ class MetricsLog:
             for mode, score in scores.items()
             for name, value in {"loss": score.loss, **score.metrics}.items()
         }
-        self._curves.add(step, points)
+        self._add(step, points)
 
     def written(self) -> Callable[[], None]:
         """Write what waits, and give a function that waits until the disk has every line. Call it once, on any thread.
@@ -236,6 +254,8 @@ class MetricsLog:
         """Write what waits, and close the files. OSError if there is no room."""
         for file in self._files:
             file.close()
+        if self._hooks is not None:
+            self._hooks.close()
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

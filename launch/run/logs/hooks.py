@@ -1,0 +1,87 @@
+"""Where the points of a run's curves go besides its own files: wandb, trackio, or a function of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from thinwire.errors.calls import first_line
+from thinwire.errors.imports import find, is_path
+from thinwire.launch.run.recipe import Recipe
+from thinwire.pipeline.errors import OptionsError
+
+Points = dict[str, float]
+Hook = Callable[[Points], object]
+"""Gets what is logged after a step, an evaluation or an exchange: numbers by name, and the step."""
+
+SERVICES = ("wandb", "trackio")
+"""Packages that keep curves, by name."""
+
+
+def check_hooks(names: Sequence[str]) -> None:
+    """Raise OptionsError unless each of `logging` is there; services are not imported."""
+    mistakes = []
+    for name in names:
+        if name in SERVICES:
+            if find_spec(name) is None:
+                mistakes.append(f"logging to {name} needs its package: pip install {name}")
+        elif not is_path(name):
+            mistakes.append(f"logging must be {', '.join(SERVICES)} or module:function, got {name!r}")
+        elif not callable(found := find(name, OptionsError)):
+            mistakes.append(f"logging must be a function of a dict of numbers, got {type(found).__name__} at {name}")
+    if mistakes:
+        raise OptionsError(mistakes)
+
+
+class Hooks:
+    """The hooks of a run. One that fails is left out from then on, so that training goes on.
+
+    Args:
+        recipe: names the hooks; services keep it as the configuration of their run.
+        run: the id of the run, under which wandb goes on after a resume.
+    """
+
+    def __init__(self, recipe: Recipe, run: str) -> None:
+        self._hooks: dict[str, Hook] = {}
+        self._ends: list[Callable[[], object]] = []
+        self._failed: list[str] = []
+        for name in recipe.logging:
+            if name in SERVICES:
+                self._hooks[name] = self._service(name, recipe, run)
+            else:
+                found: Any = find(name, OptionsError)
+                self._hooks[name] = found
+
+    def _service(self, name: str, recipe: Recipe, run: str) -> Hook:
+        package = importlib.import_module(name)
+        own = {"id": run} if name == "wandb" and run else {}
+        try:
+            package.init(project="thinwire", name=recipe.name, config=asdict(recipe), resume="allow", **own)
+            if name == "wandb":  # an exchange is logged after later steps
+                package.define_metric("*", step_metric="step")
+        except Exception as error:
+            raise OptionsError(f"logging to {name} cannot begin: {first_line(error)}") from error
+        self._ends.append(package.finish)
+        return lambda points: package.log(points)
+
+    def __call__(self, step: int, points: Mapping[str, float]) -> None:
+        """Give the points of a step to all hooks."""
+        for name, hook in list(self._hooks.items()):
+            try:
+                hook({"step": step, **points})
+            except Exception as error:  # of whatever the user wrote, or of a network
+                del self._hooks[name]
+                self._failed.append(f"logging to {name} failed, and is left out from now on: {first_line(error)}")
+
+    def news(self) -> str | None:
+        """A sentence about the hooks that have failed since the last call; None if none has."""
+        failed, self._failed = self._failed, []
+        return "; ".join(failed) or None
+
+    def close(self) -> None:
+        """Let the services send what is left."""
+        for end in self._ends:
+            end()

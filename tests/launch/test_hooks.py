@@ -1,0 +1,78 @@
+"""Where the curves of a run go too."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from support.own_code import add_module
+from support.tiny_run import prepared, ran, write_recipe
+from thinwire.errors import ThinwireError
+
+OWN = """
+lines = []
+
+
+def log(points):
+    lines.append(points)
+
+
+def fails(points):
+    raise KeyError("no such place")
+
+
+PLACE = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+
+
+def test_a_function_gets_the_points_of_every_step_and_evaluation(monkeypatch):
+    lines = add_module(monkeypatch, "own_log", OWN).lines
+    ran("--logging", "[own_log:log]")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert {"train/loss", "train/lr", "share/compute"} <= set(lines[0])
+    assert "held-out/loss compression off" in lines[2]
+
+
+def test_training_goes_on_without_a_function_that_fails(monkeypatch, capsys):
+    lines = add_module(monkeypatch, "own_log", OWN).lines
+    ran("--logging", "[own_log:fails, own_log:log]")
+    assert len(lines) == 3
+    assert "logging to own_log:fails failed, and is left out from now on: KeyError: 'no such place'" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_service_gets_the_recipe_and_the_points(monkeypatch, name):
+    """A stand-in with the functions of both packages."""
+    called = []
+    service = ModuleType(name)
+    service.__spec__ = sys.__spec__
+    for function in ("init", "log", "finish", "define_metric"):
+        setattr(service, function, lambda *args, function=function, **options: called.append((function, args, options)))
+    monkeypatch.setitem(sys.modules, name, service)
+    ran("--logging", f"[{name}]")
+    (begun, _, options), *_, (ended, _, _) = called
+    assert (begun, ended, options["name"], options["config"]["training"]["steps"]) == ("init", "finish", "tiny", 2)
+    assert [args[0]["step"] for function, args, _ in called if function == "log"] == [0, 1, 2]
+    assert ("id" in options) == (name == "wandb")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tensorbord", "logging must be wandb, trackio or module:function, got 'tensorbord'"),
+        ("own_log:PLACE", "logging must be a function of a dict of numbers, got int at own_log:PLACE"),
+        ("own_log:nothing", "module own_log has no 'nothing'"),
+    ],
+)
+def test_what_gets_no_lines_is_refused(monkeypatch, name, said):
+    add_module(monkeypatch, "own_log", OWN)
+    with pytest.raises(ThinwireError, match=said):
+        prepared("--logging", f"[{name}]")
