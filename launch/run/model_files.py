@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from thinwire.compress.stores.marks import MARK, claim, remove, run_of, stray
-from thinwire.errors.files import read_object
+from thinwire.errors.files import MOST_BYTES, read_object
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.logs.metrics import MetricsLog
@@ -80,6 +80,8 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     """Write RUN/model; it replaces that of an earlier run with this name."""
     folder = run / "model"
     remove(folder)
+    if (said := stray(folder)) is not None:
+        raise OutputError(f"{said}; remove it")
     claim(folder, run_of(run) or "")
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
     facts = ModelFacts(
@@ -130,7 +132,9 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
 def copy_model_files(run: Path, folder: Path) -> None:
     """Copy the configuration and the tokenizer of a run's model to another folder."""
     source = run / "model"
-    if (said := stray(source)) is not None:
+    large = (path for path in source.rglob("*") if path.is_file() and path.stat().st_size > MOST_BYTES)
+    said = stray(source) or next((f"{path} has more than {MOST_BYTES} bytes" for path in large), None)
+    if said is not None:
         raise OptionsError(f"{source} must hold the files of a model, but {said}; remove it")
     left_out = shutil.ignore_patterns(FACTS, MARK)
     shutil.copytree(source, folder, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)

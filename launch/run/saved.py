@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,24 @@ def check_inside(folder: Path) -> None:
             raise OptionsError(f"{folder} must be the folder of a run or an export, but {said}; remove it")
 
 
-def chosen_codecs(compression: CompressionOptions, choices: Iterable[Mapping[str, Any]]) -> CompressionOptions:
+def chosen_codecs(compression: CompressionOptions, choices: Sequence[Mapping[str, Any]]) -> CompressionOptions:
     """The codecs that a run used, with the choice of auto in place of auto. Before the choice, auto is no compression.
 
     Args:
         compression: the options of the run's recipe.
         choices: the choices of auto, as JSON values.
+
+    Raises:
+        OptionsError: they are of another kind.
     """
     if not compression.automatic:
         return compression
+    for choice in choices if isinstance(choices, list | tuple) else [choices]:
+        fields = [choice.get(name) for name in ("boundary", "channel", "codec")] if isinstance(choice, dict) else []
+        if [type(field) for field in fields] != [int, str, str]:
+            raise OptionsError(
+                f"a choice of auto must name a boundary, a channel and a codec, got {str(choice)[:80]!r}"
+            )
     chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in choices}
     return compression.chosen(chosen) if chosen else compression.before_choice()
 

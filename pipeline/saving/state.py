@@ -92,6 +92,8 @@ def restore_passes(stage: CompressedStage, saved: SavedStage) -> None:
     """Restore how many passes a stage has run; alike in all stages, and random numbers follow from them."""
     with reading(saved.path / VALUES):
         stage.passes = {phase: int(saved.values["passes"][phase]) for phase in stage.passes}
+        if not all(-1 <= count < 2**62 for count in stage.passes.values()):
+            raise ValueError("passes must be counts")
 
 
 def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:

@@ -1,5 +1,6 @@
 """Folders of runs that came from elsewhere: nothing is read or written outside them, and nobody waits for a pipe."""
 
+import json
 import random
 import shutil
 import signal
@@ -10,6 +11,9 @@ import pytest
 from support.hostile import lead_out, misspell, sign, snapshot
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
+from thinwire.launch.run.saved import chosen_codecs
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import CompressionOptions
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +98,33 @@ def test_odd_values_are_told_in_words(place, seed):
     if path.name == "values.json":
         sign(path.parents[1])
     check(place, [*COMMANDS][seed % len(COMMANDS)])
+
+
+def test_a_model_without_end_is_not_copied_nor_is_one_written_through_a_link(place, capsys):
+    """An export copied a file of a terabyte; a run replaced the model of another one that its folder linked to."""
+    with (place / "run/model/config.json").open("wb") as file:
+        file.truncate(1 << 40)
+    check(place, "export")
+    assert "model/config.json has more than 64000000 bytes; remove it" in capsys.readouterr().err
+    shutil.rmtree(place / "run/model")
+    (place / "run/model").symlink_to(place / "outside/folder")
+    check(place, "overwrite")
+    assert "model is a link, a pipe or a device, and no run makes one; remove it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, None, 3])
+def test_a_choice_of_another_kind_is_told_in_words(wrong):
+    choice = {"boundary": 0, "channel": "activations", "codec": wrong}
+    with pytest.raises(OptionsError, match="a choice of auto must name a boundary, a channel and a codec, got"):
+        chosen_codecs(CompressionOptions(activations="auto"), [choice])
+
+
+def test_a_count_of_passes_that_no_header_holds_is_told_in_words(place, capsys):
+    """The run ended in a traceback at its first frame."""
+    for path in (place / "run/checkpoints").glob("step-*/stage-*/values.json"):
+        values = json.loads(path.read_text())
+        values["passes"]["train"] = 10**30
+        path.write_text(json.dumps(values))
+        sign(path.parents[1])
+    check(place, "resume")
+    assert "values.json cannot be read: passes must be counts" in capsys.readouterr().err
