@@ -1,11 +1,12 @@
-"""The model of a run. A family's name, a pretrained model or your own factory becomes a blueprint."""
+"""The model of a run. A type of model, a pretrained model or your own factory becomes a blueprint."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean
 from thinwire.models import hub
 from thinwire.models.data.parts import local_path
@@ -15,34 +16,16 @@ from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.smollm2 import place_of
 from thinwire.models.tasks import TaskName
 
-if TYPE_CHECKING:
-    from thinwire.models.architectures.families import Family
-
-
 _LARGEST = {"layer": 10_000, "labels": 1_000_000, "max_position": 2**24}
 """The largest values of a configuration's fields, by a part of their names: each layer is built, and each position of
 some models has a value, before any weight is read."""
-
-
-def with_own_family(options: ModelOptions) -> ModelOptions:
-    """Put your own family (`module:FAMILY`) into the table, and give the options with its name in the table.
-
-    If the weights are a folder with config.json, the model takes its configuration from there.
-
-    Raises:
-        ModelError: there is no such module, or the module has no such name.
-    """
-    if not is_path(options.name):
-        return options
-    from thinwire.models.architectures.families import FAMILIES, Family
-
-    family = find(options.name, ModelError)
-    if not isinstance(family, Family):
-        return options
-    FAMILIES[family.name] = family
-    if options.weights not in (FRESH, PRETRAINED) and Path(options.weights, "config.json").is_file():
-        return replace(options, name=options.weights, weights=PRETRAINED)
-    return replace(options, name=family.name)
+_UNLISTED = {
+    "deberta-v2": (
+        *("position_buckets", "norm_rel_ebd", "share_att_key", "embedding_size", "pooler_hidden_size"),
+        *("conv_kernel_size", "conv_groups", "conv_act", "cls_dropout"),
+    )
+}
+"""Fields of a type of configuration that the library reads but does not list among its defaults."""
 
 
 def check_name(options: ModelOptions) -> None:
@@ -51,9 +34,8 @@ def check_name(options: ModelOptions) -> None:
     Raises:
         ModelError: they do not.
     """
-    options = with_own_family(options)
     if not is_factory(options) and _reads(options) == "text":
-        find_family(options)
+        find_config(options)
 
 
 def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], channels: int | None = None) -> None:
@@ -62,7 +44,6 @@ def check_reads(options: ModelOptions, *, kind: Literal["text", "images"], chann
     Raises:
         ModelError: it reads the other kind, or images with another number of channels.
     """
-    options = with_own_family(options)
     reads = _reads(options)
     own = is_factory(options)
     others = {"text": "a language model or a classifier of text", "images": "a vision model such as resnet18"}
@@ -98,7 +79,6 @@ def blueprint(
     Raises:
         ModelError: there is no such model, it does not do this task, or its library refuses the configuration.
     """
-    options = with_own_family(options)
     if is_factory(options):
         from thinwire.models.architectures.sequential import factory_blueprint
 
@@ -169,41 +149,43 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
 
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
-    from thinwire.models.architectures.families import FAMILIES, is_own, take_apart
+    from thinwire.models.architectures.library import take_apart, tasks_of
+    from thinwire.models.architectures.parity import check_parity
 
-    family, config = find_family(options)
+    config = find_config(options)
     source = _source(options)
     method = getattr(config, "quantization_config", None)
+    able = tasks_of(config.model_type)
     if source is not None and method:
         quantized = method.get("quant_method", "") if isinstance(method, dict) else type(method).__name__
         raise ModelError(
             f"{source} must hold weights that are not quantized, got {quantized}; take the model that was quantized"
         )
-    if family.task != task:
-        able = ", ".join(other.name for other in FAMILIES.values() if other.task == task)
-        raise ModelError(f"the task of {family.name} must be {family.task}, got {task}; take one of {able}")
+    if task not in able:
+        raise ModelError(f"the task of {config.model_type} must be {' or '.join(able)}, got {task}; take another model")
+    if task == "classification" and "causal-lm" in able and getattr(config, "pad_token_id", None) is None:
+        raise ModelError(
+            f"a classifier of the type {config.model_type} reads the last token before the padding, so its config must "
+            f"have the pad_token_id of the tokenizer, got none"
+        )
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
-    made = take_apart(family, config, block_size=block_size, source=source)
-    if is_own(family):
-        from thinwire.models.architectures.parity import check_parity
-
-        check_parity(family, config)
-    return made
+    made = take_apart(config, task, block_size=block_size, source=source)
+    return replace(made, compare=partial(check_parity, config, task))
 
 
-def find_family(options: ModelOptions) -> tuple["Family", Any]:
-    """The family of a model of transformers, and its configuration with the overrides of the options.
+def find_config(options: ModelOptions) -> Any:
+    """The configuration of a model of transformers, with the overrides of the options.
 
     Raises:
-        ModelError: there is no such model, no family holds it, or the library refuses the configuration.
+        ModelError: there is no such model, no task here is one of its, or the library refuses the configuration.
     """
-    from thinwire.models.architectures.families import FAMILIES
+    from thinwire.models.architectures.library import tasks_of
 
     config = _config(options)
-    if config.model_type not in FAMILIES:
+    if not tasks_of(config.model_type):
         raise ModelError(_no_such_type(config.model_type))
-    return FAMILIES[config.model_type], config
+    return config
 
 
 def _source(options: ModelOptions) -> str | None:
@@ -226,24 +208,19 @@ def _config(options: ModelOptions) -> Any:
     from transformers import AutoConfig, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from thinwire.models.architectures.families import FAMILIES
+    from thinwire.models.architectures.library import tasks_of
 
     is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
-    if options.name in CONFIG_MAPPING and options.name not in FAMILIES and not is_folder:
+    by_type = options.weights != PRETRAINED and options.name in CONFIG_MAPPING and not is_folder
+    if by_type and not tasks_of(options.name):
         raise ModelError(_no_such_type(options.name))
-    by_family = options.weights != PRETRAINED and options.name in FAMILIES and not is_folder
-    if by_family and options.name not in CONFIG_MAPPING:
-        raise ModelError(
-            f"the name of a family must be a model type of transformers, got {options.name!r}"
-            f"{did_you_mean(options.name, CONFIG_MAPPING.keys(), most=1)}"
-        )
     try:
-        if by_family:
+        if by_type:
             _refuse_sizes(options.name, options.config)
             defaults = AutoConfig.for_model(options.name)
             _refuse_unknown(defaults, options.config)
             return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
-        rule = f"a model must be a folder, a name on the hub, module:factory or one of {', '.join(FAMILIES)}"
+        rule = "a model must be a folder, a name on the hub, module:factory or a type of transformers such as gpt2"
         name = place_of(options.name)
         folder = local_path(name, rule, own=True)
         if folder is not None and not (folder / "config.json").is_file():
@@ -292,17 +269,14 @@ def _refuse_sizes(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
-    from thinwire.models.architectures.families import FAMILIES
-
-    unlisted = FAMILIES[config.model_type].unlisted if config.model_type in FAMILIES else ()
-    known = {*config.to_dict(), *config.attribute_map, "num_labels", *unlisted}
+    known = {*config.to_dict(), *config.attribute_map, "num_labels", *_UNLISTED.get(config.model_type, ())}
     unknown = [f"{name!r}{did_you_mean(name, known, most=1)}" for name in overrides if name not in known]
     require((not unknown, f"a configuration of {config.model_type} has no {', '.join(unknown)}"))
 
 
 def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """Add overrides that remove special tokens which a smaller vocabulary does not have."""
-    size = overrides.get("vocab_size", defaults.vocab_size)
+    size = overrides.get("vocab_size", getattr(defaults, "vocab_size", math.inf))
     tokens = {name: getattr(defaults, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     beyond = [name for name, token in tokens.items() if isinstance(token, int) and token >= size]
     return {**dict.fromkeys(beyond), **overrides}
@@ -314,18 +288,18 @@ def _no_such_type(model_type: str) -> str:
 
 def _names() -> list[str]:
     """The names of models that need no hub."""
-    from thinwire.models.architectures.families import FAMILIES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from thinwire.models.architectures.library import tasks_of
     from thinwire.models.architectures.vision import VISION
 
-    return [*FAMILIES, *VISION]
+    return [*(name for name in CONFIG_MAPPING.keys() if tasks_of(name)), *VISION]  # noqa: SIM118
 
 
 def _supported() -> str:
-    from thinwire.models.architectures.families import FAMILIES
-
     return (
-        f"take one of {', '.join(FAMILIES)}, or give layers as module:factory, a function that returns "
-        "its layers in order, or as module:FAMILY, which describes a model of transformers"
+        "take one that AutoModelForCausalLM or AutoModelForSequenceClassification of transformers knows, or give "
+        "layers as module:factory, a function that returns its layers in order"
     )
 
 

@@ -15,10 +15,9 @@ class ModelOptions:
     """The model, and where its first weights come from."""
 
     name: str = "gpt2"
-    """A family (gpt2, llama, bert, resnet18, ...); a folder or hub name of a pretrained model of a family;
-    "smollm2", a language model of 135 M parameters whose weights come with packages instead of the hub;
-    "module:factory", a function that returns an nn.Sequential or a list of layers; or "module:FAMILY", a `Family` of
-    your own."""
+    """A type of model (gpt2, llama, bert, resnet18, ...); a folder or hub name of a pretrained model;
+    "smollm2", a language model of 135 M parameters whose weights come with packages instead of the hub; or
+    "module:factory", a function that returns an nn.Sequential or a list of layers."""
     weights: str = FRESH
     """"fresh" draws them from the seed; "pretrained" reads the weights of the named model; a folder with
     model.safetensors, or torchvision's name of weights (IMAGENET1K_V1), reads those; the folder of a run or of
@@ -33,6 +32,6 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         require(
-            (bool(self.name), "name must be a family, a pretrained model or module:factory, got nothing"),
+            (bool(self.name), "name must be a type of model, a pretrained model or module:factory, got nothing"),
             (bool(self.weights), f"weights must be {FRESH}, {PRETRAINED} or a folder, got nothing"),
         )

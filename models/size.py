@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from thinwire.models.model import find_family, is_factory, with_own_family
+from thinwire.models.model import find_config, is_factory
 from thinwire.models.options import ModelOptions
-
-if TYPE_CHECKING:
-    from thinwire.models.architectures.families import Family
 
 
 def count_parameters(options: ModelOptions) -> int | None:
@@ -22,7 +19,6 @@ def count_parameters(options: ModelOptions) -> int | None:
     Raises:
         ModelError: there is no such model, or its library refuses the configuration.
     """
-    options = with_own_family(options)
     if is_factory(options):
         from thinwire.models.architectures.sequential import factory_blueprint
 
@@ -33,24 +29,24 @@ def count_parameters(options: ModelOptions) -> int | None:
         with suppress(Exception), torch.device("meta"):  # of torchvision; it is reported when the model is built
             return _parameters_of(make_vision(options.name, options.config))
         return None
-    family, config = find_family(options)
+    config = find_config(options)
     count = getattr(config, "num_hidden_layers", None)
     if type(count) is not int or count < 1:
         return None
     try:
-        one, two = (_parameters(family, config, blocks) for blocks in (1, 2))
+        one, two = (_parameters(config, blocks) for blocks in (1, 2))
     except Exception:  # of the library, which checks fields in its own ways; it says so again when the model is built
         return None
     return one + (count - 1) * (two - one)
 
 
-def _parameters(family: Family, config: Any, blocks: int) -> int:
+def _parameters(config: Any, blocks: int) -> int:
     """The parameters of a model of so many blocks."""
-    from thinwire.models.architectures.families import fields_of_blocks, unsplit
+    from thinwire.models.architectures.library import fields_of_blocks, tasks_of, unsplit
 
     small = type(config).from_dict(config.to_dict() | fields_of_blocks(config, blocks) | {"tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return _parameters_of(unsplit(family, small))
+        return _parameters_of(unsplit(small, tasks_of(config.model_type)[0]))
 
 
 def _parameters_of(model: Any) -> int:

@@ -46,7 +46,7 @@ def surroundings(site: Path):
 
 
 def test_the_page_has_these_sections():
-    assert list(SECTIONS) == ["A codec", "A schedule", "A model family", "A data source", "A command"]
+    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A command"]
 
 
 def test_a_codec(follow):
@@ -81,31 +81,6 @@ def test_the_order_of_ones_own_is_in_order(monkeypatch):
     add_module(monkeypatch, "my_order", code)
     order = actions("my_order:in_order", num_stages=4, num_processes=2, num_microbatches=2)
     assert [str(action) for action in order[1]] == ["1F0", "1F1", "3F0", "3F1", "3B0", "3B1", "1B0", "1B1"]
-
-
-def test_a_model_family(follow, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    printed = follow("A model family")
-    assert re.search(r"^held out after step \d+, compression on loss .*; off loss ", printed, re.MULTILINE), printed
-    assert (tmp_path / "runs" / "granite-simulated" / "summary.json").is_file()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    assert type(model).__name__ == "StableLmForCausalLM"
-    assert len(model.model.layers) == 3
-
-
-def test_the_classifier_is_what_the_library_computes(monkeypatch):
-    from thinwire.models.architectures import families
-    from thinwire.models.model import blueprint
-    from thinwire.models.options import ModelOptions
-
-    monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
-    (code,) = [code for code in blocks_of("A model family") if "XLM_ROBERTA" in code]
-    add_module(monkeypatch, "my_classifiers", code)
-    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 40}
-    shape = {"num_hidden_layers": 3, "num_attention_heads": 4}
-    options = ModelOptions(name="my_classifiers:XLM_ROBERTA", config=sizes | shape)
-    assert len(blueprint(options, task="classification", num_labels=2, block_size=16).layers) == 5
 
 
 def test_a_data_source(follow):

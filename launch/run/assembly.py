@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.errors import attempt
+from thinwire.launch.run import parent
 from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.host_data import data_of
 from thinwire.launch.run.logs.hooks import check_hooks
@@ -126,6 +128,10 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
     with telling("cutting the model"):
         prepared = _cut_model(recipe, data)
+    if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
+        with telling("comparing a tiny copy of the model, cut, with the uncut one"):
+            found = prepared.blueprint.compare()
+        prepared = replace(prepared, data=replace(prepared.data, notes=(*prepared.data.notes, found)))
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)

@@ -1,13 +1,15 @@
-"""Whether the layers of a family compute what the unsplit model computes: both run on a few tokens.
+"""Whether a cut model of transformers computes what the uncut one computes: a tiny copy runs both ways before training.
 
-A family says which modules run, in order. What else the library's own `forward` does, such as granite's multiplications
-between embedding, blocks and head, has no weight, so no name is missing: only the numbers show it. The tests compare
-the families of Thinwire. A user's family is compared each time a model of it is made: with two blocks, or as many as
-show each kind, full widths, a small vocabulary and random weights. That takes less memory than a stage of training.
+A cut model runs the library's own forward, and hands on the hidden state alone. A forward that carries more from block
+to block, such as states of a recurrence or keys that later blocks share, would train another model without a word: no
+name is missing, only the numbers show it. The copy has the model's own configuration with three blocks, or as many as
+show each kind, small widths, a small vocabulary and noise for weights.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,14 +18,24 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
-from thinwire.models.architectures.families import Family, fields_of_blocks, take_apart, unsplit
+from thinwire.models.architectures.library import fields_of_blocks, take_apart, unsplit, untie
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, build_stage, parameters_on_meta
+from thinwire.models.tasks import TaskName
 
-_SAMPLES, _LENGTH, _VOCABULARY, _WINDOW = 2, 8, 64, 4
-_NOISE = 65_537
+_SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
+_NOISE, _LARGEST = 65_537, 2**28
 _ROUNDING = 1e-4
-"""The largest difference of two logits, as a share of the largest logit; rounding in float32 makes about 1e-6."""
+"""The largest difference of two values, as a share of the largest; rounding in float32 makes about 1e-6."""
+_OF_HEAD = re.compile(r"head_dim|d_head|d_kv|head_size|rotary_dim")
+_WIDTH = re.compile(r"hidden_size|intermediate|_dim$|^dim$|d_model|n_embd|n_inner|_rank$|ffn|d_ff|expansion_size")
+_HEAD_COUNT = re.compile(r"num_attention_heads|num_key_value_heads|n_heads?$|num_heads$")
+_EXPERTS = re.compile(r"num_(local_)?experts$|n_routed_experts$")
+"""The names of fields: numbers of a head, widths of the model, heads, and experts."""
+
+
+_FOUND: dict[tuple[str, TaskName], str] = {}
+"""What comparisons of this process have found; commands and studies prepare one model many times."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class _Given:
         return []
 
     def unread(self, names: Sequence[str]) -> list[str]:
-        """Nothing: names are compared where the family is taken apart."""
+        """Nothing: names are compared where the model is taken apart."""
         return []
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
@@ -49,44 +61,177 @@ class _Given:
             tensor.copy_(self.state[name])
 
 
-def check_parity(family: Family, config: Any) -> None:
-    """Compare the layers of a family, for a configuration of it, with the library's unsplit model.
+def check_parity(config: Any, task: TaskName) -> str:
+    """Compare the layers of a tiny copy of a model with the library's uncut one: logits and gradients.
+
+    Returns what was found, in a sentence.
 
     Raises:
-        ModelError: if the layers cannot run, or their logits differ from those of the unsplit model beyond rounding.
+        ModelError: the layers cannot run, or differ from the uncut model beyond rounding; or a token of a language
+            model sees later ones.
     """
-    small, blueprint = _small(family, config)
-    name = f"the family {family.name!r}"
-    with torch.no_grad():
-        whole = _filled(family, small)
-        tokens, side = _samples(blueprint, small)
+    found = _FOUND.get(key := (config.to_json_string(), task))
+    if found is None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a launcher with other threads would not fork
         try:
-            expected = whole(input_ids=tokens, **side).logits
+            found = _FOUND[key] = _compare(config, task)
+        finally:
+            torch.set_num_threads(threads)
+    return found
+
+
+def _compare(config: Any, task: TaskName) -> str:
+    name = config.model_type
+    small, whole, blueprint = _tiny(config, task)
+    tokens, side = _samples(blueprint, small, task)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            expected = _run(whole, tokens, side)
             filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
-            logits = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()(tokens, **side)
+            stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
+            logits = stage(tokens, **side)
+            assert isinstance(logits, Tensor)
+            logits.backward(_noise(logits.shape, seed=1))
         except ModelError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the library
             raise ModelError(
-                f"{name} must run the layers as {family.architecture} does: {first_line(error)}"
+                f"a tiny copy of {name} must run block by block, and does not: {first_line(error)}; "
+                "give its layers as module:factory"
             ) from error
-    assert isinstance(logits, Tensor)
-    largest = expected.abs().max()
-    difference = (logits - expected).abs().max() if logits.shape == expected.shape else largest
-    if not difference <= _ROUNDING * largest:
+    parameters = stage.full_parameters()
+    pairs = {
+        "logits": (logits.detach(), expected),
+        **{
+            f"the gradient of {full_name}": (_gradient(parameters[full_name]), _gradient(parameter))
+            for full_name, parameter in whole.named_parameters()
+        },
+    }
+    worst, difference = max(((what, _difference(*pair)) for what, pair in pairs.items()), key=lambda found: found[1])
+    if not difference <= _ROUNDING:
         raise ModelError(
-            f"{name} must compute what {family.architecture} computes, and its logits differ by up to "
-            f"{difference:.2g} where the largest is {largest:.2g}: the library's forward does more than run these "
-            "layers; say what, in embedding, block or head of the family"
+            f"a tiny copy of {name}, cut after every block, must compute what the uncut model computes, and {worst} "
+            f"differs by {difference:.2g} of its largest value: blocks of this model hand on more than the hidden "
+            "state, and cannot train in several stages; give its layers as module:factory"
+        )
+    if task == "causal-lm" and tokens.shape[1] > 1:
+        _check_causal(name, whole, tokens, side, expected)
+    return (
+        f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and {len(pairs) - 1} gradients "
+        f"differ by {difference:.1g} at most"
+    )
+
+
+def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor]) -> Tensor:
+    """The logits of the uncut model, whose parameters get gradients."""
+    expected: Tensor = whole(input_ids=tokens, **side).logits
+    expected.backward(_noise(expected.shape, seed=1))
+    return expected.detach()
+
+
+def _check_causal(name: str, whole: Any, tokens: Tensor, side: Mapping[str, Tensor], expected: Tensor) -> None:
+    changed = tokens.clone()
+    changed[:, -1] = tokens[:, 0]
+    with torch.no_grad():
+        other = whole(input_ids=changed, **side).logits
+    if _difference(other[:, :-1], expected[:, :-1]) > _ROUNDING:
+        raise ModelError(
+            f"a token of a language model must not see later ones, and those of {name} do, because this configuration "
+            "is that of an encoder"
         )
 
 
-def _filled(family: Family, config: Any) -> Any:
+def _difference(got: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest value; 1 where the shapes differ."""
+    if got.shape != expected.shape:
+        return 1.0
+    if not expected.numel():
+        return 0.0
+    # where all is next to nothing there is rounding alone
+    return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _noise(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint]:
+    """The configuration with few blocks, tokens and small widths; the uncut model of it, and its layers."""
+    said: Exception | None = None
+    try:
+        factors = _factors(config)
+    except Exception as error:  # of the library, for what this kind of configuration does not have
+        said, factors = error, []
+    for heads, numbers in factors:
+        try:
+            small = _smaller(config, heads, numbers)
+            return small, _filled(small, task), take_apart(small, task)
+        except Exception as error:  # of the library, which checks fields in its own ways
+            said = said or error
+    assert said is not None, "there are factors"
+    if isinstance(said, ModelError):
+        raise said
+    raise ModelError(
+        f"a model must be compared with a tiny copy of itself, and none can be made of this configuration of "
+        f"{config.model_type}: {first_line(said)}"
+    ) from said
+
+
+def _factors(config: Any) -> list[tuple[int, int]]:
+    """How many times fewer heads, each with how many times fewer numbers: the smallest first, the whole model last."""
+    heads = getattr(config, "num_attention_heads", None) or 4
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    fewer = max(n for n in range(1, heads + 1) if heads % n == groups % n == 0 and heads // n >= min(heads, _HEADS))
+    narrower = [2**n for n in range(10) if width % 2**n == 0 and width >> n >= _NUMBERS] or [1]
+    return [(count, factor) for count in dict.fromkeys((fewer, 1)) for factor in reversed(narrower)]
+
+
+def _smaller(config: Any, heads: int, numbers: int) -> Any:
+    """The configuration with so many times fewer heads, each of so many times fewer numbers, and little else."""
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["block"]
+    count = min(layers, max(3, 1 + max(kinds.index(kind) for kind in set(kinds))))
+    fields = config.to_dict()
+    changed = fields_of_blocks(config, count)
+    shrunk = {_OF_HEAD: numbers, _WIDTH: heads * numbers, _HEAD_COUNT: heads}
+    for name, value in fields.items():
+        if type(value) is not int:
+            continue
+        factor = next((factor for pattern, factor in shrunk.items() if pattern.search(name)), None)
+        if factor is not None and factor > 1:
+            # kernels of experts ask for whole lines of memory
+            changed[name] = value // factor if value % (8 * factor) == 0 else 8 * math.ceil(value / (8 * factor))
+        elif _EXPERTS.search(name):
+            changed[name] = min(value, _MANY)
+    changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "use_cache": False}
+    if fields.get("sliding_window"):
+        changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = fields.get(name)
+        if isinstance(token, list) or (token or 0) >= changed["vocab_size"]:
+            changed[name] = 0
+    return type(config).from_dict(fields | changed)
+
+
+def _filled(config: Any, task: TaskName) -> Any:
     """The unsplit model with noise for weights: none is left at 0 or 1, where it would do nothing."""
     with torch.random.fork_rng(devices=[]), parameters_on_meta():
-        whole = unsplit(family, config).eval()
+        whole = unsplit(config, task).eval()
+    untie(whole)
+    numbers = sum(parameter.numel() for parameter in whole.parameters())
+    if numbers > _LARGEST:
+        raise ModelError(
+            f"a tiny copy of {config.model_type} must have at most {_LARGEST} parameters, got {numbers}, because its "
+            "configuration allows no smaller widths"
+        )
     # one piece of noise again and again, of a length that no width divides: to draw all would take many times as long
-    noise = 0.05 * torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
+    noise = 0.05 * _noise((_NOISE,), seed=0)
     state = {
         name: noise.repeat(1 + tensor.numel() // _NOISE)[: tensor.numel()].view(tensor.shape)
         if tensor.is_meta
@@ -97,35 +242,14 @@ def _filled(family: Family, config: Any) -> Any:
     return whole
 
 
-def _small(family: Family, config: Any) -> tuple[Any, Blueprint]:
-    """The configuration with few blocks and tokens, taken apart; the given one where the library refuses that."""
-    layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["block"]
-    count = min(layers, max(2, 1 + max(kinds.index(kind) for kind in set(kinds))))
-    fields = config.to_dict()
-    changed = fields_of_blocks(config, count)
-    changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "tie_word_embeddings": False, "use_cache": False}
-    if fields.get("sliding_window"):
-        changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        if isinstance(fields.get(name), list) or (fields.get(name) or 0) >= changed["vocab_size"]:
-            changed[name] = None
-    try:
-        small = type(config).from_dict(fields | changed)
-        return small, take_apart(family, small)
-    except Exception:  # of the library, which checks fields in its own ways
-        return config, take_apart(family, config)
-
-
-def _samples(blueprint: Blueprint, config: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Token ids [B, T] and the side inputs that the layers read; the second of the samples is padded."""
+def _samples(blueprint: Blueprint, config: Any, task: TaskName) -> tuple[Tensor, dict[str, Tensor]]:
+    """Token ids [B, T] and the side inputs that the layers read. The second sample of a classifier is padded."""
     length = min(_LENGTH, blueprint.max_positions or _LENGTH)
-    padding = getattr(config, "pad_token_id", None) or 0
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size // 2, config.vocab_size, (_SAMPLES, length), generator=generator)
-    if "attention_mask" not in blueprint.side:
+    if task == "causal-lm":
         return tokens, {}
     mask = (torch.arange(length) < torch.tensor([[length], [length - length // 3]])).long()
     known = {"attention_mask": mask, "token_type_ids": (torch.arange(length) > length // 2).long() * mask}
-    tokens = torch.where(mask.bool(), tokens, padding)
+    tokens = torch.where(mask.bool(), tokens, getattr(config, "pad_token_id", None) or 0)
     return tokens, {name: known[name] for name in blueprint.side if name in known}

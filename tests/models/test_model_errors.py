@@ -46,7 +46,7 @@ MISTAKES = {
     "no such model": (
         "gpt2-tiny",
         {"model__name": "/no/model", "model__config": "{}"},
-        "a model must be a folder, a name on the hub, module:factory or one of gpt2, ",
+        "a model must be a folder, a name on the hub, module:factory or a type of transformers such as gpt2, ",
         "got '/no/model': no such file or folder",
     ),
     "no such data": (
@@ -150,7 +150,7 @@ MISTAKES = {
     "text to classify for a language model": (
         "gpt2-tiny",
         {"data__kind": "pairs"},
-        "the task of gpt2 must be causal-lm, got classification; take one of bert, ",
+        "a classifier of the type gpt2 reads the last token before the padding, so its config must have the pad_",
     ),
     "no weights": (
         "gpt2-tiny",
@@ -179,8 +179,8 @@ MISTAKES = {
     ),
     "an unsupported architecture": (
         "gpt2-tiny",
-        {"model__name": "t5", "model__config": "{}"},
-        "model type 't5' is not supported: take one of gpt2, ",
+        {"model__name": "vit", "model__config": "{}"},
+        "model type 'vit' is not supported",
         "or give layers as module:factory, a function that returns its layers in order",
     ),
     "no such factory": (

@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.models.architectures.families import FAMILIES
+from support.family_cases import ALL
 from thinwire.models.architectures.vision import VISION
 
 TESTS = Path(__file__).parents[1]
 DOCUMENT = TESTS.parent / "docs" / "reference" / "models.md"
 FACTORY = "module:factory"
 EXPORTS = (
+    "models/test_language_models.py::test_pretrained_weights_are_read_and_what_is_exported_loads_in_the_library",
     "models/test_checkpoint.py::test_a_pretrained_model_is_read_and_what_is_exported_loads_in_the_library",
     "launch/test_export.py::test_models_that_transformers_lacks",
 )
 SHOWN = {
     "split parity": (
         "models/test_families.py::test_stages_equal_the_unsplit_model",
+        "models/test_language_models.py::test_three_stages_equal_the_unsplit_model",
         "models/test_vision.py::test_pipelined_stages_equal_the_unsplit_model",
         "models/test_sequential.py::test_pipelined_stages_equal_the_unsplit_model",
     ),
@@ -65,10 +67,7 @@ def table(models_of):
     return [
         f"| model | kind | {' | '.join(SHOWN)} |",
         "|---" * (2 + len(SHOWN)) + "|",
-        *(
-            row(models_of, f"`{family.name}`, {family.architecture}", kinds[family.task], {family.name})
-            for family in FAMILIES.values()
-        ),
+        *(row(models_of, f"`{case.family}`", kinds[case.task], {name}) for name, case in ALL.items()),
         row(models_of, "ResNet, ResNeXt, wide ResNet of torchvision", "classifier of images", set(VISION) - vits),
         row(models_of, "ViT of torchvision", "classifier of images", vits),
         row(models_of, f"`{FACTORY}`, your own layers", "any", {FACTORY}),

@@ -4,7 +4,7 @@ import pytest
 
 from support.family_cases import CASES, LABELS, apart, options
 from support.own_code import add_module
-from thinwire.models.architectures import families
+from thinwire.models.architectures import library
 from thinwire.models.layers import build_layers
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
@@ -27,13 +27,13 @@ def test_a_model_of_transformers_is_counted_by_two_of_its_blocks(name):
 def test_no_more_than_two_blocks_are_built(monkeypatch):
     """Sizes that no memory holds were built for minutes, in silence."""
     built = []
-    unsplit = families.unsplit
+    unsplit = library.unsplit
 
-    def noted(family, config):
+    def noted(config, task):
         built.append(config.n_layer)
-        return unsplit(family, config)
+        return unsplit(config, task)
 
-    monkeypatch.setattr(families, "unsplit", noted)
+    monkeypatch.setattr(library, "unsplit", noted)
     small = {"vocab_size": 10, "n_embd": 8, "n_head": 1, "n_positions": 4, "bos_token_id": None, "eos_token_id": None}
     one, two = (count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": count})) for count in (1, 2))
     many = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 10_000}))

@@ -26,7 +26,7 @@ _context.set_forkserver_preload(
         "torch.distributed.launcher.api",
         "thinwire.launch.run.worker",
         "thinwire.launch.hosts.commands",
-        "thinwire.models.architectures.families",
+        "thinwire.models.architectures.library",
         "transformers.models.gpt2.modeling_gpt2",
         "matplotlib.figure",
     ]

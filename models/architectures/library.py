@@ -1,0 +1,561 @@
+"""Any language model or classifier of transformers in layers, by running the library's own forward.
+
+A model is a list of blocks with something before and something after it. Each layer is a stretch of the forward: up to
+the first block, from one block to the next, or from the last block to the logits. A layer holds a copy of the whole
+model in which the other blocks are stand-ins that hand on what they get, and the weights of other stretches are zeros
+without memory. It runs the library's forward, puts what it received in the place of the hidden state where its stretch
+begins, and leaves the forward where the stretch ends. So masks, positions and rotary angles are the library's own, made
+again in each layer from the shape of the hidden state and the side inputs, and nothing but the hidden state crosses a
+boundary. What else a library's forward carries from block to block would be lost: `parity` compares, before training.
+
+The head of a language model has its own weight, for any number of stages. Many models tie it to the token embedding,
+but the two are at opposite ends of the pipeline: tied, every step would send the gradient of the whole vocabulary
+matrix, 154 MB for GPT-2 small, which no compression of activations makes smaller. With one stage it is untied too, so
+the model is the same for every cut. A pretrained head starts as a copy of the embedding.
+
+Tensor names end in their shape: B samples, T tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from thinwire.errors.calls import first_line
+from thinwire.models import hub
+from thinwire.models.checkpoint import find, open_checkpoint
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
+from thinwire.models.tasks import TaskName
+from thinwire.models.tensors import replace_tensors
+
+GENERATION = "generation_config.json"
+
+_BUFFERS = (r"rotary_emb\.inv_freq$", r"\.position_ids$", r"masked_bias$")
+"""Buffers that older releases of transformers stored."""
+
+_AUTO_CLASSES: Mapping[TaskName, str] = {
+    "causal-lm": "AutoModelForCausalLM",
+    "classification": "AutoModelForSequenceClassification",
+}
+_SIDE = ("attention_mask", "token_type_ids", "position_ids")
+"""The side inputs that a model may take, by the library's names."""
+_ROWS, _LENGTH = 2, 3
+"""The samples and tokens of the forward that shows which weights belong where."""
+
+
+class _Reached(BaseException):  # no `except Exception` of the library may stop it
+    """The forward has come to the end of a layer's stretch."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class _Seat(nn.Module):
+    """What stands in the list of blocks in place of a block of another layer: it hands on the hidden state."""
+
+    def __init__(self, block: nn.Module, length: int | None) -> None:
+        super().__init__()
+        # forwards ask blocks for these: layer_idx, attention_type
+        vars(self).update({name: value for name, value in vars(block).items() if not name.startswith("_")})
+        self.length = length
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The hidden state, in a tuple where the library's block returns one."""
+        return self.returned(_hidden(args, kwargs))
+
+    def returned(self, hidden: Tensor) -> Any:
+        """A hidden state as the library's block returns it."""
+        return hidden if self.length is None else (hidden, *[None] * (self.length - 1))
+
+
+class _End(_Seat):
+    """The end of a stretch: the next block would come here."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Leave the forward."""
+        raise _Reached(_hidden(args, kwargs))
+
+
+class _Start(_Seat):
+    """The start of a stretch: what was received takes the place of the hidden state."""
+
+    def __init__(self, block: nn.Module, length: int | None, own: nn.Module | None, *, ends: bool) -> None:
+        """`own` is the layer's block, None where the stretch begins after it; `ends` if it ends there too."""
+        super().__init__(block, length)
+        self.own, self.ends = own, ends
+        self.received: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer's block makes of the received state, or that state."""
+        received, self.received = self.received, None
+        assert received is not None
+        if self.own is None:
+            return self.returned(received)
+        rest = kwargs if args else kwargs | {next(iter(kwargs)): received}
+        result = self.own(*((received, *args[1:]) if args else ()), **rest)
+        if self.ends:
+            raise _Reached(result[0] if isinstance(result, tuple) else result)
+        return result
+
+
+class _Source(nn.Module):
+    """In place of the module that makes the first hidden state: what a layer received."""
+
+    def __init__(self, start: _Start) -> None:
+        super().__init__()
+        self.start = start
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """The received state."""
+        return self.start.received
+
+
+def _hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """The hidden state of a block's call: its first argument."""
+    hidden: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return hidden
+
+
+class Stretch(Layer):
+    """One stretch of the library's forward. The first takes token ids [B, T], the others hidden states [B, T, C]."""
+
+    def __init__(self, skeleton: Skeleton, place: int) -> None:
+        """`place` 0 is what comes before the blocks, `place` i is block i - 1, and the last what comes after them."""
+        super().__init__()
+        last = len(skeleton.blocks) + 1
+        self.side, self.optional_side = skeleton.side, skeleton.optional_side
+        self.first, self.inner = place == 0, 0 < place < last
+        self.pad = skeleton.pad
+        self.start: _Start | None = None
+        seats = {}
+        memo = skeleton.memo()
+        for index, block in enumerate(skeleton.blocks):
+            if index == place - 1 or (place == last and index == place - 2):
+                own = copy.deepcopy(block, memo) if self.inner else None
+                self.start = seats[index] = _Start(block, skeleton.length, own, ends=index == last - 2)
+            else:
+                seats[index] = (_End if index == place else _Seat)(block, skeleton.length)
+        memo |= {id(block): seats[index] for index, block in enumerate(skeleton.blocks)}
+        if place == 1 and skeleton.source is not None and self.start is not None:
+            memo[id(skeleton.source)] = _Source(self.start)
+        self.around = copy.deepcopy(skeleton.model, memo)
+        self.parts = {name: self.around.get_submodule(name) for name in skeleton.parts[place]}
+        if self.inner:
+            assert self.start is not None and self.start.own is not None
+            self.parts = {f"{skeleton.list_name}.{place - 1}": self.start.own, **self.parts}
+        self.absent = list(_strip(self.around, {m for part in self.parts.values() for m in part.modules()}))
+
+    def forward(self, x: Tensor, **side: Tensor) -> Tensor:
+        """The hidden states at the end of the stretch, [B, T, C], or the logits."""
+        ids_BT = x if self.first else self._stand_in(x, side.get("attention_mask"))
+        weight = next((p for p in self.parameters() if p.is_floating_point()), None)
+        zero = torch.zeros((), dtype=torch.float32 if weight is None else weight.dtype, device=x.device)
+        for module, name, shape in self.absent:
+            setattr(module, name, zero.expand(shape))
+        if self.start is not None:
+            self.start.received = x
+        try:
+            logits: Tensor = self.around(input_ids=ids_BT, **side).logits
+        except _Reached as reached:
+            return reached.hidden
+        return logits
+
+    def train(self, mode: bool = True) -> Stretch:
+        """Set the mode of the layer's own modules; dropout before and after the blocks belongs to the layers there."""
+        super().train(mode)
+        if self.inner:
+            self.around.train(False)
+            for part in self.parts.values():
+                part.train(mode)
+        return self
+
+    def _stand_in(self, x_BTC: Tensor, mask_BT: Tensor | None) -> Tensor:
+        """Ids of the same shape, padded at the same places: some heads look for the last token by them."""
+        other = 0 if self.pad else 1
+        ids_BT = torch.full(x_BTC.shape[:2], other, dtype=torch.int64, device=x_BTC.device)
+        return ids_BT if mask_BT is None or self.pad is None else ids_BT.masked_fill(mask_BT == 0, self.pad)
+
+
+def _strip(around: nn.Module, own: set[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Size]]:
+    """Take away all parameters of modules that are not a layer's own: (module, name, shape) of each.
+
+    Their buffers stay, but belong to no checkpoint of this layer.
+    """
+    for module in around.modules():
+        if module in own:
+            continue
+        module._non_persistent_buffers_set.update(module._buffers)
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                del module._parameters[name]
+                yield module, name, parameter.shape
+
+
+class Skeleton:
+    """A whole model of transformers without its weights; layers copy their modules from it.
+
+    Attributes:
+        list_name, blocks: the full name of the list of blocks, and the list.
+        length: of the tuple that a block returns; None where it returns the hidden state alone.
+        parts: of each layer, the names of the modules that it holds beside its block.
+        shared: the names of the modules that several layers hold.
+        tied: names of parameters that the library ties -> the parameter that they share.
+        side, optional_side: the side inputs that each layer needs, or takes if the data have them.
+        pad: the number of the padding token.
+        source: the module that makes the first hidden state, where the forward reads that state again after the first
+            block, as the convolution of DeBERTa does.
+    """
+
+    def __init__(self, model: Any, task: TaskName) -> None:
+        self.model, self.config = model, model.config
+        self.name = type(model).__name__
+        self.tied = untie(model)
+        self.pad: int | None = getattr(self.config, "pad_token_id", None)
+        taken = inspect.signature(model.forward).parameters
+        accepted = tuple(name for name in _SIDE if name in taken)
+        self.side = tuple(name for name in accepted if name == "attention_mask" and task == "classification")
+        self.optional_side = tuple(name for name in accepted if name not in self.side and self._reads(name))
+        self.list_name, self.blocks = _list_of_blocks(model)
+        self.length, found, source = _survey(self)
+        self.parts, self.shared = _divide(self, found)
+        self.source = model.get_submodule(source) if source and {*self.parts[1]} - {*self.shared} else None
+
+    def memo(self) -> dict[int, Any]:
+        """What copies of the model's modules share with it."""
+        kept = (self.config, getattr(self.model, "generation_config", None))
+        return {id(one): one for one in kept if one is not None}
+
+    def _reads(self, side: str) -> bool:
+        """Whether a model reads a side input that its forward takes: BERT's kin may have one type of tokens only."""
+        return side != "token_type_ids" or (getattr(self.config, "type_vocab_size", 0) or 0) > 1
+
+
+def untie(model: Any) -> dict[str, str]:
+    """Give each parameter that the library ties to another one a tensor of its own. Their names, and the other's."""
+    first: dict[int, str] = {}
+    tied = {}
+    for full_name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        other = first.setdefault(id(parameter), full_name)
+        if other != full_name:
+            tied[full_name] = other
+            path, _, name = full_name.rpartition(".")
+            model.get_submodule(path).register_parameter(name, nn.Parameter(torch.empty_like(parameter)))
+    return tied
+
+
+def _list_of_blocks(model: Any) -> tuple[str, list[nn.Module]]:
+    """The list with as many modules as the configuration has layers, the largest and outermost of them."""
+    count = getattr(model.config, "num_hidden_layers", None)
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    }
+    if not lists:
+        raise ModelError(
+            f"{type(model).__name__} must have its blocks in one list of num_hidden_layers ({count}), and has none; "
+            "give its layers as module:factory"
+        )
+    name = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()))
+    return name, list(lists[name])
+
+
+class _Uses(TorchFunctionMode):
+    """Notes between which blocks each parameter is used, and which module makes the first hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = 0
+        self.places: dict[int, set[int]] = defaultdict(set)
+        self.first: Tensor | None = None
+        self.made: list[tuple[Any, nn.Module]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, nn.Parameter):
+                self.places[id(one)].add(self.place)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A hook of all modules."""
+        if not self.place:
+            self.made.append((output, module))
+
+    @property
+    def source(self) -> nn.Module | None:
+        """The outermost module whose output is the first hidden state."""
+        return next((module for output, module in reversed(self.made) if output is self.first), None)
+
+
+class _Milestone(_Seat):
+    """A seat that counts the blocks, and notes which parameters reach a block beside the hidden state."""
+
+    def __init__(self, block: nn.Module, length: int | None, uses: _Uses, *, last: bool) -> None:
+        super().__init__(block, length)
+        self.uses, self.last = uses, last
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As a seat does."""
+        hidden = _hidden(args, kwargs)
+        if self.uses.first is None:
+            self.uses.first = hidden
+        self.uses.place += 1
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, Tensor) and one is not hidden and one.requires_grad:
+                for parameter in _leaves(one):
+                    self.uses.places[parameter].add(self.uses.place)
+        self.uses.place += self.last  # what follows the last block is a layer of its own
+        return super().forward(*args, **kwargs)
+
+
+def _leaves(tensor: Tensor) -> set[int]:
+    """The ids of the parameters that a tensor was computed from."""
+    found, seen, nodes = set(), set(), [tensor.grad_fn]
+    if tensor.grad_fn is None:
+        return {id(tensor)}
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        nodes += [next_node for next_node, _ in node.next_functions]
+    return found
+
+
+def _survey(skeleton: Skeleton) -> tuple[int | None, dict[str, set[int]], str | None]:
+    """How long a tuple a block returns, where each parameter outside of blocks is used, and what makes the first state.
+
+    The forward runs with stand-ins for blocks, on tensors without data. Whether a block returns a tensor or a tuple
+    shows in the shape of the logits.
+    """
+    trouble: Exception | None = None
+    for length in (None, 1, 2, 3, 4):
+        try:
+            places, source, shape = _run_without_blocks(skeleton, length)
+        except Exception as error:  # of the library
+            trouble = trouble or error
+            continue
+        if shape[0] == _ROWS and len(shape) in (2, 3):
+            return length, places, source
+    raise ModelError(
+        f"{skeleton.name} must run with stand-ins for its blocks, and does not: "
+        f"{first_line(trouble) if trouble else 'its output has another shape'}; give its layers as module:factory"
+    )
+
+
+def _run_without_blocks(skeleton: Skeleton, length: int | None) -> tuple[dict[str, set[int]], str | None, torch.Size]:
+    uses = _Uses()
+    *_, last = skeleton.blocks
+    memo = skeleton.memo() | {
+        id(block): _Milestone(block, length, uses, last=block is last) for block in skeleton.blocks
+    }
+    model = copy.deepcopy(skeleton.model, memo)
+    with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        ids = torch.ones(_ROWS, _LENGTH, dtype=torch.int64)
+        side = {name: torch.ones_like(ids) for name in skeleton.side}
+        hook = register_module_forward_hook(uses.note)
+        try:
+            with uses:
+                logits = model(input_ids=ids, **side).logits
+        finally:
+            hook.remove()
+    places = {name: uses.places[id(parameter)] for name, parameter in model.named_parameters()}
+    return places, next((name for name, module in model.named_modules() if module is uses.source), None), logits.shape
+
+
+def _divide(skeleton: Skeleton, found: Mapping[str, set[int]]) -> tuple[list[list[str]], tuple[str, ...]]:
+    """The names of the modules beside its block that each layer holds; and those that several layers hold.
+
+    A module whose parameters are all used in the same layers is one part.
+    """
+    parts: list[list[str]] = [[] for _ in range(len(skeleton.blocks) + 2)]
+    shared: list[str] = []
+
+    def divide(full_name: str, module: nn.Module) -> None:
+        if full_name == skeleton.list_name:
+            return
+        prefix = f"{full_name}." if full_name else ""
+        names = list(module.state_dict())
+        if not names:
+            return
+        holds_blocks = skeleton.list_name.startswith(prefix)
+        used = {frozenset(found.get(prefix + name, ())) for name, _ in module.named_parameters()} - {frozenset()}
+        if holds_blocks or len(used) > 1:
+            own = [prefix + name for name in names if "." not in name]
+            if own:
+                raise ModelError(
+                    f"{skeleton.name} must hold its weights in modules of one place in its forward, and holds "
+                    f"{', '.join(own)} beside them; give its layers as module:factory"
+                )
+            for name, child in module.named_children():
+                divide(prefix + name, child)
+            return
+        [places] = used or [frozenset([0])]
+        if len(places) > 1:
+            shared.append(full_name)
+        for place in places:
+            parts[place].append(full_name)
+
+    divide("", skeleton.model)
+    return parts, tuple(shared)
+
+
+def take_apart(config: Any, task: TaskName, *, block_size: int | None = None, source: str | None = None) -> Blueprint:
+    """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
+
+    Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
+    token's forward pass, `block_size` tokens attending to each other.
+
+    Raises:
+        ModelError: the library refuses the configuration, the model cannot be cut, or there are no weights to read.
+    """
+    if not isinstance(getattr(config, "hidden_size", None), int):
+        raise ModelError(
+            f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
+            "the text model inside, or give layers as module:factory"
+        )
+    saved, config = copy.deepcopy(config), copy.deepcopy(config)
+    # a cache is for generation only
+    config.use_cache = False
+    skeleton = _skeleton(config, task)
+    saved.tie_word_embeddings = False
+    saved.architectures = [skeleton.name]
+    max_positions = _max_positions(skeleton)
+    attention = 2.0 * (block_size or max_positions or 0) * config.hidden_size
+    base = skeleton.model.base_model_prefix
+    head = skeleton.parts[-1]
+    checkpoint = None
+    if source is not None:
+        checkpoint = open_checkpoint(
+            source,
+            base=base,
+            tied=skeleton.tied,
+            fresh=[f"{name}." for name in head if task == "classification" and _is_new(name, base)],
+            ignored=(*_BUFFERS, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())),
+        )
+    costs = [
+        float(config.hidden_size),
+        *(_multiplications([block]) + attention for block in skeleton.blocks),
+        _multiplications(skeleton.model.get_submodule(name) for name in head),
+    ]
+    names = ["embedding", *(f"block {index}" for index in range(len(skeleton.blocks))), "head"]
+    return Blueprint(
+        layers=tuple(
+            LayerSpec(name, partial(Stretch, skeleton, place), cost)
+            for place, (name, cost) in enumerate(zip(names, costs, strict=True))
+        ),
+        initialize=partial(_initialize, skeleton),
+        checkpoint=checkpoint,
+        side=(*skeleton.side, *skeleton.optional_side),
+        shared=skeleton.shared,
+        vocab_size=config.vocab_size,
+        max_positions=max_positions,
+        save_config=partial(_save_config, saved, source),
+        tied=skeleton.tied,
+        dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
+    )
+
+
+def tasks_of(model_type: str) -> list[TaskName]:
+    """The tasks that transformers has a model for, of a type of configuration."""
+    from transformers.models.auto import modeling_auto
+
+    encoder = model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    tables = {
+        # where tokens of a causal model see later ones, as in BERT, it is for another task
+        "causal-lm": () if encoder else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    return [task for task in _AUTO_CLASSES if model_type in tables[task]]
+
+
+def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
+    """The fields that make a configuration one of `count` blocks, at most as many as it has."""
+    layers = config.num_hidden_layers
+    # a list with an entry for each block gets shorter with them
+    shortened = {
+        name: value[:count]
+        for name, value in config.to_dict().items()
+        if isinstance(value, list) and len(value) == layers
+    }
+    return {**shortened, config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
+
+
+def unsplit(config: Any, task: TaskName) -> Any:
+    """The whole model, as the library builds it."""
+    import transformers
+
+    auto: Any = getattr(transformers, _AUTO_CLASSES[task])
+    # scaled dot-product attention cannot bend its scores
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+    return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **hub.NO_CODE)
+
+
+def _skeleton(config: Any, task: TaskName) -> Skeleton:
+    """The whole model without weights, as the library builds it."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
+            model = unsplit(config, task)
+    except Exception as error:  # of the library, whose modules check fields in their own ways
+        raise ModelError(
+            f"transformers cannot build {config.model_type} of this configuration: {first_line(error)}"
+        ) from error
+    with parameters_on_meta():
+        return Skeleton(model, task)
+
+
+def _is_new(name: str, base: str) -> bool:
+    """Whether a part of a classifier's head is none of the pretrained model's: it may be drawn."""
+    return not name.startswith(f"{base}.") or name == f"{base}.pooler"
+
+
+def _save_config(config: Any, source: str | None, folder: Path) -> None:
+    """Write config.json, and the source's generation settings: the tokens that end a text, how it samples."""
+    config.save_pretrained(folder)
+    generation = None if source is None else find(source, GENERATION)
+    if generation is not None:
+        shutil.copyfile(generation, folder / GENERATION)
+
+
+def _initialize(skeleton: Skeleton, full_name: str, module: nn.Module) -> None:
+    skeleton.model._init_weights(module)
+    if skeleton.config.model_type == "gpt2" and full_name.endswith(".c_proj"):
+        # smaller at the end of a residual path, as in the GPT-2 paper; transformers forgets it
+        std = skeleton.config.initializer_range / math.sqrt(2 * skeleton.config.n_layer)
+        nn.init.normal_(module.get_parameter("weight"), std=std)
+
+
+def _max_positions(skeleton: Skeleton) -> int | None:
+    """The positions that tokens can use: RoBERTa's kin count from the number of the padding token on."""
+    longest: int | None = getattr(skeleton.config, "max_position_embeddings", None)
+    embeddings = [module for module in skeleton.model.modules() if isinstance(module, nn.Embedding)]
+    taken = [
+        embedding.padding_idx + 1
+        for embedding in embeddings
+        if embedding.num_embeddings == longest and embedding.padding_idx is not None
+    ]
+    return longest if longest is None else longest - max(taken, default=0)
+
+
+def _multiplications(modules: Any) -> float:
+    """The multiplications of one token: one for each number of each matrix."""
+    return float(sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1))

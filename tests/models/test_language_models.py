@@ -1,0 +1,49 @@
+"""Models of transformers of many types: what three stages compute is what the library's unsplit model computes."""
+
+import inspect
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from support.family_cases import LABELS, LENGTH, MORE, apart, gradients_of, inputs, run_pipeline, split, state_of, whole
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+OTHERWISE = {"deepseek_v3", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"}
+"""Those whose experts the library stores under other names than its model has."""
+IDENTICAL = {"rtol": 0, "atol": 0}
+
+
+def library_side(model, side):
+    taken = inspect.signature(model.forward).parameters
+    return {name: value for name, value in side.items() if name in taken}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_three_stages_equal_the_unsplit_model(name):
+    ids, side = inputs(name)
+    stages, unsplit = [stage.eval() for stage in split(apart(name), 3)], whole(name).eval()
+    unsplit.load_state_dict(state_of(stages), strict=False)
+    expected = unsplit(input_ids=ids, **library_side(unsplit, side)).logits
+    output_gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    expected.backward(output_gradient)
+    assert torch.equal(run_pipeline(stages, ids, side, output_gradient), expected.detach())
+    wanted = {key: p.grad for key, p in unsplit.named_parameters() if p.grad is not None}
+    torch.testing.assert_close(gradients_of(stages), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("name", sorted(MORE.keys() - OTHERWISE))
+def test_pretrained_weights_are_read_and_what_is_exported_loads_in_the_library(name, tmp_path):
+    unsplit, task = whole(name), MORE[name].task
+    unsplit.save_pretrained(tmp_path / "saved")
+    given = ModelOptions(name=str(tmp_path / "saved"), weights="pretrained")
+    model = blueprint(given, task=task, num_labels=None if task == "causal-lm" else LABELS, block_size=LENGTH)
+    state = state_of(split(model, 3))
+    torch.testing.assert_close(state, dict(unsplit.state_dict()), **IDENTICAL)
+    model.save_config(tmp_path / "exported")
+    save_file(state, tmp_path / "exported" / "model.safetensors", metadata={"format": "pt"})
+    loaded, report = type(unsplit).from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    torch.testing.assert_close(dict(loaded.state_dict()), state, **IDENTICAL)
