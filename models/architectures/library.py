@@ -143,12 +143,12 @@ class Stretch(Layer):
         self.first, self.inner = place == 0, 0 < place < last
         self.pad = skeleton.pad
         self.start: _Start | None = None
-        seats = {}
+        seats: dict[int, _Seat] = {}
         memo = skeleton.memo()
         for index, block in enumerate(skeleton.blocks):
             if index == place - 1 or (place == last and index == place - 2):
                 own = copy.deepcopy(block, memo) if self.inner else None
-                self.start = seats[index] = _Start(block, skeleton.length, own, ends=index == last - 2)
+                seats[index] = self.start = _Start(block, skeleton.length, own, ends=index == last - 2)
             else:
                 seats[index] = (_End if index == place else _Seat)(block, skeleton.length)
         memo |= {id(block): seats[index] for index, block in enumerate(skeleton.blocks)}
