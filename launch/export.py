@@ -18,10 +18,11 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
     with telling("importing torch"):
-        from thinwire.launch.run.export import export
+        from thinwire.launch.run.export import export, merged
         from thinwire.launch.run.saved import read_run
     with telling("writing the model"):
         run = read_run(place, PROG)
+        run = merged(run) if options.merged else run
         notes = export(run, target, options.dtype)
     for note in notes:
         print(note)
@@ -37,6 +38,11 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the pretrained model, else float32)"
+        "--dtype",
+        choices=DTYPES,
+        help="dtype of the weights (default: that of the pretrained model; an adapter: float32)",
+    )
+    parser.add_argument(
+        "--merged", action="store_true", help="of a run with model.lora, the whole model with its adapter added"
     )
     return parser

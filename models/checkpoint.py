@@ -176,6 +176,11 @@ def open_checkpoint(
     )
 
 
+def read_names(path: Path) -> list[str]:
+    """The names of the tensors in a file. ModelError if it is not a whole safetensors file."""
+    return [*_headers(path)]
+
+
 def first_few(names: Sequence[str]) -> str:
     """The first names in a sentence, and how many more there are."""
     return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

@@ -41,13 +41,15 @@ class LayerCost:
     backward: float
     """The same, for the gradients of parameters and inputs."""
     parameter_bytes: int
-    """Bytes of the parameters. Gradients take as many again, and so does each moment of an optimizer."""
+    """Bytes of the parameters. Gradients of what trains take as many again, and so does each moment of an optimizer."""
     activation_bytes: int | None
     """Bytes held from forward to backward: the inputs, and all else that the backward needs. Parameters, buffers and
     outputs are not counted; the outputs are the next layer's inputs. A layer that is computed again holds its inputs.
     None if costs were counted, not measured."""
     output_bytes: int
     """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
+    frozen_bytes: int = 0
+    """Bytes of the parameters that do not train."""
 
     @property
     def compute(self) -> float:
@@ -67,7 +69,8 @@ class LayerCost:
         """
         if self.activation_bytes is None:
             raise ModelError(f"memory needs measured costs, but the costs of {self.name!r} were counted")
-        return parameter_copies * self.parameter_bytes + microbatches * self.activation_bytes
+        trained = self.parameter_bytes - self.frozen_bytes
+        return self.frozen_bytes + parameter_copies * trained + microbatches * self.activation_bytes
 
 
 def measure(
@@ -120,6 +123,7 @@ def measure(
                     parameter_bytes=_nbytes(stage.parameters()),
                     activation_bytes=kept,
                     output_bytes=_nbytes(outputs),
+                    frozen_bytes=_nbytes(each for each in stage.parameters() if not each.requires_grad),
                 )
             )
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
@@ -205,7 +209,7 @@ def count(
     for spec, outputs, cost in zip(blueprint.layers, examples, forward, strict=True):
         with parameters_on_meta():
             layer = spec.build()
-        hold_weights(layer, blueprint.weights_dtype)
+        hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
         costs.append(
             LayerCost(
                 name=spec.name,
@@ -215,6 +219,7 @@ def count(
                 parameter_bytes=_nbytes(layer.parameters()),
                 activation_bytes=None,
                 output_bytes=_nbytes(outputs),
+                frozen_bytes=_nbytes(each for each in layer.parameters() if not each.requires_grad),
             )
         )
     return tuple(costs)

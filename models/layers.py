@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from thinwire.errors import ThinwireWarning
 from thinwire.errors.names import first_of
+from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import require
 from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
@@ -28,6 +29,8 @@ from thinwire.models.tensors import hold_weights, replace_tensors
 from thinwire.models.weights import Weights
 
 Initialize = Callable[[str, nn.Module], None]
+ADAPTER_MARK = ".lora_"
+"""What the full names of an adapter's tensors have, and no others."""
 
 
 class Layer(nn.Module):
@@ -115,14 +118,23 @@ class Blueprint:
     dtype: str = "float32"
     """The dtype of the weights in the original model."""
     weights_dtype: torch.dtype = torch.float32
-    """The dtype of the weights while the model trains; batch norms stay float32."""
+    """The dtype of the weights while the model trains; batch norms stay float32, and so does what trains beside a
+    frozen model."""
+    trained: tuple[str, ...] = ()
+    """The full names of what trains beside a frozen model; empty where the model itself trains. Then checkpoints hold
+    these alone."""
 
     def __post_init__(self) -> None:
         require((len(self.layers) > 0, "a model must have at least one layer, got none"))
 
 
 class Stage(nn.Module):
-    """Consecutive layers as one module, computed in one precision."""
+    """Consecutive layers as one module, computed in one precision.
+
+    Attributes:
+        base: the frozen weights beside an adapter, which checkpoints do not hold: a line for each full name, as those
+            of a digest. Empty without an adapter.
+    """
 
     def __init__(
         self,
@@ -150,6 +162,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.precision, self.recompute, self.crosses = precision, recompute, crosses
         self.weights_dtype = torch.float32
+        self.base: dict[str, str] = {}
         self.shared = tuple(name for name in shared if name in names)
         self.side = tuple(dict.fromkeys(name for layer in layers for name in (*layer.side, *layer.optional_side)))
 
@@ -171,10 +184,14 @@ class Stage(nn.Module):
     def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
         return layer(*tensors, **side) if self.recompute == "none" else in_backward(layer, tensors, side)
 
-    def hold(self, dtype: torch.dtype) -> None:
-        """Keep the weights in this dtype from now on, in new tensors. Batch norms stay as they are."""
-        hold_weights(self, dtype)
+    def hold(self, dtype: torch.dtype, *, frozen_only: bool) -> None:
+        """Keep the weights, or those that do not train, in this dtype from now on. Batch norms stay as they are."""
+        hold_weights(self, dtype, frozen_only=frozen_only)
         self.weights_dtype = dtype
+
+    def saved_state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of `full_state`: all, or what trains beside a frozen model."""
+        return {name: tensor for name, tensor in self.full_state().items() if name not in self.base}
 
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the stage."""
@@ -221,7 +238,10 @@ def build_stage(
         stage = Stage(built, precision, blueprint.shared, recompute, crosses=layers.stop < count)
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
-        stage.hold(blueprint.weights_dtype)
+        stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+        if blueprint.trained:
+            frozen = {name: tensor for name, tensor in stage.full_state().items() if name not in blueprint.trained}
+            stage.base = dict(zip(frozen, tensor_lines(frozen), strict=True))
     # as training has it: what a factory puts into evaluation mode would train from the first step on, unforeseen
     return stage.to(device).train()
 
@@ -285,7 +305,7 @@ def stage_output_examples(
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for index, stage in enumerate(stages):
             replace_tensors(stage, without_data)
-            stage.hold(blueprint.weights_dtype)
+            stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
             with around(index):
                 tensors = _as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
@@ -340,9 +360,9 @@ def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
         return
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
     _require_numbers(state, stage.full_parameters())
-    if lacking:
+    if told := [name for name in lacking if ADAPTER_MARK not in name]:
         warnings.warn(
-            f"the checkpoint has no {', '.join(lacking)}; the seed gives their values", ThinwireWarning, stacklevel=3
+            f"the checkpoint has no {', '.join(told)}; the seed gives their values", ThinwireWarning, stacklevel=3
         )
 
 
@@ -386,11 +406,12 @@ def _share_parts(layers: Sequence[Layer]) -> None:
         for name, part in layer.parts.items():
             kept = first.setdefault(name, part)
             if kept is not part:
-                _exchange(layer, part, kept)
+                exchange(layer, part, kept)
                 layer.parts[name] = kept
 
 
-def _exchange(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def exchange(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another one, wherever modules below `root` hold that."""
     places = [(parent, name) for parent in root.modules() for name, child in parent.named_children() if child is old]
     for parent, name in places:
         setattr(parent, name, new)

@@ -12,6 +12,7 @@ from thinwire.models import hub
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
+from thinwire.models.lora import require_peft, with_lora
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.smollm2 import place_of
 from thinwire.models.tasks import TaskName
@@ -34,7 +35,16 @@ def check_name(options: ModelOptions) -> None:
     Raises:
         ModelError: they do not.
     """
-    if not is_factory(options) and _reads(options) == "text":
+    of_transformers = not is_factory(options) and _reads(options) == "text"
+    if options.lora.rank is not None:
+        require(
+            (
+                of_transformers,
+                f"model.lora needs a language model or a classifier of text, by its name or folder, got {options.name}",
+            )
+        )
+        require_peft()
+    if of_transformers:
         find_config(options)
 
 
@@ -87,7 +97,12 @@ def blueprint(
 
     if options.name in VISION:
         return _with_weights(vision_blueprint(options.name, options.config, num_labels), options, num_labels)
-    return _transformer(options, task, num_labels, block_size)
+    made = _transformer(options, task, num_labels, block_size)
+    if options.lora.rank is None:
+        return made
+    source = _source(options) or ""
+    base = str(Path(source).resolve()) if Path(source).is_dir() else source
+    return with_lora(made, options.lora, base, "CAUSAL_LM" if task == "causal-lm" else "SEQ_CLS")
 
 
 def library_code(options: ModelOptions, num_labels: int | None) -> str:

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from thinwire.models.errors import require
 
 FRESH, PRETRAINED = "fresh", "pretrained"
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions:
+    """LoRA: the model is frozen, and small matrices beside its linear modules train. Needs the library peft."""
+
+    rank: int | None = None
+    """The rank of the matrices; null trains the model itself."""
+    alpha: int | None = None
+    """What the matrices add is multiplied by alpha / rank; null is twice the rank."""
+    dropout: float = 0.0
+    """The share of a module's inputs that its matrices do not see in training."""
+    targets: list[str] | str = ALL_LINEAR
+    """The modules: "all-linear", all linear modules but the head; a list of ends of names, [q_proj, v_proj]; or one
+    regular expression for whole names."""
+    weights: str = FRESH
+    """"fresh" draws the first values from the seed; a folder with adapter_model.safetensors reads those, or the folder
+    of a run with LoRA the newest ones that the run saved."""
+
+    def __post_init__(self) -> None:
+        given = self.rank is not None
+        others = (self.alpha, self.dropout, self.targets, self.weights) != (None, 0.0, ALL_LINEAR, FRESH)
+        require(
+            (not given or (self.rank or 0) > 0, f"model.lora.rank must be at least 1, got {self.rank}"),
+            (self.alpha is None or self.alpha > 0, f"model.lora.alpha must be at least 1, got {self.alpha}"),
+            (0 <= self.dropout < 1, f"model.lora.dropout must lie in 0..1, below 1, got {self.dropout}"),
+            (bool(self.targets), "model.lora.targets must name modules, got none"),
+            (bool(self.weights), f"model.lora.weights must be {FRESH} or a folder, got nothing"),
+            (given or not others, "model.lora needs a rank, such as model.lora.rank 16"),
+        )
+
+    @property
+    def scale(self) -> int:
+        """alpha, given or not."""
+        assert self.rank is not None, "asked only of an adapter"
+        return 2 * self.rank if self.alpha is None else self.alpha
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +65,22 @@ class ModelOptions:
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     """The weights themselves while they train, with their gradients and the optimizer's moments: fp32, or bf16, which
-    takes half the memory and loses small updates."""
+    takes half the memory and loses small updates. With LoRA, the frozen weights; what trains is fp32."""
+
+    lora: LoraOptions = field(default_factory=LoraOptions)
 
     def __post_init__(self) -> None:
         require(
             (bool(self.name), "name must be a type of model, a pretrained model or module:factory, got nothing"),
             (bool(self.weights), f"weights must be {FRESH}, {PRETRAINED} or a folder, got nothing"),
+            (
+                self.lora.rank is None or self.weights != FRESH,
+                f"weights must be {PRETRAINED} or a folder for model.lora, which freezes the model, got {FRESH}",
+            ),
         )
+
+    def with_weights(self, folder: str) -> ModelOptions:
+        """The same model with the weights that a run saved in a folder: those of its adapter, if it has one."""
+        if self.lora.rank is None:
+            return replace(self, weights=folder)
+        return replace(self, lora=replace(self.lora, weights=folder))

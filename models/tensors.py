@@ -31,14 +31,18 @@ def _stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
 
 
-def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
+def hold_weights(module: nn.Module, dtype: torch.dtype, *, frozen_only: bool) -> None:
     """Put weights of this dtype in the place of a module's floating-point parameters and persistent buffers.
 
-    Batch norms stay as they are: their running statistics move by less than 16 bits can show. So do buffers that no
-    checkpoint holds, such as rotary frequencies.
+    If `frozen_only`, parameters that train stay as they are. Batch norms do so always: their running statistics move by
+    less than 16 bits can show. So do buffers that no checkpoint holds, such as rotary frequencies.
     """
     state = module.state_dict(keep_vars=True).values()
-    held = {id(tensor) for tensor in state if tensor.is_floating_point() and tensor.dtype != dtype}
+    held = {
+        id(tensor)
+        for tensor in state
+        if tensor.is_floating_point() and tensor.dtype != dtype and not (frozen_only and tensor.requires_grad)
+    }
     if not held:
         return
     norms = (part for part in module.modules() if isinstance(part, _BatchNorm))

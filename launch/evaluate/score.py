@@ -57,7 +57,7 @@ def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
         if saved := find_checkpoint(Path(place)):
             found = recipe.parse([str(saved.recipe), *options], prog=prog)
             codecs = _codecs(found, saved.recipe, saved.choices, prog)
-            return replace(found, model=replace(found.model, weights=str(saved.path)), compression=codecs)
+            return replace(found, model=found.model.with_weights(str(saved.path)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=prog)

@@ -45,6 +45,7 @@ from thinwire.models.layers import (
     stage_output_examples,
 )
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
+from thinwire.models.options import ModelOptions
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
 from thinwire.models.tasks import own_task
@@ -174,15 +175,21 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
         check_reads(recipe.model, kind="images", channels=data.training.example(1).shape[1])
     else:
         check_reads(recipe.model, kind="text")
-    model = blueprint(
-        with_run_weights(recipe.model),
-        task="causal-lm" if data.num_labels is None else "classification",
-        num_labels=data.num_labels,
-        block_size=tokens,
-    )
+    model = model_of(recipe.model, data.num_labels, tokens)
     check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
     require_positions(model.side, data.training.side_example(1))
-    return replace(model, weights_dtype=torch.float32 if recipe.model.dtype == "fp32" else torch.bfloat16)
+    return model
+
+
+def model_of(options: ModelOptions, num_labels: int | None, block_size: int | None = None) -> Blueprint:
+    """The model of a recipe, which holds its weights in the dtype of the options; a classifier if it has labels."""
+    model = blueprint(
+        with_run_weights(options),
+        task="causal-lm" if num_labels is None else "classification",
+        num_labels=num_labels,
+        block_size=block_size,
+    )
+    return replace(model, weights_dtype=torch.float32 if options.dtype == "fp32" else torch.bfloat16)
 
 
 def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
@@ -366,22 +373,24 @@ def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch
 
 
 def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
-    """The weights that several stages hold; None if the model has no such weights. Collective if it has."""
+    """The weights that several stages hold and train; None if the model has no such weights. Collective if it has."""
     if not blueprint.shared:
         return None
     copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
     counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]
+    if not holders:
+        return None
     held = {stage: parameters for stage, parameters in copies.items() if parameters}
     return SharedWeights(holders, held, {stage.stage_index: stage.meter for stage in stages}, where)
 
 
 def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
-    """The parameters of a stage's shared parts, in the order of their names."""
+    """The parameters of a stage's shared parts that train, in the order of their names."""
     assert isinstance(module, Stage)
     layers = (layer for layer in module.layers if isinstance(layer, Layer))
     parts = {name: part for layer in layers for name, part in layer.parts.items() if name in shared}
-    return [parameter for name in sorted(parts) for parameter in parts[name].parameters()]
+    return [each for name in sorted(parts) for each in parts[name].parameters() if each.requires_grad]
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:

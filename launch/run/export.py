@@ -19,18 +19,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
+from thinwire.launch.run.assembly import model_of
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import score_text
 from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.models.architectures.families import GENERATION
+from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
 from thinwire.models.file_mode import follow_umask
+from thinwire.models.layers import build_stage
+from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
 from thinwire.models.model import library_code
+from thinwire.models.options import FRESH, LoraOptions
 from thinwire.models.smollm2 import SMOLLM2
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
@@ -64,9 +71,44 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
         raise FailedError(f"{folder} cannot be written: {why}; free some space, or name another --to") from error
 
 
+def merged(run: SavedRun) -> SavedRun:
+    """The same run as one that has trained the model itself: its adapter is added to the model.
+
+    Raises:
+        OptionsError: the run has no adapter, or not all of it, or its model has changed.
+        ModelError: its model is not there.
+    """
+    options = run.recipe.model
+    if options.lora.rank is None:
+        raise OptionsError(f"--merged is for a run with model.lora, and {run.folder} has trained the model itself")
+    _check_adapter(run)
+    model = model_of(replace(options, lora=replace(options.lora, weights=FRESH)), run.facts.num_labels)
+    whole = build_stage(model, range(len(model.layers)), seed=run.recipe.training.seed)
+    if set(whole.base.values()) != run.base:
+        raise OptionsError(
+            f"{options.name} must hold the weights that the adapter was trained with, and they have changed; put them "
+            f"back, or export without --merged"
+        )
+    for name, tensor in whole.saved_state().items():
+        tensor.detach().copy_(run.weights[name])
+    recipe = replace(run.recipe, model=replace(options, lora=LoraOptions()))
+    return replace(run, recipe=recipe, weights=merged_state(whole))
+
+
+def _check_adapter(run: SavedRun) -> None:
+    """Raise OptionsError unless a run has saved the tensors that its adapter has, and no others."""
+    if wrong := sorted(set(run.facts.trained) ^ run.weights.keys()):
+        raise OptionsError(
+            f"{run.folder} must hold the {len(run.facts.trained)} tensors of its adapter and no others, but "
+            f"{first_few(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or too many; copy it again from its hosts"
+        )
+
+
 def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     """Write into a folder that is there."""
-    copy_model_files(run.folder, folder)
+    if run.recipe.model.lora.rank is not None:
+        return _export_adapter(run, folder, dtype or "float32")
+    copy_model_files(run.folder, folder, CONFIG_FILE)
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
@@ -86,6 +128,18 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     ]
     (folder / "README.md").write_text(readme(run, notes))
     return notes
+
+
+def _export_adapter(run: SavedRun, folder: Path, dtype: str) -> list[str]:
+    """Write an adapter as PEFT does."""
+    _check_adapter(run)
+    copy_model_files(run.folder, folder, "config.json", GENERATION)
+    tensors = {name: _of_dtype(tensor, dtype) for name, tensor in run.weights.items()}
+    save_file(for_peft(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    follow_umask(folder / WEIGHTS_FILE)
+    (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
+    (folder / "README.md").write_text(readme(run))
+    return []
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -123,6 +177,9 @@ def _change_config(folder: Path, **changes: Any) -> None:
 _WITH_TRANSFORMERS = """from transformers import {auto}
 
 model = {auto}.from_pretrained(".")"""
+_WITH_PEFT = """from peft import {auto}
+
+model = {auto}.from_pretrained("."{labels})"""
 _WITHOUT = """from safetensors.torch import load_file
 {makes}
 model.load_state_dict(load_file("model.safetensors"))"""
@@ -132,8 +189,13 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     """The README of the folder; `notes` are the sentences that `export` returns."""
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
-    makes = library_code(run.recipe.model, num_labels)
-    loads = _WITH_TRANSFORMERS.format(auto=auto) if by_transformers else _WITHOUT.format(makes=makes)
+    if run.recipe.model.lora.rank is not None:
+        labels = "" if num_labels is None else f", num_labels={num_labels}"
+        loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), labels=labels)
+    elif by_transformers:
+        loads = _WITH_TRANSFORMERS.format(auto=auto)
+    else:
+        loads = _WITHOUT.format(makes=library_code(run.recipe.model, num_labels))
     wanted, scores = run.recipe, run.held_out
     lines = [
         f"# {wanted.name}",
@@ -202,9 +264,12 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
     trained = run.recipe
     data = trained.data
     evaluation = data.evaluation and (data.evaluation if is_split(data.evaluation) else _resolved(data.evaluation))
+    model = trained.model
+    if model.lora.rank is not None:
+        model = replace(model, name=_resolved(model.name), weights=_resolved(model.weights))
     return replace(
         trained,
-        model=weights_of(trained.model, folder),
+        model=weights_of(model, folder),
         data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
         training=replace(trained.training, steps=0, epochs=None),
         compression=run.compression,

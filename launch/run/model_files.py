@@ -44,6 +44,8 @@ class ModelFacts:
     """The dtype of the weights before training."""
     classes: Sequence[str] = ()
     """The names of the classes, by number; empty if the data name none."""
+    trained: Sequence[str] = ()
+    """The full names of what trains beside a frozen model; empty without an adapter."""
 
 
 def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
@@ -89,6 +91,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
         tied=blueprint.tied,
         dtype=blueprint.dtype,
         classes=prepared.data.classes,
+        trained=blueprint.trained,
     )
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:
@@ -129,12 +132,12 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
         )
 
 
-def copy_model_files(run: Path, folder: Path) -> None:
-    """Copy the configuration and the tokenizer of a run's model to another folder."""
+def copy_model_files(run: Path, folder: Path, *left_out: str) -> None:
+    """Copy the configuration and the tokenizer of a run's model to another folder, without some of the files."""
     source = run / "model"
     large = (path for path in source.rglob("*") if path.is_file() and path.stat().st_size > MOST_BYTES)
     said = stray(source) or next((f"{path} has more than {MOST_BYTES} bytes" for path in large), None)
     if said is not None:
         raise OptionsError(f"{source} must hold the files of a model, but {said}; remove it")
-    left_out = shutil.ignore_patterns(FACTS, MARK)
-    shutil.copytree(source, folder, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    ignored = shutil.ignore_patterns(FACTS, MARK, *left_out)
+    shutil.copytree(source, folder, ignore=ignored, copy_function=shutil.copyfile, dirs_exist_ok=True)

@@ -15,6 +15,7 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
+from thinwire.models.lora import note_on_lora
 from thinwire.models.precision import tf32_note
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
@@ -51,6 +52,7 @@ class Notes:
             notes = [
                 *self._resumption.notes,
                 *self._assembly.prepared.data.notes,
+                note_on_lora(self._assembly.prepared.blueprint),
                 *stage.wire.cards.notes,
                 recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,
                 self._choosing.note,

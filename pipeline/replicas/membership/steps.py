@@ -29,7 +29,7 @@ from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListe
 from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.saving.state import full_state, parameters_of, trained
+from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
@@ -252,7 +252,7 @@ def _checking(taken: Taken) -> Iterator[None]:
 def _changing(stage: CompressedStage) -> dict[str, Tensor]:
     """The common weights that a stage trains, and its buffers, which it may change."""
     frozen = parameters_of(stage.submod).keys() - trained_names(stage).keys()
-    return {name: each for name, each in full_state(stage.submod).items() if name not in frozen}
+    return {name: each for name, each in saved_state(stage.submod).items() if name not in frozen}
 
 
 def _counts(stage: CompressedStage) -> dict[str, int]:

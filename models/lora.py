@@ -1,0 +1,306 @@
+"""LoRA in PEFT's format: a pair of small matrices beside each chosen linear module. They train; the model is frozen.
+
+The names are those that PEFT gives the unsplit model. Beside `model.layers.3.mlp.up_proj.base_layer.weight`, which is
+the model's own weight, stand `model.layers.3.mlp.up_proj.lora_A.default.weight` and `lora_B`. In PEFT's files they have
+the prefix `base_model.model.` and no `default`. Heads that a pretrained model may lack, as those of classifiers, train
+in full, under their own names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinwire.models.checkpoint import WEIGHTS, Checkpoint, first_few, read_names
+from thinwire.models.errors import ModelError, require
+from thinwire.models.layers import ADAPTER_MARK, Blueprint, Initialize, Layer, LayerSpec, Stage, build_layers, exchange
+from thinwire.models.options import ALL_LINEAR, FRESH, LoraOptions
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_DROPPED = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}}
+"""Fields of an adapter's configuration that must have these values, because they change what its matrices mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedWeights:
+    """The values of a model with an adapter, by its full names."""
+
+    base: Checkpoint
+    """The model without the adapter."""
+    heads: frozenset[str]
+    """Weights of the model that train in full."""
+    adapter: Checkpoint | None
+    """What trained before; None means that the seed gives the adapter."""
+
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """As that of `Weights`: without an adapter to start from, the seed gives it."""
+        frozen, own = self._divide(names)
+        lost = set(self.base.lacking([*frozen.values()]))
+        drawn = [name for name, stored in frozen.items() if stored in lost]
+        return drawn + (own if self.adapter is None else self.adapter.lacking(own))
+
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """As that of `Weights`. ModelError if the adapter has tensors that the model does not: other targets."""
+        frozen, own = self._divide(names)
+        more = [] if self.adapter is None else self.adapter.unread(own)
+        source = "" if self.adapter is None else self.adapter.source
+        require(
+            (
+                not more,
+                f"the adapter of {source} must have the targets of model.lora.targets, and has {first_few(more)}; name "
+                "the targets it was trained with",
+            )
+        )
+        return self.base.unread([*frozen.values(), *self.heads])
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """As that of `Weights`."""
+        for source, wanted in self._by_source(tensors):
+            source.check(wanted)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """As that of `Weights`."""
+        for source, wanted in self._by_source(tensors):
+            source.fill(wanted)
+
+    def _by_source(self, tensors: Mapping[str, Tensor]) -> list[tuple[Checkpoint, dict[str, Tensor]]]:
+        frozen, own = self._divide([*tensors])
+        of_base = {stored: tensors[name] for name, stored in frozen.items()}
+        if self.adapter is None:
+            return [(self.base, of_base)]
+        return [(self.base, of_base), (self.adapter, {name: tensors[name] for name in own})]
+
+    def _divide(self, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """Names with what the model calls them without the adapter; and the names that the adapter's files have."""
+        in_adapter = [name for name in names if is_adapter(name) or (self.adapter is not None and name in self.heads)]
+        own = set(in_adapter)
+        return {name: without_adapter(name) for name in names if name not in own}, in_adapter
+
+
+def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str) -> Blueprint:
+    """The same model, frozen, with a new or a given adapter.
+
+    Args:
+        model: one of transformers, with pretrained weights.
+        options: what the adapter is like.
+        base: the folder or the name on the hub that PEFT shall take the model from.
+        task_type: PEFT's name of the task.
+
+    Raises:
+        ModelError: the targets are nowhere in the model, or the given adapter is another one.
+    """
+    assert isinstance(model.checkpoint, Checkpoint)
+    layers = build_layers(model)
+    modules = {name: module for layer in layers for name, module in layer.full_modules().items()}
+    heads = frozenset(
+        name for layer in layers for name in layer.full_state() if name.startswith(model.checkpoint.fresh or ("\0",))
+    )
+    [*_, head] = [name for name, module in layers[-1].full_modules().items() if _is_linear(module)] or [""]
+    adaptable = {name for name, module in modules.items() if _is_linear(module) and f"{name}.weight" not in heads}
+    targets = _targets(options, modules, adaptable, head)
+    fields: dict[str, Any] = {
+        "r": options.rank,
+        "lora_alpha": options.scale,
+        "lora_dropout": options.dropout,
+        "fan_in_fan_out": not any(isinstance(modules[name], nn.Linear) for name in targets),
+        "task_type": task_type,
+        "base_model_name_or_path": base,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in heads}) or None,
+    }
+    adapter = None if options.weights == FRESH else _open(options)
+    return replace(
+        model,
+        layers=tuple(replace(spec, build=partial(_adapted, spec, fields, targets, heads)) for spec in model.layers),
+        initialize=partial(_initialize, model.initialize),
+        checkpoint=AdaptedWeights(base=model.checkpoint, heads=heads, adapter=adapter),
+        save_config=partial(_save_config, model.save_config, {**fields, "target_modules": _shortest(targets, modules)}),
+        trained=(
+            *(f"{target}.lora_{side}.default.weight" for target in sorted(targets) for side in "AB"),
+            *sorted(heads),
+        ),
+    )
+
+
+def note_on_lora(model: Blueprint) -> str | None:
+    """A sentence that says how much of a model with an adapter trains; None for other models."""
+    if not model.trained:
+        return None
+    layers = build_layers(model)
+    numbers = {name: each.numel() for layer in layers for name, each in layer.full_parameters().items()}
+    trains, modules = sum(numbers[name] for name in model.trained), sum(".lora_A." in name for name in model.trained)
+    all_of_it = sum(number for name, number in numbers.items() if name not in model.tied)
+    return f"LoRA trains {trains:,} of {all_of_it:,} parameters, {trains / all_of_it:.2%}, beside {modules} modules"
+
+
+def require_peft() -> None:
+    """Raise ModelError, with what to install, where PEFT is missing."""
+    lacks = find_spec("peft") is None
+    require((not lacks, "model.lora needs the library peft, which is not installed: pip install 'thinwire[lora]'"))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of this full name belongs to an adapter's matrices."""
+    return ADAPTER_MARK in name
+
+
+def without_adapter(name: str) -> str:
+    """What the model itself calls a weight that stands beside an adapter."""
+    return name.replace(".base_layer.", ".")
+
+
+def for_peft(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an adapter by the names in PEFT's files."""
+    return {_PREFIX + name.replace(".default.", "."): tensor for name, tensor in tensors.items()}
+
+
+def merged_state(stage: Stage) -> dict[str, Tensor]:
+    """The weights of a whole model by its own names, each adapter added to the weight beside it, as PEFT does it."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in stage.modules():
+        if isinstance(module, LoraLayer):
+            adapted: Any = module
+            adapted.merge()
+    return {without_adapter(name): each for name, each in stage.full_state().items() if not is_adapter(name)}
+
+
+def _targets(
+    options: LoraOptions, modules: Mapping[str, nn.Module], adaptable: Collection[str], head: str
+) -> frozenset[str]:
+    """The full names of the modules that get matrices."""
+    if options.targets == ALL_LINEAR:
+        return frozenset(adaptable) - {head}
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    def found(targets: str | list[str]) -> set[str]:
+        config = LoraConfig(target_modules=targets)
+        return {name for name in modules if name and check_target_module_exists(config, name)}
+
+    wanted = [options.targets] if isinstance(options.targets, str) else options.targets
+    nowhere = [word for word in wanted if not found(options.targets if word is options.targets else [word])]
+    targets = found(options.targets)
+    others = sorted(targets - set(adaptable))
+    ends = sorted({name.rpartition(".")[2] for name in adaptable})
+    require(
+        (
+            not nowhere,
+            f"model.lora.targets must name linear modules of the model, got {first_few(nowhere)}; it has "
+            f"{', '.join(ends)}",
+        ),
+        (not others, f"model.lora.targets must name linear modules, got {first_few(others)}"),
+    )
+    return frozenset(targets)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _shortest(targets: Collection[str], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The last words of the targets' names, as PEFT's users write them, where they mean the same modules."""
+    ends = sorted({name.rpartition(".")[2] for name in targets})
+    meant = {name for name in modules if name.rpartition(".")[2] in ends}
+    return ends if meant == set(targets) else sorted(targets)
+
+
+def _adapted(spec: LayerSpec, fields: Mapping[str, Any], targets: frozenset[str], heads: frozenset[str]) -> Layer:
+    """Build a layer, give its targets their matrices, and freeze the rest."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    layer = spec.build()
+    for name, part in list(layer.parts.items()):
+        here = targets & {f"{name}.{inner}".strip(".") for inner, _ in part.named_modules()}
+        if not here:
+            continue
+        # PEFT matches names from the root of what it is given: the part hangs where it is in the unsplit model
+        tree = nn.Module()
+        parent, (*path, last) = tree, name.split(".")
+        for step in path:
+            parent.add_module(step, nn.Module())
+            parent = parent.get_submodule(step)
+        parent.add_module(last, part)
+        own = {key: value for key, value in fields.items() if key != "modules_to_save"}
+        inject_adapter_in_model(LoraConfig(**own, target_modules=sorted(here)), tree)
+        if (made := tree.get_submodule(name)) is not part:
+            exchange(layer, part, made)
+            layer.parts[name] = made
+    for name, parameter in layer.full_parameters().items():
+        parameter.requires_grad_(is_adapter(name) or name in heads)
+    return layer
+
+
+def _initialize(of_model: Initialize, full_name: str, module: nn.Module) -> None:
+    """First values as PEFT's: the first matrix is drawn, the second is zero."""
+    if not is_adapter(full_name):
+        of_model(full_name, module)
+        return
+    for parameter in module.parameters(recurse=False):
+        if ".lora_A." in full_name:
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        else:
+            nn.init.zeros_(parameter)
+
+
+def _open(options: LoraOptions) -> Checkpoint:
+    """The adapter to start from: a folder of PEFT, or a checkpoint of a run."""
+    folder = Path(options.weights)
+    files = [each for each in (folder / WEIGHTS_FILE, *sorted(folder.glob("stage-*/*.safetensors"))) if each.is_file()]
+    require(
+        (
+            bool(files),
+            f"model.lora.weights must be {FRESH} or a folder with {WEIGHTS_FILE}, as PEFT saves it, got "
+            f"{options.weights!r}",
+        )
+    )
+    if (folder / CONFIG_FILE).is_file():
+        _check_config(folder / CONFIG_FILE, options)
+    names = [(str(path.relative_to(folder)), name) for path in files for name in read_names(path)]
+    stored = {_own_name(name): (file, name) for file, name in names if name.startswith((_PREFIX, WEIGHTS))}
+    return Checkpoint(source=str(folder), stored=stored, base="", tied={})
+
+
+def _own_name(name: str) -> str:
+    """The full name of a tensor in a file of PEFT or of a checkpoint."""
+    if name.startswith(WEIGHTS):
+        return name.removeprefix(WEIGHTS)
+    plain = name.removeprefix(_PREFIX)
+    return plain.replace(".weight", ".default.weight") if is_adapter(plain) else plain
+
+
+def _check_config(path: Path, options: LoraOptions) -> None:
+    """Raise ModelError if the matrices of an adapter mean something else than those of the options."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: config.get(name, value) or value for name, value in _DROPPED.items()}
+        rank, alpha = config["r"], config["lora_alpha"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path} must be the configuration of an adapter, but it is damaged: {error!r}") from error
+    strange = [f"{name} {value}" for name, value in found.items() if value != _DROPPED[name]]
+    require(
+        (not strange, f"an adapter to start from must be a plain LoRA, and {path} has {', '.join(strange)}"),
+        (rank == options.rank, f"model.lora.rank must be {rank}, as in {path}, got {options.rank}"),
+        (alpha == options.scale, f"model.lora.alpha must be {alpha}, as in {path}, got {options.scale}"),
+    )
+
+
+def _save_config(of_model: Callable[[Path], None] | None, fields: Mapping[str, Any], folder: Path) -> None:
+    from peft import LoraConfig
+
+    if of_model is not None:
+        of_model(folder)
+    LoraConfig(**fields, inference_mode=True).save_pretrained(str(folder))
+    written = json.loads((folder / CONFIG_FILE).read_text())
+    written["target_modules"] = sorted(written["target_modules"])  # which PEFT holds as a set
+    (folder / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n")

@@ -1,0 +1,180 @@
+"""Runs with LoRA: as PEFT trains the unsplit model, in processes and simulated, stopped, exported, scored."""
+
+import json
+import shutil
+from contextlib import chdir
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from support.commands import THINWIRE, completed
+from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
+from support.run_files import losses, summary, weights_of
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import make_sampler, prepare
+from thinwire.models.lora import for_peft
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+model: {name: tiny, weights: pretrained, lora: {rank: 4}}
+data: {name: text, block_size: 16, held_out: 0.2}
+pipeline: {num_stages: 3, num_microbatches: 2, microbatch_size: 2}
+compression: {activations: none, gradients: none}
+optimizer: {name: sgd, momentum: 0, weight_decay: 0, lr: 0.5, schedule: constant}
+training: {steps: 4}
+"""
+COMPRESSED = [
+    "--codec",
+    "q(4)/q(8)",
+    "--model.lora.dropout",
+    "0.2",
+    "--optimizer.name",
+    "adamw",
+    "--optimizer.lr",
+    "0.01",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a tiny pretrained model, `tiny`, its recipe, and a run without compression, `trained`."""
+    folder = tmp_path_factory.mktemp("lora")
+    sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True)).save_pretrained(folder / "tiny")
+    (folder / "lora.yaml").write_text(RECIPE)
+    (folder / "text").write_bytes(bytes(range(32, 132)) * 20)
+    with chdir(folder):
+        simulate("lora.yaml", folder / "trained")
+    return folder
+
+
+@pytest.fixture
+def folder(made, monkeypatch):
+    """The folder, as the current one."""
+    monkeypatch.chdir(made)
+    return made
+
+
+def adapter_of(run):
+    """The tensors of an adapter that a run has saved, by PEFT's names."""
+    stages = [weights_of(run, stage["stage"]) for stage in summary(run)["stages"]]
+    return for_peft({name: each for stage in stages for name, each in stage.items()})
+
+
+def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
+    ready = prepare(recipe.parse(["lora.yaml"]))
+    untrained = simulate("lora.yaml", tmp_path / "untrained", "--training.steps", "0")
+    base = AutoModelForCausalLM.from_pretrained("tiny")
+    model = peft.PeftModel.from_pretrained(base, export(untrained, tmp_path / "adapter"), is_trainable=True)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5)
+    expected = []
+    for step in range(4):
+        batch = make_sampler(ready).batch(step)
+        inputs = ready.data.training.inputs(batch.ids, batch.epoch)
+        targets = ready.data.training.targets(batch.ids)
+        loss = ready.data.task.loss_sum(model(inputs).logits, targets) / ready.data.task.num_valid(targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert losses(folder / "trained") == pytest.approx(expected, rel=1e-5)
+    of_peft, got = peft.get_peft_model_state_dict(model), adapter_of(folder / "trained")
+    assert got.keys() == of_peft.keys()
+    for name, tensor in got.items():
+        torch.testing.assert_close(tensor, of_peft[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.processes
+def test_real_processes_train_as_a_simulation_with_dropout_too(folder):
+    simulate("lora.yaml", folder / "simulated", *COMPRESSED)
+    completed([*THINWIRE, "train", "lora.yaml", "--output", folder / "real", *COMPRESSED], folder)
+    real, simulated = summary(folder / "real"), summary(folder / "simulated")
+    for name in ("train_loss", "held_out", "weights_digest", "bytes_sent"):
+        assert real[name] == simulated[name], name
+
+
+def test_a_run_that_stops_goes_on_as_if_it_had_not(folder):
+    checkpoints = ["--checkpoint.every", "2 steps", "--optimizer.schedule", "constant"]
+    simulate("lora.yaml", folder / "whole", *COMPRESSED, *checkpoints)
+    simulate("lora.yaml", folder / "stopped", *COMPRESSED, *checkpoints, "--training.steps", "2")
+    [*_, saved] = sorted((folder / "stopped" / "checkpoints").glob("step-*"))
+    assert not any("base_layer" in name for path in saved.rglob("*.safetensors") for name in load_file(path))
+    for stages in ("3", "2"):
+        again = shutil.copytree(folder / "stopped", folder / f"again-{stages}")
+        more = ["--training.steps", "4", "--pipeline.num_stages", stages]
+        assert cli.main(["simulate", "--resume", str(again), *more]) == 0
+    assert summary(folder / "again-3")["weights_digest"] == summary(folder / "whole")["weights_digest"]
+
+
+def test_it_is_exported_for_peft_and_merged_for_transformers(folder, tmp_path, capsys):
+    adapter = export(folder / "trained", tmp_path / "adapter")
+    assert cli.main(["export", str(folder / "trained"), "--to", str(tmp_path / "merged"), "--merged"]) == 0
+    assert {path.name for path in adapter.iterdir()} == {
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "recipe.yaml")
+    }
+    base = AutoModelForCausalLM.from_pretrained("tiny")
+    ids = torch.arange(40, 56)[None]
+    before = base(ids).logits
+    theirs = peft.PeftModel.from_pretrained(base, adapter).eval()
+    expected = theirs(ids).logits
+    assert not torch.allclose(expected, before, atol=1e-3)
+    assert torch.equal(loaded_as_its_readme_says(adapter)(ids).logits, expected)
+    merged = loaded_as_its_readme_says(tmp_path / "merged")
+    assert torch.equal(merged(ids).logits, theirs.merge_and_unload()(ids).logits)
+    assert merged.config.tie_word_embeddings and merged.lm_head.weight is merged.model.embed_tokens.weight
+    scores = [evaluated(place, tmp_path / "elsewhere", capsys) for place in (adapter, tmp_path / "merged")]
+    for score in scores:
+        assert score["off"]["loss"] == pytest.approx(summary(folder / "trained")["held_out"]["off"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("source", ["a run", "an export"])
+def test_a_run_starts_from_an_adapter(folder, tmp_path, source):
+    start = folder / "trained" if source == "a run" else export(folder / "trained", tmp_path / "adapter")
+    simulate("lora.yaml", tmp_path / "run", "--model.lora.weights", start, "--training.steps", "0")
+    assert summary(tmp_path / "run")["weights_digest"] == summary(folder / "trained")["weights_digest"]
+
+
+def test_another_base_is_refused(folder, tmp_path, capsys):
+    simulate("lora.yaml", tmp_path / "run", "--checkpoint.every", "2 steps")
+    kept = shutil.copytree(folder / "tiny", tmp_path / "kept")
+    try:
+        model = LlamaForCausalLM.from_pretrained("tiny")
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+        model.save_pretrained("tiny")
+        capsys.readouterr()
+        assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--merged"]) == 2
+        assert "tiny must hold the weights that the adapter was trained with" in capsys.readouterr().err
+        assert cli.main(["simulate", "--resume", str(tmp_path / "run"), "--training.steps", "5"]) == 1
+        assert (
+            "goes with the model that it was made with, which has changed: "
+            "model.layers.1.mlp.up_proj.base_layer.weight; put that model back"
+        ) in " ".join(capsys.readouterr().err.split())
+    finally:
+        shutil.rmtree("tiny")
+        shutil.move(kept, "tiny")
+
+
+def test_an_adapter_with_other_tensors_is_not_exported(folder, tmp_path, capsys):
+    run = shutil.copytree(folder / "trained", tmp_path / "run")
+    facts = json.loads((run / "model" / "facts.json").read_text())
+    facts["trained"].remove(name := "model.layers.2.mlp.up_proj.lora_B.default.weight")
+    (run / "model" / "facts.json").write_text(json.dumps(facts))
+    capsys.readouterr()
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"must hold the 55 tensors of its adapter and no others, but {name} is missing or too many" in said
+
+
+def test_merged_is_for_lora_alone(tmp_path, capsys):
+    simulate("gpt2-tiny", tmp_path / "run", "--data.limit", "5000", "--training.steps", "0", "--data.held_out", "0.3")
+    assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--merged"]) == 2
+    assert "--merged is for a run with model.lora, and" in capsys.readouterr().err

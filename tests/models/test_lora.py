@@ -1,0 +1,239 @@
+"""LoRA in stages is LoRA of PEFT on the unsplit model: names, values, losses, gradients, and what is refused."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from support.family_cases import BATCH, CASES, LABELS, LENGTH, VOCABULARY, inputs, library_side, whole
+from support.pipelined import as_tuple, drawn
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import build_stage, check_weights, stage_output_examples
+from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, is_adapter, merged_state
+from thinwire.models.model import blueprint, check_name
+from thinwire.models.options import LoraOptions, ModelOptions
+from thinwire.models.partition import partition
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+
+TARGETS = {
+    "gpt2": {"c_attn", "c_proj", "c_fc"},
+    "llama": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "opt": {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "project_in", "project_out"},
+    "bert": {"query", "key", "value", "dense"},
+}
+"""The modules of all-linear, of cases of each kind: both sorts of linear modules, more behind the blocks, a head."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Gives the folder of a pretrained model of a case, made once."""
+    made = tmp_path_factory.mktemp("pretrained")
+
+    def of(name):
+        if not (made / name).is_dir():
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                whole(name, tie_word_embeddings=name == "llama").save_pretrained(made / name)
+        return str(made / name)
+
+    return of
+
+
+def adapted(folder, name, **lora):
+    options = ModelOptions(name=folder(name), weights="pretrained", lora=LoraOptions(**{"rank": 3, **lora}))
+    check_name(options)
+    return blueprint(options, task=CASES[name].task, num_labels=LABELS, block_size=LENGTH)
+
+
+def split(model, num_stages=3, seed=11):
+    return [build_stage(model, cut, seed=seed) for cut in partition([layer.cost for layer in model.layers], num_stages)]
+
+
+def trained(stages):
+    return {
+        name: each for stage in stages for name, each in stage.full_parameters().items() if name in stage.saved_state()
+    }
+
+
+def saved(stages):
+    return {name: each.detach() for stage in stages for name, each in stage.saved_state().items()}
+
+
+def wake(stages):
+    """Give the second matrices, which begin as zeros, values of their own: else the first have no gradients."""
+    for name, parameter in trained(stages).items():
+        if ".lora_B." in name:
+            parameter.data.copy_(drawn(*parameter.shape, seed=len(name)))
+
+
+def run(stages, ids, side, gradient):
+    """Forward and backward of stages; nothing goes back where nothing trains."""
+    leaves, outputs = [ids], []
+    for stage in stages:
+        [output] = as_tuple(stage(leaves[-1], **side))
+        outputs.append(output)
+        leaves.append(output.detach().requires_grad_(output.requires_grad))
+    for leaf, output in zip(reversed(leaves[:-1]), reversed(outputs), strict=True):
+        if output.requires_grad:
+            output.backward(gradient)
+            gradient = leaf.grad
+    return outputs[-1].detach()
+
+
+def unsplit(folder, name, model, stages, target):
+    """PEFT's own model around the one of transformers, with the adapter of the stages, which went through files."""
+    target.mkdir()
+    model.save_config(target)
+    save_file(for_peft(saved(stages)), target / WEIGHTS_FILE)
+    auto = {"causal-lm": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}[CASES[name].task]
+    base = auto.from_pretrained(folder(name), num_labels=LABELS)
+    return peft.PeftModel.from_pretrained(base, target, is_trainable=True).train()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_names_values_and_gradients_are_those_of_peft_on_the_unsplit_model(folder, tmp_path, name):
+    model = adapted(folder, name)
+    stages = split(model)
+    wake(stages)
+    theirs = unsplit(folder, name, model, stages, tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text())
+    assert {target.rpartition(".")[2] for target in config["target_modules"]} == TARGETS[name]
+    if name != "bert":  # whose pooler is called dense as well, and trains in full
+        assert config["target_modules"] == sorted(TARGETS[name])
+    of_peft = peft.get_peft_model_state_dict(theirs)
+    assert of_peft.keys() == for_peft(saved(stages)).keys()
+    for key, tensor in for_peft(saved(stages)).items():
+        assert torch.equal(of_peft[key], tensor)
+
+    ids, side = inputs(name)
+    expected = theirs(input_ids=ids, **library_side(name, side)).logits
+    gradient = drawn(*expected.shape, seed=3)
+    torch.testing.assert_close(run(stages, ids, side, gradient), expected.detach(), rtol=1e-5, atol=1e-5)
+    expected.backward(gradient)
+    gradients = {own_name(key): each.grad for key, each in theirs.named_parameters() if each.requires_grad}
+    assert gradients.keys() == trained(stages).keys()
+    for key, parameter in trained(stages).items():
+        torch.testing.assert_close(parameter.grad, gradients[key], rtol=1e-4, atol=1e-5, msg=key)
+    assert all(each.grad is None for stage in stages for each in stage.parameters() if not each.requires_grad)
+
+
+def own_name(of_peft):
+    """A parameter of PEFT's model as the stages call it: what trains in full is wrapped there."""
+    return of_peft.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_merged_it_is_the_model_that_peft_merges(folder, tmp_path, name):
+    model = adapted(folder, name)
+    [stage] = split(model, 1)
+    wake([stage])
+    theirs = unsplit(folder, name, model, [stage], tmp_path / "adapter").merge_and_unload().state_dict()
+    for key, tensor in merged_state(stage).items():
+        assert torch.equal(theirs[key], tensor), key
+
+
+def test_first_values_come_from_seed_and_name_whatever_the_cut(folder):
+    model = adapted(folder, "llama", targets=["q_proj"])
+    one, three, other = (saved(split(model, count, seed)) for count, seed in ((1, 7), (3, 7), (3, 8)))
+    assert one.keys() == three.keys() == other.keys() and len(one) == 6
+    for name, tensor in one.items():
+        assert torch.equal(tensor, three[name])
+        assert is_adapter(name) and (".lora_B." in name) == bool((tensor == 0).all())
+    assert not any(torch.equal(one[name], other[name]) for name in one if ".lora_A." in name)
+
+
+def test_nothing_goes_back_where_nothing_trains(folder):
+    model = adapted(folder, "llama", targets=r".*layers\.2\.mlp\.(up|down)_proj")
+    cuts = [range(0, 2), range(2, 3), range(3, 5)]
+    outputs = stage_output_examples(model, cuts, torch.zeros(BATCH, LENGTH, dtype=torch.int64), "fp32")
+    assert [output.requires_grad for [output] in outputs] == [False, False, True]
+    stages = [build_stage(model, cut, seed=0) for cut in cuts]
+    assert [len(stage.saved_state()) for stage in stages] == [0, 0, 4]
+    ids, side = inputs("llama")
+    run(stages, ids, side, torch.ones(BATCH, LENGTH, VOCABULARY))
+    assert {name for name, each in trained(stages).items() if each.grad is not None} == trained(stages).keys()
+
+
+def test_a_base_in_bfloat16_leaves_what_trains_in_float32(folder):
+    model = replace(adapted(folder, "llama"), weights_dtype=torch.bfloat16)
+    stages = split(model)
+    assert {each.dtype for each in trained(stages).values()} == {torch.float32}
+    frozen = {each.dtype for stage in stages for each in stage.parameters() if not each.requires_grad}
+    assert frozen == {torch.bfloat16}
+    ids, side = inputs("llama")
+    assert run(stages, ids, side, torch.ones(BATCH, LENGTH, VOCABULARY).bfloat16()).dtype == torch.bfloat16
+
+
+def test_the_base_is_known_by_its_bytes_and_is_not_saved(folder):
+    stages = split(adapted(folder, "llama"))
+    whole_state = {name for stage in stages for name in stage.full_state()}
+    base = {name: line for stage in stages for name, line in stage.base.items()}
+    assert base.keys() | saved(stages).keys() == whole_state and not base.keys() & saved(stages).keys()
+    key = "model.layers.1.mlp.up_proj.base_layer.weight"
+    assert base[key].startswith(f"{key}, float32, [24,16], ")
+
+
+def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
+    model = adapted(folder, "bert", targets=["query"])
+    stages = split(model)
+    wake(stages)
+    unsplit(folder, "bert", model, stages, tmp_path / "adapter")
+    again = adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter"))
+    assert check_weights(again) == []
+    for name, tensor in saved(split(again, 2, seed=5)).items():
+        assert torch.equal(tensor, saved(stages)[name])
+
+    refusals = {
+        "model.lora.rank must be 3, as in": {"rank": 4, "targets": ["query"], "alpha": 6},
+        "model.lora.alpha must be 6, as in": {"targets": ["query"], "alpha": 7},
+        "must have the targets of model.lora.targets, and has bert.encoder.layer.0.attention.self.query": {
+            "targets": r".*layer\.1.*query"
+        },
+        "must hold every weight of the model, and lacks bert.encoder.layer.0.attention.self.key": {
+            "targets": ["query", "key"]
+        },
+    }
+    for said, lora in refusals.items():
+        with pytest.raises(ModelError, match=re.escape(said)):
+            check_weights(adapted(folder, "bert", weights=str(tmp_path / "adapter"), **lora))
+    config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text()) | {"use_dora": True}
+    (tmp_path / "adapter" / CONFIG_FILE).write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"must be a plain LoRA, and .*adapter_config.json has use_dora True"):
+        adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter"))
+    with pytest.raises(ModelError, match=r"model.lora.weights must be fresh or a folder with adapter_model"):
+        adapted(folder, "bert", weights=folder("bert"))
+
+
+MISTAKES = {
+    "model.lora.rank must be at least 1, got 0": {"rank": 0},
+    "model.lora.alpha must be at least 1, got 0": {"alpha": 0},
+    "model.lora.dropout must lie in 0..1, below 1, got 1": {"dropout": 1},
+    "model.lora.targets must name modules, got none": {"targets": []},
+    "model.lora needs a rank, such as model.lora.rank 16": {"rank": None, "dropout": 0.1},
+    "model.lora.targets must name linear modules of the model, got k_porj; it has": {"targets": ["q_proj", "k_porj"]},
+    "model.lora.targets must name linear modules, got model.norm": {"targets": ["norm"]},
+    "name linear modules of the model, got .*xyz; it has": {"targets": ".*xyz"},
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_mistakes_are_one_sentence(folder, said):
+    with pytest.raises(ModelError, match=re.escape(said)) as caught:
+        adapted(folder, "llama", **MISTAKES[said])
+    assert len(caught.value.mistakes) == 1
+
+
+def test_it_needs_a_pretrained_model_of_text(monkeypatch):
+    lora = LoraOptions(rank=4)
+    with pytest.raises(ModelError, match=r"weights must be pretrained or a folder for model.lora, .* got fresh"):
+        ModelOptions(name="llama", lora=lora)
+    with pytest.raises(ModelError, match=r"needs a language model or a classifier of text, .* got resnet18"):
+        check_name(ModelOptions(name="resnet18", weights="pretrained", lora=lora))
+    monkeypatch.setattr("thinwire.models.lora.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=re.escape("not installed: pip install 'thinwire[lora]'")):
+        check_name(ModelOptions(name="llama", weights="pretrained", lora=lora))
