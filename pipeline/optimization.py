@@ -166,13 +166,13 @@ def make_optimizer(
     """The optimizer of one stage, which may have no parameters.
 
     Args:
-        parameters: those of the stage.
+        parameters: those of the stage; frozen ones are left out.
         options: the optimizer and its numbers.
         parts: in how many parts the gradient of a parameter comes: one of each replica, and of each stage that holds
             it.
         ends: the ids of the parameters that read tokens or write the output, for muon.
     """
-    group = _groups(list(parameters), options)
+    group = _groups([each for each in parameters if each.requires_grad], options)
     if options.of_another:
         try:
             made: Optimizer = options.kind()(group, **options.numbers())
