@@ -28,7 +28,7 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import score_text
 from thinwire.launch.shared.exit_codes import FailedError
-from thinwire.models.architectures.families import GENERATION
+from thinwire.models.architectures.library import GENERATION
 from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from support.family_cases import BATCH, CASES, LABELS, LENGTH, VOCABULARY, inputs, library_side, whole
+from support.family_cases import ALL, BATCH, LABELS, LENGTH, VOCABULARY, inputs, library_side, whole
 from support.pipelined import as_tuple, drawn
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights, stage_output_examples
@@ -25,6 +25,12 @@ TARGETS = {
     "llama": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
     "opt": {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "project_in", "project_out"},
     "bert": {"query", "key", "value", "dense"},
+    "qwen3": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "gemma3_text": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "phi3": {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"},
+    "olmo2": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "granite": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "gpt_oss": {"q_proj", "k_proj", "v_proj", "o_proj"},
 }
 """The modules of all-linear, of cases of each kind: both sorts of linear modules, more behind the blocks, a head."""
 
@@ -47,7 +53,7 @@ def folder(tmp_path_factory):
 def adapted(folder, name, **lora):
     options = ModelOptions(name=folder(name), weights="pretrained", lora=LoraOptions(**{"rank": 3, **lora}))
     check_name(options)
-    return blueprint(options, task=CASES[name].task, num_labels=LABELS, block_size=LENGTH)
+    return blueprint(options, task=ALL[name].task, num_labels=LABELS, block_size=LENGTH)
 
 
 def split(model, num_stages=3, seed=11):
@@ -90,7 +96,7 @@ def unsplit(folder, name, model, stages, target):
     target.mkdir()
     model.save_config(target)
     save_file(for_peft(saved(stages)), target / WEIGHTS_FILE)
-    auto = {"causal-lm": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}[CASES[name].task]
+    auto = {"causal-lm": AutoModelForCausalLM, "classification": AutoModelForSequenceClassification}[ALL[name].task]
     base = auto.from_pretrained(folder(name), num_labels=LABELS)
     return peft.PeftModel.from_pretrained(base, target, is_trainable=True).train()
 
