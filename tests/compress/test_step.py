@@ -114,3 +114,12 @@ def test_payloads_that_are_none_are_refused():
 def test_a_step_beside_what_it_excludes_is_one_sentence(expression, sentence):
     with pytest.raises(CodecError, match=sentence):
         parse(expression)
+
+
+@pytest.mark.parametrize("count", [1, 8, 100])
+def test_rows_of_zeros_are_no_rows_apart(count):
+    """Their scale was taken for the mark of a row apart, and the payload could not be decoded."""
+    x = torch.cat([torch.zeros(count, 48), gaussian(28, 48)])
+    assert torch.equal(roundtrip(parse("q(8, step=0.25)"), x)[:count], x[:count])
+    zeros = torch.zeros(count, 48)
+    assert torch.equal(roundtrip(parse("q(8, step=0.25)"), zeros), zeros)

@@ -66,6 +66,8 @@ class ColumnCoded(Coded):
     def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
         head, codes = self._split(plain, x.shape)
         head, codes = head.clone(), codes.cpu()
+        if self.rows:  # a scale of 0 means a row apart; that of a row of zeros may be any
+            head.view(torch.bfloat16).masked_fill_(head.view(torch.bfloat16) == 0, torch.finfo(torch.bfloat16).tiny)
         apart = self._massive(head)
         parts = [head]
         if len(apart):
