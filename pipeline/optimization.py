@@ -1,9 +1,15 @@
-"""The loss of the whole batch, and what follows the passes: optimizer, learning rate, and the norm over all stages."""
+"""The loss of the whole batch, and what follows the passes: optimizer, learning rate, and the norm over all stages.
+
+In float16 small gradients become zero. So the loss is multiplied by a factor, and the gradients of weights are divided
+by it before anything reads them. If the gradient of any stage is not finite, the factor was too large: no stage steps,
+and the factor halves. After many good steps it doubles. All stages see the same norm, so all decide alike. The factor
+is a power of two: it changes the exponents of numbers, never their digits.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +22,7 @@ from thinwire.compress import Progress
 from thinwire.errors.calls import first_line
 from thinwire.models.layers import Stage
 from thinwire.models.tasks import Task
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.loss_scale import LossScale
+from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
@@ -26,6 +31,74 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
+
+FIRST_SCALE = 2.0**16
+"""The first factor, as in torch's GradScaler."""
+SCALE_GROWS_AFTER = 2000
+"""Good steps in a row before the factor doubles, as there."""
+LEAST_SCALE = 1.0
+"""The least factor: if gradients are not finite even so, the training itself diverges."""
+
+
+class LossScale:
+    """The factor of the loss.
+
+    Args:
+        active: whether there is one; else the factor is 1 and nothing is skipped.
+
+    Attributes:
+        factor: what the loss is multiplied by.
+        skipped: steps that were skipped so far.
+    """
+
+    def __init__(self, *, active: bool) -> None:
+        self.active = active
+        self.factor = FIRST_SCALE if active else 1.0
+        self.skipped = 0
+        self._good = 0
+
+    def undo(self, losses: Sequence[Tensor]) -> list[Tensor]:
+        """The losses without the factor."""
+        return [loss / self.factor for loss in losses] if self.active else list(losses)
+
+    def undo_gradients(self, parameters: Iterable[Parameter]) -> None:
+        """Divide the gradients of parameters by the factor, in place."""
+        if not self.active:
+            return
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, 1 / self.factor)
+
+    def allows(self, norm: float) -> bool:
+        """Whether the stages may step with gradients of this norm; the factor follows. Call it once a step.
+
+        Raises:
+            NonFiniteError: the gradients are not finite even with the least factor.
+        """
+        if math.isfinite(norm):
+            self._good += 1
+            if self._good == SCALE_GROWS_AFTER:
+                self.factor, self._good = 2 * self.factor, 0
+            return True
+        if self.factor <= LEAST_SCALE:
+            raise NonFiniteError(
+                "the gradients hold NaN or infinity even with a loss scale of 1; lower optimizer.lr, or set "
+                "training.precision to bf16"
+            )
+        self.factor, self._good, self.skipped = self.factor / 2, 0, self.skipped + 1
+        return False
+
+    def told(self) -> dict[str, Any] | None:
+        """The factor and the number of skipped steps; None without a factor."""
+        return {"factor": self.factor, "skipped": self.skipped} if self.active else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as JSON values."""
+        return {"factor": self.factor, "good": self._good, "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state that `state_dict` returned."""
+        self.factor, self._good, self.skipped = float(state["factor"]), int(state["good"]), int(state["skipped"])
 
 
 class WholeBatchLoss:

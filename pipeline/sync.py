@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -20,10 +22,10 @@ from torch.optim import Optimizer
 from thinwire.compress import PassKind, Progress
 from thinwire.pipeline.optimization import Update, ends_of, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
+from thinwire.pipeline.processes.collectives import Kind, Words
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
-from thinwire.pipeline.replicas.losses import LossesOfOthers
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.shares import Shares
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
@@ -306,3 +308,41 @@ def sync_of(
 
     optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts, ends) for stage in stages]
     return (SumEachStep if replicas.count > 1 else Sync)(stages, where, replicas, shares, optimizers)
+
+
+class LossesOfOthers:
+    """Losses of replicas that add up their gradients in each step; between others, and in a simulation, none travel.
+
+    They travel while gradients do, so that nobody waits for them.
+
+    Args:
+        where: where all stages live.
+        travels: whether this process has the last stage of such a replica.
+        timeout: of a wait.
+    """
+
+    def __init__(self, where: Placement, timeout: timedelta, *, travels: bool) -> None:
+        self._where = where
+        self._words = Words(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
+
+    def expect(self) -> None:
+        """Make room for those of the step that begins."""
+        if self._words is not None:
+            self._words.expect()
+
+    def tell(self, losses: Sequence[Tensor]) -> None:
+        """Send those of this replica, and wait for nobody."""
+        if self._words is not None:
+            self._words.say([float(loss) for loss in losses])
+
+    def hear(self) -> list[float]:
+        """Those of all other replicas, in their order, in the process that reports; else none.
+
+        PeerError if a process is gone or silent.
+        """
+        return [] if self._words is None else [*chain(*self._words.hear())]
+
+    def _in_words(self, process: int) -> str:
+        if process == dist.get_rank():
+            return f"replica {self._where.replica} was telling replica 0 its losses"
+        return f"replica {self._where.replica} was waiting for the losses of replica {self._where.replica_of(process)}"

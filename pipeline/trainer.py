@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,15 +17,39 @@ from torch import Tensor
 from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
-from thinwire.pipeline.measuring.meters import spending
+from thinwire.pipeline.measuring.meters import Section, spending
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.record import StepRecord
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import StepShare, Sync
 from thinwire.pipeline.wire.passes import Pass
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The record of one optimizer step. `loss` is None except in the process that reports."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    """If replicas step alone, that of the first one, as is the norm."""
+    lr: float
+    grad_norm: float | None
+    seconds: float
+    samples: int
+    """Samples of all replicas."""
+    sections: dict[Section, float]
+    bytes: int
+    """Bytes of the frames that this process's stages sent and received."""
+    uncompressed: int
+    """Bytes of the tensors in those frames, uncompressed."""
+    skipped: bool = False
+    """Whether no stage stepped, because a gradient of fp16 was not finite."""
+    exchanged: list[StepExchanged] = field(default_factory=list)
+    """What the stages of the first replica exchanged with the others in earlier steps, as far as it was not known."""
 
 
 class Batches(Protocol):

@@ -56,7 +56,7 @@ from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.fit import check_fit
+from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import meet
 from thinwire.pipeline.runner import Runner

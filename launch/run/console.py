@@ -19,7 +19,7 @@ from thinwire.launch.run import tables
 from thinwire.launch.shared.tables import FOLDED, Table, Value, duration_text, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
-from thinwire.pipeline.record import StepRecord
+from thinwire.pipeline.trainer import StepRecord
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared

@@ -51,10 +51,8 @@ from thinwire.pipeline.options import (
     ReplicaOptions,
     TrainingOptions,
     WireOptions,
-    clients,
-    computing,
-    replicating,
     split_pair,
+    together,
 )
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -121,10 +119,12 @@ class Recipe:
                 f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
                 f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
             )
-        mistakes += replicating.misfits(self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries)
-        mistakes += clients.misfits(self.clients, self.replicas)
+        mistakes += together.of_replicas(
+            self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries
+        )
+        mistakes += together.of_clients(self.clients, self.replicas)
         gradients = self.compression.possible(self.num_boundaries, "gradients")
-        mistakes += computing.misfits(
+        mistakes += together.of_computing(
             self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
         )
         if mistakes:

@@ -39,8 +39,8 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Score, evaluate, look, score_first
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.record import StepRecord
-from thinwire.pipeline.replicas.drain import exchange_report
+from thinwire.pipeline.replicas.step_exchanges import exchange_report
+from thinwire.pipeline.trainer import StepRecord
 
 
 class Reporting:

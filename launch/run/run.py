@@ -21,8 +21,8 @@ from thinwire.launch.run.saving import Saves
 from thinwire.launch.shared.progress import counting
 from thinwire.pipeline.evaluation import EvaluationStoppedError
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.replicas.membership.attendance import Attendance
+from thinwire.pipeline.trainer import StepRecord
 
 
 class Run:

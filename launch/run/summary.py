@@ -23,7 +23,7 @@ from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Ph
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
-from thinwire.pipeline.replicas.drain import told
+from thinwire.pipeline.replicas.step_exchanges import told
 from thinwire.pipeline.stage import CompressedStage
 
 

@@ -9,7 +9,6 @@ from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import changed
 from thinwire.pipeline.options.durations import misspelt, read_duration
-from thinwire.pipeline.options.replicas import ReplicaOptions
 
 MOST_CLIENTS = 10000
 """The most clients of a run."""
@@ -56,13 +55,3 @@ class ClientOptions:
             f"clients.count must be above 1 for {listed(set_here)}: a single client has all samples, and every turn; "
             f"raise it, or drop {'them' if len(set_here) > 1 else 'the field'}"
         ]
-
-
-def misfits(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:
-    """A sentence if clients cannot train beside these replicas."""
-    if clients.count == 1 or replicas.count == 1:
-        return []
-    return [
-        f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
-        f"clients.count to 1"
-    ]

@@ -15,18 +15,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import Progress, parse
 from thinwire.models.batch_norm import running_statistics
+from thinwire.models.errors import ModelError
+from thinwire.models.layers import Blueprint, build_layers
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import Bucket
-from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import (
     BucketMember,
@@ -234,3 +236,16 @@ def _compare(where: Placement, mine: Mapping[str, Any]) -> None:
             raise MismatchError(
                 f"all replicas must be started alike; replica {replica} differs in:\n" + "\n".join(lines)
             )
+
+
+def check_fit(blueprint: Blueprint, replicas: ReplicaOptions) -> None:
+    """Raise ModelError, with a sentence, if a model cannot have these replicas."""
+    if replicas.count == 1:
+        return
+    weights = (named for layer in build_layers(blueprint) for named in layer.full_parameters().items())
+    trained = [(name, each.dtype) for name, each in weights if each.requires_grad]
+    if others := [f"{name} ({dtype})" for name, dtype in trained if dtype != torch.float32]:
+        raise ModelError(
+            f"replicas must have weights in float32, because these travel as such, got {others[0]}; lower "
+            f"replicas.count to 1, or make the weights float32"
+        )

@@ -6,15 +6,30 @@ The description that both ends have alike, as a channel of a boundary has one. T
     boundary     the stage
     microbatch   bucket * replicas + the replica that sends
     step         the optimizer step
+
+Its frames go through memory within a process, else over the group of the stage's replicas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
 
 from thinwire.compress import Key, Microbatch
-from thinwire.pipeline.frames import Header
+from thinwire.pipeline.frames import EXCHANGE, Header
 from thinwire.pipeline.measuring.spans import Work
+from thinwire.pipeline.processes.transport import (
+    MemoryEnd,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    ReceivingEnd,
+    SendingEnd,
+)
+from thinwire.pipeline.wire.boundary import LocalTime, same_clock
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -79,3 +94,84 @@ class Lane(Channel):
     @property
     def _number(self) -> int:
         return self.bucket * self.replicas + self.replica
+
+
+class LaneEnds:
+    """Makes the ends of lanes.
+
+    Args:
+        here: the replicas in this process.
+        group: one process of each replica, in their order; None if all are here.
+        num_stages: stages of a pipeline.
+        timeout: seconds to wait for another replica.
+        times: converts times of another replica's clock; those of the replicas here need none.
+    """
+
+    def __init__(
+        self,
+        here: Collection[int],
+        group: dist.ProcessGroup | None,
+        num_stages: int,
+        timeout: timedelta,
+        times: Mapping[int, LocalTime] | None = None,
+    ) -> None:
+        self._here, self._group, self._num_stages, self._timeout = here, group, num_stages, timeout
+        self._times = times or {}
+        self._memory: dict[tuple[int, ...], MemoryEnd] = {}
+
+    def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
+        """The end of a lane at its sender; each frame goes to all of `to`."""
+        return Several([self._sending(lane, one, capacity) for one in to])
+
+    def receiving(self, lane: Lane, to: int, capacity: int) -> ReceivingEnd:
+        """The end of a lane at replica `to`."""
+        if lane.replica in self._here:
+            return self._end_in_memory(lane, to, capacity)
+        assert self._group is not None, "a replica elsewhere is in the group"
+        return ProcessGroupReceiver(
+            capacity, peer=lane.replica, group=self._group, tag=self._tag(lane), timeout=self._timeout
+        )
+
+    def local_time(self, replica: int) -> LocalTime:
+        """Converts a time of a replica's clock to this process's clock."""
+        return self._times.get(replica, same_clock)
+
+    def _sending(self, lane: Lane, to: int, capacity: int) -> SendingEnd:
+        if to in self._here:
+            return self._end_in_memory(lane, to, capacity)
+        assert self._group is not None, "a replica elsewhere is in the group"
+        return ProcessGroupSender(capacity, peer=to, group=self._group, tag=self._tag(lane), timeout=self._timeout)
+
+    def _end_in_memory(self, lane: Lane, to: int, capacity: int) -> MemoryEnd:
+        key = (self._tag(lane), lane.replica, to)
+        return self._memory.setdefault(key, MemoryEnd(capacity))
+
+    def _tag(self, lane: Lane) -> int:
+        """The same for all pairs of replicas; every stage, bucket and channel has another."""
+        return (lane.bucket * self._num_stages + lane.boundary) * len(EXCHANGE) + EXCHANGE.index(lane.name)
+
+
+class Several:
+    """A sending end whose frames go to several receivers; it lends one buffer, and copies it for the others."""
+
+    def __init__(self, ends: Sequence[SendingEnd]) -> None:
+        self._ends = tuple(ends)
+
+    def take(self) -> Tensor:
+        """A buffer to write the next frame into."""
+        return self._ends[0].take()
+
+    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+        """Start sending the first `nbytes` of `buffer` to each receiver."""
+        first, *others = self._ends
+        # copy first: once it is sent, the buffer belongs to the transport
+        copies = [end.take() for end in others]
+        for copy in copies:
+            copy[:nbytes] = buffer[:nbytes]
+        for end, frame in zip((first, *others), (buffer, *copies), strict=True):
+            end.send(frame, nbytes, what)
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        for end in self._ends:
+            end.flush()

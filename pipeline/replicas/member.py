@@ -28,8 +28,7 @@ from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import Bucket
-from thinwire.pipeline.replicas.lane import GRADIENTS, Lane
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import GRADIENTS, Lane, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
 

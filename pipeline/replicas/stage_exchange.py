@@ -16,7 +16,7 @@ from thinwire.compress import Progress
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import StageRows
 from thinwire.pipeline.replicas.member import BucketSide, Lanes, Listener, Setting
 

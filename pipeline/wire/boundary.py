@@ -23,7 +23,6 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.devices.finite import FiniteFlags
 from thinwire.pipeline.devices.staging import Arriving, Departing
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
@@ -378,3 +377,25 @@ class BoundaryEnd:
                     end.prefetch(microbatch)
                 if isinstance(end, Receiver):
                     end.post(len(microbatches))
+
+
+class FiniteFlags:
+    """A flag for each tensor of a pass, with words that say which it is."""
+
+    def __init__(self) -> None:
+        self._flags: list[Tensor] = []
+        self._names: list[str] = []
+
+    def add(self, tensor: Tensor, what: str) -> None:
+        """Order a flag of a tensor; nobody waits."""
+        if tensor.is_floating_point():
+            self._flags.append(tensor.isfinite().all())
+            self._names.append(what)
+
+    def first_bad(self) -> str | None:
+        """The first tensor with NaN or infinity since the last call, in words; waits for the GPU."""
+        if not self._flags:
+            return None
+        finite, names = torch.stack(self._flags).tolist(), self._names
+        self._flags, self._names = [], []
+        return next((name for name, fine in zip(names, finite, strict=True) if not fine), None)

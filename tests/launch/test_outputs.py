@@ -22,7 +22,7 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, 
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, remove_earlier
 from thinwire.launch.run.room import Room
-from thinwire.pipeline.record import StepRecord
+from thinwire.pipeline.trainer import StepRecord
 
 ELASTIC = [
     *("--replicas.count", "2", "--replicas.membership", "elastic"),

@@ -22,7 +22,7 @@ from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.replicas.fit import check_fit
+from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.wire.handshake import differences
 
 SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.pipeline.replicas.drain import hidden, told
+from thinwire.pipeline.replicas.step_exchanges import hidden, told
 
 # stage 2 is done first; stage 0 begins at 6 and at 16
 EXCHANGES = [[(6.0, 8.0), (16.0, 18.0)], [(4.0, 5.0), (14.0, 18.0)], [(2.0, 7.0), (12.0, 16.0)]]

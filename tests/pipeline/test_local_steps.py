@@ -15,7 +15,7 @@ from support.toy_runs import assert_trains_to, stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError, WireError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.local_steps import StageCopies
 from thinwire.pipeline.replicas.membership.attendance import Taken
 from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing

@@ -5,18 +5,18 @@ import torch
 from torch import nn
 
 from thinwire.pipeline.errors import NonFiniteError
-from thinwire.pipeline.loss_scale import GROWS_AFTER, START, LossScale
+from thinwire.pipeline.optimization import FIRST_SCALE, SCALE_GROWS_AFTER, LossScale
 
 
 def test_the_factor_halves_after_a_bad_step_and_doubles_after_many_good_ones():
     scale = LossScale(active=True)
-    assert scale.factor == START
+    assert scale.factor == FIRST_SCALE
     assert [scale.allows(norm) for norm in (1.0, math.inf, math.nan, 2.0)] == [True, False, False, True]
-    assert (scale.factor, scale.skipped) == (START / 4, 2)
-    assert all(scale.allows(1.0) for _ in range(GROWS_AFTER - 2))
-    assert scale.factor == START / 4
+    assert (scale.factor, scale.skipped) == (FIRST_SCALE / 4, 2)
+    assert all(scale.allows(1.0) for _ in range(SCALE_GROWS_AFTER - 2))
+    assert scale.factor == FIRST_SCALE / 4
     scale.allows(1.0)
-    assert scale.factor == START / 2
+    assert scale.factor == FIRST_SCALE / 2
 
 
 def test_a_bad_step_begins_the_count_again_and_the_state_holds_it():
@@ -24,11 +24,11 @@ def test_a_bad_step_begins_the_count_again_and_the_state_holds_it():
     for norm in (1.0, 1.0, math.inf, 1.0):
         scale.allows(norm)
     again.load_state_dict(scale.state_dict())
-    for _ in range(GROWS_AFTER - 1):
+    for _ in range(SCALE_GROWS_AFTER - 1):
         scale.allows(1.0)
         again.allows(1.0)
-    assert scale.factor == again.factor == START
-    assert again.told() == {"factor": START, "skipped": 1}
+    assert scale.factor == again.factor == FIRST_SCALE
+    assert again.told() == {"factor": FIRST_SCALE, "skipped": 1}
 
 
 def test_gradients_that_are_never_finite_stop_the_run():

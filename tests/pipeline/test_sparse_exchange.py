@@ -10,7 +10,7 @@ from support.codec_contract import documented
 from thinwire.compress import Progress, parse
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import TILES
 from thinwire.pipeline.replicas.member import Listener, Setting
 from thinwire.pipeline.replicas.stage_exchange import StageExchange

@@ -8,10 +8,10 @@ from support.processes import run
 from support.toy import train
 from thinwire.pipeline.devices.courier import AtOnce, Courier, promised
 from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.devices.finite import FiniteFlags
 from thinwire.pipeline.devices.staged_store import StagedStore
 from thinwire.pipeline.devices.staging import StagedReceiver, StagedSender, Ways
 from thinwire.pipeline.devices.streams import CopyStream
+from thinwire.pipeline.wire.boundary import FiniteFlags
 
 CAPACITY = 80
 

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from thinwire.compress import Progress
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange

@@ -30,8 +30,8 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.trainer import StepRecord
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""

@@ -24,8 +24,8 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines, number
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.record import StepRecord
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
+from thinwire.pipeline.trainer import StepRecord
 
 MEGABYTE = 1_000_000
 _GROWN = 1000.0

@@ -16,8 +16,7 @@ from thinwire.compress import Progress
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
 from thinwire.pipeline.replicas.division import Bucket
-from thinwire.pipeline.replicas.lane import Lane
-from thinwire.pipeline.replicas.lane_ends import LaneEnds
+from thinwire.pipeline.replicas.lane import Lane, LaneEnds
 from thinwire.pipeline.replicas.member import Lanes, WeightedListener
 from thinwire.pipeline.replicas.shares import weights_of
 

@@ -1,0 +1,179 @@
+"""What does not fit together of several groups of a recipe: how a stage computes, replicas, and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire import compress
+from thinwire.errors.words import listed
+from thinwire.models.options import ModelOptions
+from thinwire.pipeline.options.clients import ClientOptions
+from thinwire.pipeline.options.compression import CompressionOptions
+from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
+from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
+from thinwire.pipeline.options.replicas import ReplicaOptions
+from thinwire.pipeline.options.training import OptimizerOptions, TrainingOptions
+
+
+def of_computing(
+    model: ModelOptions,
+    training: TrainingOptions,
+    pipeline: PipelineOptions,
+    optimizer: OptimizerOptions,
+    replicas: ReplicaOptions,
+    gradients: Sequence[compress.Method] = (),
+) -> list[str]:
+    """A sentence for each way in which a stage cannot compute as these options say.
+
+    `gradients` are the methods of gradients at the boundaries.
+    """
+    return [
+        *_of_recompute(training, pipeline),
+        *_of_fp16(training, optimizer, replicas, gradients),
+        *_of_narrow_weights(model, training, optimizer, replicas),
+    ]
+
+
+def _of_recompute(training: TrainingOptions, pipeline: PipelineOptions) -> list[str]:
+    if training.recompute == "none":
+        return []
+    from thinwire.pipeline.schedules import splits_backward  # it imports torch
+
+    if not splits_backward(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches):
+        return []
+    return [
+        f"training.recompute must be none for {pipeline.schedule}, which splits the backward: each weight would "
+        f"compute its block again; got {training.recompute}; 1f1b and interleaved-1f1b have whole backwards"
+    ]
+
+
+def _of_fp16(
+    training: TrainingOptions,
+    optimizer: OptimizerOptions,
+    replicas: ReplicaOptions,
+    gradients: Sequence[compress.Method],
+) -> list[str]:
+    """The scale of fp16 changes between steps, and its gradients are not always finite: nothing may remember them."""
+    if training.precision != "fp16":
+        return []
+    remembering = {str(method): method.codec for method in gradients if method.feedback is not None}
+    mistakes = [
+        f"the codec of gradients must not remember for training.precision fp16, whose gradients overflow now and then, "
+        f"got {method}; take {codec}, or training.precision bf16"
+        for method, codec in remembering.items()
+    ]
+    if optimizer.name == "quantized-adam":
+        mistakes.append(
+            "optimizer.name must be adamw or sgd for training.precision fp16, got quantized-adam, whose momentum would "
+            "keep a gradient that overflowed; training.precision bf16 needs no scale"
+        )
+    if replicas.count > 1:
+        mistakes.append(
+            f"replicas.count must be 1 for training.precision fp16, whose gradients overflow now and then, got "
+            f"{replicas.count}; training.precision bf16 goes with replicas"
+        )
+    return mistakes
+
+
+def _of_narrow_weights(
+    model: ModelOptions, training: TrainingOptions, optimizer: OptimizerOptions, replicas: ReplicaOptions
+) -> list[str]:
+    """Weights in bfloat16 go with the arithmetic of fp32 (then all is bfloat16) and of bf16."""
+    if model.dtype == "fp32":
+        return []
+    beside = {
+        "training.precision fp16": training.precision == "fp16",
+        "optimizer.name quantized-adam": optimizer.name == "quantized-adam",
+        f"replicas.count {replicas.count}": replicas.count > 1,
+    }
+    return [f"model.dtype must be fp32 for {other}, got {model.dtype}" for other, there in beside.items() if there]
+
+
+def of_replicas(
+    replicas: ReplicaOptions,
+    compression: CompressionOptions,
+    wire: WireOptions,
+    optimizer: OptimizerOptions,
+    num_boundaries: int,
+) -> list[str]:
+    """A sentence for each way in which replicas cannot train as these options say."""
+    if replicas.count == 1:
+        return []
+    return [
+        *_of_auto(replicas, compression),
+        *_of_transport(replicas, wire),
+        *_of_keys(replicas, wire),
+        *_of_optimizer(replicas, optimizer),
+        *_of_overrides(replicas, compression, num_boundaries),
+        *_of_samples(compression.possible_by_sample if replicas.shuffle == "across" else []),
+    ]
+
+
+def _of_auto(replicas: ReplicaOptions, compression: CompressionOptions) -> list[str]:
+    if not compression.automatic:
+        return []
+    own = [f"replica {index}" for index, each in replicas.overrides.items() if each.compression != ReplicaCodecs()]
+    rules = [
+        (not replicas.elastic, "replicas.membership must be fixed for auto, because all replicas choose together"),
+        (
+            not own,
+            f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}",
+        ),
+    ]
+    told = ", ".join(compression.automatic)
+    return [f"{sentence}; or name codecs in place of auto for {told}" for holds, sentence in rules if not holds]
+
+
+def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
+    if wire.transport != "zmq" or not replicas.elastic:
+        return []
+    return [f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}"]
+
+
+def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
+    if replicas.meeting is None or wire.keys is not None:
+        return []
+    return ["wire.keys must name a file of keys for replicas.meeting; make one with thinwire keys FILE"]
+
+
+def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list[str]:
+    if optimizer.name != "quantized-adam" or replicas.sync.every == 1:
+        return []
+    return [
+        f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
+        f"{replicas.sync.every}; adamw steps alone"
+    ]
+
+
+def _of_overrides(replicas: ReplicaOptions, compression: CompressionOptions, num_boundaries: int) -> list[str]:
+    """Mistakes of replicas with codecs of their own."""
+    mistakes = check_overrides(replicas.overrides, compression, replicas.count, num_boundaries)
+    if mistakes or replicas.shuffle == "within":
+        return mistakes
+    return [
+        mistake
+        for replica in replicas.overrides
+        for name in replicas.codecs(replica, compression).by_sample
+        if name not in compression.by_sample
+        for mistake in _of_samples([f"replicas.overrides.{replica}.{name}"])
+    ]
+
+
+def _of_samples(fields: list[str]) -> list[str]:
+    """A sentence if these fields keep a buffer for each sample, where another replica may have it next."""
+    if not fields:
+        return []
+    return [
+        f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
+        f"one replica; got across beside {', '.join(fields)}"
+    ]
+
+
+def of_clients(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:
+    """A sentence if clients cannot train beside these replicas."""
+    if clients.count == 1 or replicas.count == 1:
+        return []
+    return [
+        f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
+        f"clients.count to 1"
+    ]
