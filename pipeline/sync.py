@@ -56,32 +56,26 @@ class StepShare:
         return [None] * self.passes if tensor is None else tensor.chunk(self.passes)
 
 
+@dataclass(eq=False)
 class Sync:
     """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one.
 
-    Args:
-        stages: the stages of this process.
-        where: where all stages live.
-        replicas: those of these stages.
-        shares: which passes of a step each replica runs.
-        optimizers: one for each stage.
-
     Attributes:
-        optimizers: those whose state belongs to the weights that a checkpoint holds, one for each stage.
         exchanges: what the stages spent on exchanges.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        where: Placement,
-        replicas: Replicas,
-        shares: Shares,
-        optimizers: Sequence[Optimizer],
-    ) -> None:
-        self.replicas, self.optimizers = replicas, optimizers
-        self.exchanges = StepExchanges(stages, where, replicas.count)
-        self._stages, self._where, self._shares = stages, where, shares
+    stages: Sequence[CompressedStage]
+    """Those of this process."""
+    where: Placement
+    replicas: Replicas
+    """Those of these stages."""
+    passes: Shares
+    """Which passes of a step each replica runs."""
+    optimizers: Sequence[Optimizer]
+    """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
+
+    def __post_init__(self) -> None:
+        self.exchanges = StepExchanges(self.stages, self.where, self.replicas.count)
         self._progress = Progress(0, 1)
         self._losses: list[Tensor] = []
 
@@ -95,7 +89,7 @@ class Sync:
 
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """The pairs of processes of different replicas that wait for each other before the clocks are read again."""
-        return self._where.counterparts
+        return self.where.counterparts
 
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
@@ -112,19 +106,19 @@ class Sync:
         """
         here = self.replicas.here
         # passes have their numbers in the whole batch, because dropout and codecs draw by them
-        self._skip(kind, self._shares.before(here.start))
+        self._skip(kind, self.passes.before(here.start))
         for replica in here:
             self._enter(replica)
-            own = None if targets is None else self._shares.part(targets, replica)
+            own = None if targets is None else self.passes.part(targets, replica)
             yield StepShare(
                 pipeline=replica,
-                ids=self._shares.part(ids, replica),
+                ids=self.passes.part(ids, replica),
                 targets=own,
                 counted=self._counted(targets, own),
-                passes=self._shares.passes[replica],
+                passes=self.passes.passes[replica],
                 first=self.first_pass(replica),
             )
-        self._skip(kind, self._shares.behind(here.stop))
+        self._skip(kind, self.passes.behind(here.stop))
 
     def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
         """Take the losses of a share, and its gradients, which the parameters hold."""
@@ -138,7 +132,7 @@ class Sync:
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
-        return self._shares.before(replica) - self._shares.before(self.replicas.here.start)
+        return self.passes.before(replica) - self.passes.before(self.replicas.here.start)
 
     def scorer(self, batch: int) -> int | None:
         """The replica here that scores a batch of an evaluation, by the number of the batch; None if none here does.
@@ -172,30 +166,20 @@ class Sync:
         return targets
 
     def _skip(self, kind: PassKind, count: int) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             stage.skip(kind, count)
 
 
+@dataclass(eq=False)
 class SumEachStep(Sync):
-    """The gradients of all replicas are added up, and all take the same step. Arguments as those of Sync."""
+    """The gradients of all replicas are added up, and all take the same step."""
 
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        where: Placement,
-        replicas: Replicas,
-        shares: Shares,
-        optimizers: Sequence[Optimizer],
-    ) -> None:
-        super().__init__(stages, where, replicas, shares, optimizers)
-        travels = where.num_replicas > 1 and any(stage.is_last for stage in stages)
-        timeout = timedelta(seconds=stages[0].wire.options.timeout)
-        self._losses_of_others = LossesOfOthers(where, timeout, travels=travels)
+    losses_of_others: LossesOfOthers
 
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
         super().begin(progress)
-        self._losses_of_others.expect()
+        self.losses_of_others.expect()
 
     def _enter(self, replica: int) -> None:
         self.replicas.statistics.enter(replica)
@@ -208,41 +192,32 @@ class SumEachStep(Sync):
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
-        self._losses_of_others.tell(self._losses)
+        self.losses_of_others.tell(self._losses)
         self.replicas.finish(self._progress)
         losses, norm = super().step(update)
-        return [*losses, *self._losses_of_others.hear()], norm
+        return [*losses, *self.losses_of_others.hear()], norm
 
 
+@dataclass(eq=False)
 class StepAlone(Sync):
-    """Each replica takes steps of its own, and no one waits for another before the exchange.
+    """Each replica takes steps of its own, and no one waits for another before the exchange."""
 
-    Args:
-        stages, where, replicas, shares: as those of Sync.
-        local: the weights and optimizers of each replica here, and the exchange.
-        steps: of the whole training.
-    """
+    local: LocalSteps
+    """The weights and optimizers of each replica here, and the exchange."""
+    steps: int
+    """Those of the whole training."""
 
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        where: Placement,
-        replicas: Replicas,
-        shares: Shares,
-        local: LocalSteps,
-        steps: int,
-    ) -> None:
-        super().__init__(stages, where, replicas, shares, local.outer)
-        self._local, self._steps = local, steps
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._norms: list[float | None] = []
 
     def first_step(self, done: int) -> int:
         """The first step of training in this process: that of the others, if it takes their weights."""
-        return self._local.begin(done, self._steps)
+        return self.local.begin(done, self.steps)
 
     def step_after(self, step: int) -> int:
         """The step that comes after a step: that of the others, if their weights were taken in it."""
-        return self._local.step_after(step)
+        return self.local.step_after(step)
 
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
@@ -254,7 +229,7 @@ class StepAlone(Sync):
         self._norms = []
 
     def _enter(self, replica: int) -> None:
-        self._local.use(replica)
+        self.local.use(replica)
 
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         return own
@@ -262,27 +237,27 @@ class StepAlone(Sync):
     def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
         """Step with the gradients of a share alone. The losses and the norm of the first one are reported."""
         self._losses = self._losses or [*losses]
-        self._norms.append(update.step(self._progress.step, self._local.optimizers(share.pipeline)))
+        self._norms.append(update.step(self._progress.step, self.local.optimizers(share.pipeline)))
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Exchange what the weights moved, if that is due."""
-        self._local.use(None)
-        self._local.after_step(self._progress.step + 1, self._steps, self._progress)
+        self.local.use(None)
+        self.local.after_step(self._progress.step + 1, self.steps, self._progress)
         return [float(loss) for loss in self._losses], self._norms[0]
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """As that of Sync, with the weights and optimizers of the replicas here."""
-        return super().state_dict(stage) | self._local.state_dict(stage)
+        return super().state_dict(stage) | self.local.state_dict(stage)
 
     def load_state_dict(self, stage: int, saved: SavedStage) -> None:
         """Take what `state_dict` returned. CheckpointError if something is missing."""
-        self._local.load_state_dict(stage, [saved])
+        self.local.load_state_dict(stage, [saved])
         super().load_state_dict(stage, saved)
 
     def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
         """As that of Sync, with the weights and optimizers of the replicas here."""
         super().load_recut(stage, parts, shared)
-        self._local.load_state_dict(stage.stage_index, parts)
+        self.local.load_state_dict(stage.stage_index, parts)
 
 
 def sync_of(
@@ -300,14 +275,18 @@ def sync_of(
     if replicas.options.step_alone:
         make = partial(make_optimizer, options=optimizer, ends=ends)
         local = steps_of(replicas, shares, pipeline.pass_size)(stages, replicas, make, shared)
-        return StepAlone(stages, where, replicas, shares, local, steps)
+        return StepAlone(stages, where, replicas, shares, local.outer, local, steps)
 
     def parts(parameter: Parameter) -> int:
         """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""
         return replicas.count * (1 if shared is None else shared.copies_of(parameter))
 
     optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts, ends) for stage in stages]
-    return (SumEachStep if replicas.count > 1 else Sync)(stages, where, replicas, shares, optimizers)
+    if replicas.count == 1:
+        return Sync(stages, where, replicas, shares, optimizers)
+    travels = where.num_replicas > 1 and any(stage.is_last for stage in stages)
+    losses = LossesOfOthers(where, timedelta(seconds=stages[0].wire.options.timeout), travels=travels)
+    return SumEachStep(stages, where, replicas, shares, optimizers, losses)
 
 
 class LossesOfOthers:
