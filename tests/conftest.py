@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import settings
 
+from support import no_sync  # noqa: F401 - it acts when it is imported
 from support.needs import left_out
 
 # properties are tried on the same examples in every run, however slow the machine is

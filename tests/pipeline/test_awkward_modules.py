@@ -395,10 +395,13 @@ SHARDED = {
 MULTI = [ScheduleInterleaved1F1B, ScheduleLoopedBFS, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble]
 
 
-def wrapped(rank, how, schedule_class, count):
-    """Gradients after two steps of two stages here, wrapped over `count` processes, each with its own batch."""
-    mesh = init_device_mesh("cpu", (count,))
-    pipeline, _ = dist.new_subgroups(1)
+def groups_of(count):
+    """What wraps modules over `count` processes, and the group of each one's own pipeline; collective."""
+    return init_device_mesh("cpu", (count,)), dist.new_subgroups(1)[0]
+
+
+def wrapped(rank, how, schedule_class, mesh, pipeline):
+    """Gradients after two steps of two stages here, wrapped over a mesh, each process with its own batch."""
     torch.manual_seed(0)
     modules = [Plain() for _ in range(2)]
     wire, example = Wire(CompressionOptions(**CODECS["none"]), group=pipeline), torch.empty(ROWS, WIDTH)
@@ -438,12 +441,13 @@ def wanted_of(how, count):
 @pytest.mark.parametrize("schedule_class", MULTI)
 @pytest.mark.parametrize("how", SHARDED)
 def test_modules_wrapped_over_one_process_have_the_gradients_of_the_unsplit_model(how, schedule_class, alone):
-    assert_gradients(wrapped(0, how, schedule_class, 1), wanted_of(how, 1))
+    assert_gradients(wrapped(0, how, schedule_class, *groups_of(1)), wanted_of(how, 1))
 
 
 def all_wrapped(rank):
+    groups = groups_of(2)
     return {
-        (how, schedule_class.__name__): wrapped(rank, how, schedule_class, 2)
+        (how, schedule_class.__name__): wrapped(rank, how, schedule_class, *groups)
         for how in SHARDED
         for schedule_class in MULTI
     }

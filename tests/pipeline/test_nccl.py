@@ -144,6 +144,7 @@ def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, proc
 @pytest.mark.processes
 def test_a_payload_that_is_damaged_between_cards_is_told_before_the_optimizer_moves():
     options = {"schedule": "1f1b", "compression": {"activations": "q(4)", "gradients": "q(8)"}}
+    options["wire"] = {"timeout": 8.0}  # for which the other one waits in vain
     _, said = run(from_card_to_card, 2, options, True)
     assert said == (
         "stage 1 received from stage 0, as activations of micro-batch 2, train pass 1, over boundary 0: the payloads "

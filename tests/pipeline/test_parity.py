@@ -65,7 +65,7 @@ KEEPING = {
     name: two_processes_of(
         "zbv-zero-bubble" if name == "aqsgd" else "gpipe",
         compression=compression,
-        steps=20,
+        steps=8,
         accumulation=2,
         microbatches=2,
     )

@@ -128,8 +128,8 @@ def test_it_is_the_published_arithmetic(count, expression, quantized, kept):
 @pytest.mark.parametrize(
     ("count", "expression"), [(2, 'ef(q(4, grid="midtread"), store_bits=16)'), (3, "ef(topk(0.1))")]
 )
-def test_replicas_stay_equal_for_100_steps(count, expression):
-    for mine, *others in trained(count, 100, expression):
+def test_replicas_stay_equal(count, expression):
+    for mine, *others in trained(count, 25, expression):
         assert all(torch.equal(mine, other) for other in others)
     assert mine.isfinite().all()
 

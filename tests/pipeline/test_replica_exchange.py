@@ -45,12 +45,12 @@ CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "nf(3)", "topk(0.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("expression", ["bf16", *(f"ef({codec})" for codec in CODECS), "efmixed(topk(0.1))"])
-def test_replicas_stay_equal_for_100_steps_and_lose_nothing_for_good(expression):
+def test_replicas_stay_equal_and_lose_nothing_for_good(expression):
     replicas = make(expression)
     used = torch.zeros(SIZE, dtype=torch.float64)
     wanted = torch.zeros(SIZE, dtype=torch.float64)
     first_error = None
-    for step in range(100):
+    for step in range(40):
         given = gradients(step % 5)
         mine, *others = exchanged(replicas, given, step)
         assert all(torch.equal(mine, other) for other in others), step
@@ -77,10 +77,10 @@ OTHERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("codec", OTHERS)
-def test_replicas_stay_equal_for_100_steps_with_any_codec(codec, count):
+def test_replicas_stay_equal_with_any_codec(codec, count):
     """Of four replicas the last one owns one row, and that is ragged."""
     replicas = make(codec if codec in ("none", "bf16", "fp16") else f"ef({codec})", count)
-    for step in range(100):
+    for step in range(15):
         given = gradients(step % 5, count)
         mine, *others = exchanged(replicas, given, step)
         assert all(torch.equal(mine, other) for other in others), step

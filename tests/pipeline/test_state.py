@@ -14,7 +14,7 @@ from thinwire.pipeline.training_state import collect, resume
 
 pytestmark = pytest.mark.slow
 
-STEPS, STOP = 7, 4
+STEPS, STOP = 5, 3
 METHODS = {
     "none": ("none", "none"),
     "stochastic": ('q(3, round="stochastic")', 'q(4, round="stochastic")'),
@@ -32,7 +32,7 @@ METHODS = {
 def evaluated(trainer):
     """Held-out scores, both ways: with AQ-SGD they depend on the evaluation before."""
     held_out, size = Samples(), 8
-    batches = lambda: (Evaluation(torch.arange(start, start + size)) for start in range(0, 32, size))  # noqa: E731
+    batches = lambda: (Evaluation(torch.arange(start, start + size)) for start in range(0, 16, size))  # noqa: E731
     scores = evaluate(trainer, held_out, batches, lambda targets, valid: targets)
     return {kind: score.loss for kind, score in (scores or {}).items()}
 
@@ -43,11 +43,11 @@ class Evaluation:
 
 
 def trained(trainer, steps, first=0, after=lambda done: None):
-    """The losses and scores of some steps, evaluated behind each third."""
+    """The losses and scores of some steps, evaluated behind each second."""
     seen = []
     for step in range(first, steps):
         seen.append(trainer.train_step(step).loss)
-        if step % 3 == 2:
+        if step % 2:
             seen.append(evaluated(trainer))
         after(step + 1)
     return seen

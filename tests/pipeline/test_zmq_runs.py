@@ -114,7 +114,7 @@ def test_replicas_without_gloo_are_the_same_simulated(alone, sync):
 
 def test_a_run_over_connections_that_break_and_fall_silent_is_the_same(alone):
     """Every connection is reset up to ten times a second; now and then the relay passes on nothing for two silences."""
-    options = OPTIONS | {"steps": 30}
+    options = OPTIONS | {"steps": 12}
     losses, weights, accepted = trained(options, Disturbed)
-    assert min(accepted) > 5, accepted
+    assert min(accepted) > 2, accepted
     assert_as_simulated(losses, weights, options)

@@ -14,6 +14,8 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from support import no_sync  # noqa: F401 - it acts when it is imported
+
 MARK = "THINWIRE_TEST_MARK"
 """The variable by which the processes of a command are found; forks overwrite its value where it lies."""
 os.environ.setdefault(MARK, "0" * 32)
