@@ -157,7 +157,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--save-every", "-3"], "save_every must not be negative, got -3"),
         (["quickstart", "--training.evaluate_every", "9"], 'evaluate_every must be like "20 epochs" or "500 steps"'),
         (["quickstart", "--data.block_size", "0"], "data.block_size must be at least 1, got 0"),
-        (["quickstart", "--model.name", ""], "model.name must be a family, a pretrained model or module:factory"),
+        (
+            ["quickstart", "--model.name", ""],
+            "model.name must be a type of model, a pretrained model or module:factory",
+        ),
         (
             ["quickstart", "--compression.activations", "zip(4)"],
             "compression.activations: unknown codec 'zip' in 'zip(4)'; the codecs are ",
