@@ -72,11 +72,18 @@ def unsplit_step(ready, start):
         return {name: p - 0.5 * p.grad for name, p in model.named_parameters()}
 
 
-def test_a_step_is_that_of_conversations_one_by_one(chats):
-    _, start = trained("--training.steps", "0")
-    ready, after = trained()
-    counts = (ready.data.training.targets(torch.arange(6)) != -100).sum(1).view(3, 2).sum(1)
-    assert len(set(counts.tolist())) == 3, "micro-batches must differ in what counts"
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_step_is_that_of_conversations_one_by_one(chats, packing):
+    """Micro-batches differ in what counts; with packing, conversations of one sample do not see each other."""
+    options = (
+        ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_microbatches", "2") if packing else ()
+    )
+    _, start = trained(*options, "--training.steps", "0")
+    ready, after = trained(*options)
+    samples = ready.data.training
+    counts = (samples.targets(torch.arange(len(samples))) != -100).sum(1).tolist()
+    assert len(set(counts)) > 1
+    assert (max(map(len, samples.rows)) > 1) == packing
     expected = unsplit_step(ready, start)
     assert expected.keys() == after.keys()
     for name, tensor in expected.items():

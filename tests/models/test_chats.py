@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.data_files import CHAT, ROLES, WORDS, write_json, write_rows, write_tokenizer
 from support.own_code import add_module
-from thinwire.models.data.chats import ChatSamples, Encoded, conversation_of, in_words, pack
+from thinwire.models.data.chats import ChatSamples, Encoded, conversation_of, in_words, pack, require_positions
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Conversation, Part
@@ -180,6 +180,14 @@ def test_samples_hold_whole_conversations():
     assert len({samples.digest, padded.digest, ChatSamples(chats[:1], 8, padding=7, packing=False).digest}) == 3
     with pytest.raises(ModelError, match=r"an answer within data\.block_size of 4 tokens, got none of 1"):
         ChatSamples([encoded(9, (6, 9))], 4, padding=0, packing=True)
+
+
+def test_packing_needs_a_model_that_reads_positions():
+    samples = ChatSamples([encoded(4, (2, 3))], 8, padding=0, packing=True)
+    require_positions(("position_ids",), samples.side_example(1))
+    require_positions((), {})
+    with pytest.raises(ModelError, match=r"data\.packing must be false for this model: its layers do not read"):
+        require_positions(("attention_mask",), samples.side_example(1))
 
 
 def test_a_note_shows_what_counts():
