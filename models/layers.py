@@ -415,6 +415,10 @@ def exchange(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
     places = [(parent, name) for parent in root.modules() for name, child in parent.named_children() if child is old]
     for parent, name in places:
         setattr(parent, name, new)
+    # parameters of the old one that other modules hold too, such as a tied head
+    same = {id(before): after for before, after in zip(old.parameters(), new.parameters(), strict=True)}
+    for module in root.modules():
+        module._parameters.update({name: same[id(p)] for name, p in module._parameters.items() if id(p) in same})
 
 
 def _side_of(layer: Layer, side: Mapping[str, Tensor]) -> dict[str, Tensor]:

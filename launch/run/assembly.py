@@ -27,6 +27,7 @@ from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, telling
 from thinwire.launch.shared.rank import own_local_rank
+from thinwire.launch.shared.tables import size_text
 from thinwire.models.checkpoint import first_few
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
@@ -40,6 +41,7 @@ from thinwire.models.layers import (
     Blueprint,
     Layer,
     Stage,
+    build_layers,
     build_stage,
     check_weights,
     stage_output_examples,
@@ -132,7 +134,8 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
         with telling("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare()
-        prepared = replace(prepared, data=replace(prepared.data, notes=(*prepared.data.notes, found)))
+        notes = (*prepared.data.notes, found, *_notes_on_shared(prepared.blueprint, prepared.cuts))
+        prepared = replace(prepared, data=replace(prepared.data, notes=notes))
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)
@@ -151,6 +154,24 @@ def with_own_task(data: Data, training: TrainingOptions) -> Data:
         )
     )
     return replace(data, task=task)
+
+
+def _notes_on_shared(blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
+    """What weights cost that several stages hold, and which are one weight in the library's model and two here."""
+    untied = [
+        f"{name} and {other} are one weight in the library's model and two here: the exported model has both, unless "
+        "they are still equal; model.tied: sum keeps one"
+        for name, other in blueprint.tied.items()
+    ]
+    if not blueprint.shared:
+        return untied
+    layers = build_layers(blueprint)
+    held = [{n for index in cut for n in layers[index].parts if n in blueprint.shared} for cut in cuts]
+    parts = {name: part for layer in layers for name, part in layer.parts.items() if name in blueprint.shared}
+    size = size_text(sum(parameter.nbytes for part in parts.values() for parameter in part.parameters()))
+    several = sum(map(bool, held))
+    summed = f"{several} stages hold {', '.join(parts)}: each step sums its gradients over them, {size} there and back"
+    return [*untied, *([summed] if several > 1 else [])]
 
 
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:

@@ -9,9 +9,10 @@ again in each layer from the shape of the hidden state and the side inputs, and 
 boundary. What else a library's forward carries from block to block would be lost: `parity` compares, before training.
 
 The head of a language model has its own weight, for any number of stages. Many models tie it to the token embedding,
-but the two are at opposite ends of the pipeline: tied, every step would send the gradient of the whole vocabulary
-matrix, 154 MB for GPT-2 small, which no compression of activations makes smaller. With one stage it is untied too, so
-the model is the same for every cut. A pretrained head starts as a copy of the embedding.
+but the two are at opposite ends of the pipeline: tied, every step sends the gradient of the whole vocabulary matrix,
+154 MB for GPT-2 small, which no compression of activations makes smaller. With one stage it is untied too, so the model
+is the same for every cut. A pretrained head starts as a copy of the embedding. With `tied: sum` the two stay one: the
+first and the last layer share it, as layers share the relative embeddings of DeBERTa.
 
 Tensor names end in their shape: B samples, T tokens, C channels.
 """
@@ -40,6 +41,7 @@ from thinwire.models import hub
 from thinwire.models.checkpoint import find, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
+from thinwire.models.options import Tied
 from thinwire.models.tasks import TaskName
 from thinwire.models.tensors import replace_tensors
 
@@ -195,14 +197,15 @@ class Stretch(Layer):
 def _strip(around: nn.Module, own: set[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Size]]:
     """Take away all parameters of modules that are not a layer's own: (module, name, shape) of each.
 
-    Their buffers stay, but belong to no checkpoint of this layer.
+    Their buffers stay, but belong to no checkpoint of this layer. What they share with its own modules stays too.
     """
+    held = {id(parameter) for module in own for parameter in module.parameters()}
     for module in around.modules():
         if module in own:
             continue
         module._non_persistent_buffers_set.update(module._buffers)
         for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
+            if parameter is not None and id(parameter) not in held:
                 del module._parameters[name]
                 yield module, name, parameter.shape
 
@@ -222,10 +225,12 @@ class Skeleton:
             block, as the convolution of DeBERTa does.
     """
 
-    def __init__(self, model: Any, task: TaskName) -> None:
+    def __init__(self, model: Any, task: TaskName, tied: Tied) -> None:
         self.model, self.config = model, model.config
         self.name = type(model).__name__
-        self.tied = untie(model)
+        self.tied = tied_names(model)
+        if tied == "untie":
+            untie(model, self.tied)
         self.pad: int | None = getattr(self.config, "pad_token_id", None)
         taken = inspect.signature(model.forward).parameters
         accepted = tuple(name for name in _SIDE if name in taken)
@@ -246,17 +251,22 @@ class Skeleton:
         return side != "token_type_ids" or (getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
 
-def untie(model: Any) -> dict[str, str]:
-    """Give each parameter that the library ties to another one a tensor of its own. Their names, and the other's."""
+def tied_names(model: Any) -> dict[str, str]:
+    """The names of parameters that are the same as an earlier one, and the name of that."""
     first: dict[int, str] = {}
-    tied = {}
-    for full_name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        other = first.setdefault(id(parameter), full_name)
-        if other != full_name:
-            tied[full_name] = other
-            path, _, name = full_name.rpartition(".")
-            model.get_submodule(path).register_parameter(name, nn.Parameter(torch.empty_like(parameter)))
-    return tied
+    pairs = [
+        (name, first.setdefault(id(parameter), name))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    ]
+    return {name: other for name, other in pairs if name != other}
+
+
+def untie(model: Any, tied: Mapping[str, str]) -> None:
+    """Give each of these parameters a tensor of its own."""
+    for full_name in tied:
+        path, _, name = full_name.rpartition(".")
+        module = model.get_submodule(path)
+        module.register_parameter(name, nn.Parameter(torch.empty_like(module.get_parameter(name))))
 
 
 def _list_of_blocks(model: Any) -> tuple[str, list[nn.Module]]:
@@ -378,7 +388,8 @@ def _run_without_blocks(skeleton: Skeleton, length: int | None) -> tuple[dict[st
                 logits = model(input_ids=ids, **side).logits
         finally:
             hook.remove()
-    places = {name: uses.places[id(parameter)] for name, parameter in model.named_parameters()}
+    parameters = model.named_parameters(remove_duplicate=False)
+    places = {name: uses.places[id(parameter)] for name, parameter in parameters}
     return places, next((name for name, module in model.named_modules() if module is uses.source), None), logits.shape
 
 
@@ -389,16 +400,17 @@ def _divide(skeleton: Skeleton, found: Mapping[str, set[int]]) -> tuple[list[lis
     """
     parts: list[list[str]] = [[] for _ in range(len(skeleton.blocks) + 2)]
     shared: list[str] = []
+    one = tied_names(skeleton.model)  # held under the name of the other
 
     def divide(full_name: str, module: nn.Module) -> None:
         if full_name == skeleton.list_name:
             return
         prefix = f"{full_name}." if full_name else ""
-        names = list(module.state_dict())
+        names = [name for name in module.state_dict() if prefix + name not in one]
         if not names:
             return
         holds_blocks = skeleton.list_name.startswith(prefix)
-        used = {frozenset(found.get(prefix + name, ())) for name, _ in module.named_parameters()} - {frozenset()}
+        used = {frozenset(found.get(prefix + name, ())) for name in names} - {frozenset()}
         if holds_blocks or len(used) > 1:
             own = [prefix + name for name in names if "." not in name]
             if own:
@@ -419,7 +431,14 @@ def _divide(skeleton: Skeleton, found: Mapping[str, set[int]]) -> tuple[list[lis
     return parts, tuple(shared)
 
 
-def take_apart(config: Any, task: TaskName, *, block_size: int | None = None, source: str | None = None) -> Blueprint:
+def take_apart(
+    config: Any,
+    task: TaskName,
+    *,
+    block_size: int | None = None,
+    source: str | None = None,
+    tied: Tied = "untie",
+) -> Blueprint:
     """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
 
     Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
@@ -433,11 +452,21 @@ def take_apart(config: Any, task: TaskName, *, block_size: int | None = None, so
             f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
             "the text model inside, or give layers as module:factory"
         )
+    if getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"output_router_logits of {config.model_type} must be false, got true: the loss that it adds is made of a "
+            "mean over the routers of all blocks, which no stage has; set it to false in config"
+        )
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
     # a cache is for generation only
     config.use_cache = False
-    skeleton = _skeleton(config, task)
-    saved.tie_word_embeddings = False
+    skeleton = _skeleton(config, task, tied)
+    if tied == "sum" and not skeleton.tied:
+        raise ModelError(
+            f"model.tied: sum needs a model whose head and embedding are one weight, and those of this "
+            f"{config.model_type} are two; leave it out"
+        )
+    saved.tie_word_embeddings = tied == "sum"
     saved.architectures = [skeleton.name]
     max_positions = _max_positions(skeleton)
     attention = 2.0 * (block_size or max_positions or 0) * config.hidden_size
@@ -470,7 +499,7 @@ def take_apart(config: Any, task: TaskName, *, block_size: int | None = None, so
         vocab_size=config.vocab_size,
         max_positions=max_positions,
         save_config=partial(_save_config, saved, source),
-        tied=skeleton.tied,
+        tied=skeleton.tied if tied == "untie" else {},
         dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
     )
 
@@ -510,7 +539,7 @@ def unsplit(config: Any, task: TaskName) -> Any:
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **hub.NO_CODE)
 
 
-def _skeleton(config: Any, task: TaskName) -> Skeleton:
+def _skeleton(config: Any, task: TaskName, tied: Tied) -> Skeleton:
     """The whole model without weights, as the library builds it."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
@@ -520,7 +549,7 @@ def _skeleton(config: Any, task: TaskName) -> Skeleton:
             f"transformers cannot build {config.model_type} of this configuration: {first_line(error)}"
         ) from error
     with parameters_on_meta():
-        return Skeleton(model, task)
+        return Skeleton(model, task, tied)
 
 
 def _is_new(name: str, base: str) -> bool:

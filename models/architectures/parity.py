@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
-from thinwire.models.architectures.library import fields_of_blocks, take_apart, unsplit, untie
+from thinwire.models.architectures.library import fields_of_blocks, take_apart, tied_names, unsplit, untie
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, build_stage, parameters_on_meta
 from thinwire.models.tasks import TaskName
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
 _NOISE, _LARGEST = 65_537, 2**28
-_ROUNDING = 1e-4
+_ROUNDING = 1e-5
 """The largest difference of two values, as a share of the largest; rounding in float32 makes about 1e-6."""
 _OF_HEAD = re.compile(r"head_dim|d_head|d_kv|head_size|rotary_dim")
 _WIDTH = re.compile(r"hidden_size|intermediate|_dim$|^dim$|d_model|n_embd|n_inner|_rank$|ffn|d_ff|expansion_size")
@@ -223,7 +223,7 @@ def _filled(config: Any, task: TaskName) -> Any:
     """The unsplit model with noise for weights: none is left at 0 or 1, where it would do nothing."""
     with torch.random.fork_rng(devices=[]), parameters_on_meta():
         whole = unsplit(config, task).eval()
-    untie(whole)
+    untie(whole, tied_names(whole))
     numbers = sum(parameter.numel() for parameter in whole.parameters())
     if numbers > _LARGEST:
         raise ModelError(
@@ -232,12 +232,12 @@ def _filled(config: Any, task: TaskName) -> Any:
         )
     # one piece of noise again and again, of a length that no width divides: to draw all would take many times as long
     noise = 0.05 * _noise((_NOISE,), seed=0)
-    state = {
-        name: noise.repeat(1 + tensor.numel() // _NOISE)[: tensor.numel()].view(tensor.shape)
-        if tensor.is_meta
-        else tensor
-        for name, tensor in whole.state_dict().items()
-    }
+    state = whole.state_dict()
+    for name, tensor in state.items():
+        if tensor.is_meta:
+            values = noise.repeat(1 + tensor.numel() // _NOISE)[: tensor.numel()].view(tensor.shape)
+            # scales of norms at which what follows is not next to nothing
+            state[name] = values + 0.5 if tensor.ndim == 1 else values
     whole.load_state_dict(state, assign=True)
     return whole
 

@@ -1,12 +1,26 @@
 """Models of transformers of many types: what three stages compute is what the library's unsplit model computes."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.family_cases import LABELS, LENGTH, MORE, apart, gradients_of, inputs, run_pipeline, split, state_of, whole
+from support.family_cases import (
+    LABELS,
+    LENGTH,
+    MORE,
+    apart,
+    gradients_of,
+    inputs,
+    options,
+    run_pipeline,
+    split,
+    state_of,
+    whole,
+)
+from thinwire.models.errors import ModelError
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
@@ -47,3 +61,32 @@ def test_pretrained_weights_are_read_and_what_is_exported_loads_in_the_library(n
     loaded, report = type(unsplit).from_pretrained(tmp_path / "exported", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     torch.testing.assert_close(dict(loaded.state_dict()), state, **IDENTICAL)
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_a_tied_head_stays_one_weight_with_the_embedding(num_stages):
+    """Both ends hold it under the embedding's name, and the sum of their gradients is the library's gradient."""
+    given = replace(options("llama", tie_word_embeddings=True), tied="sum")
+    model = blueprint(given, task="causal-lm", block_size=LENGTH)
+    stages, unsplit = split(model, num_stages), whole("llama", tie_word_embeddings=True)
+    state = state_of(stages)
+    assert model.shared == ("model.embed_tokens",)
+    assert state.keys() == unsplit.state_dict().keys() - {"lm_head.weight"}
+    unsplit.load_state_dict(state, strict=False)
+    ids, side = inputs("llama")
+    expected = unsplit(input_ids=ids).logits
+    output_gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    expected.backward(output_gradient)
+    assert torch.equal(run_pipeline(stages, ids, side, output_gradient), expected.detach())
+    torch.testing.assert_close(gradients_of(stages), {k: p.grad for k, p in unsplit.named_parameters()}, **CLOSE)
+
+
+def test_a_head_of_its_own_cannot_be_tied():
+    given = replace(options("llama", tie_word_embeddings=False), tied="sum")
+    with pytest.raises(ModelError, match=r"needs a model whose head and embedding are one weight, and .* two"):
+        blueprint(given, task="causal-lm")
+
+
+def test_the_loss_of_routers_is_refused():
+    with pytest.raises(ModelError, match="output_router_logits of mixtral must be false, got true"):
+        apart("mixtral", output_router_logits=True)

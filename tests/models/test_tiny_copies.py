@@ -1,0 +1,36 @@
+"""A tiny copy of a model, cut after every block, is compared with the uncut one before training."""
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from thinwire.models.architectures.parity import check_parity
+from thinwire.models.errors import ModelError
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma3_text"])
+def test_a_copy_of_a_large_model_is_small_and_equal(name):
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    found = check_parity(AutoConfig.for_model(name), "causal-lm")
+    assert found.startswith(f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and ")
+    assert found.endswith("gradients differ by 0 at most")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_forward_that_hands_on_more_than_the_hidden_state_is_refused(monkeypatch):
+    rotate = LlamaRotaryEmbedding.forward
+
+    def by_state(self, x, position_ids):
+        cos, sin = rotate(self, x, position_ids)
+        return cos * (1 + x.mean()), sin
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", by_state)
+    with pytest.raises(ModelError, match=r"a tiny copy of llama, cut after every block, must .* differs by \S+ of its"):
+        check_parity(AutoConfig.for_model("llama", vocab_size=1234), "causal-lm")
+
+
+def test_a_language_model_whose_tokens_see_later_ones_is_refused():
+    with pytest.raises(ModelError, match="a token of a language model must not see later ones, and those of bert do"):
+        check_parity(AutoConfig.for_model("bert"), "causal-lm")
