@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
     return replace(found, model=weights_of(found.model, exported.parent))
 
 
-def _codecs(found: Recipe, stored: Path, choices: Iterable[Mapping[str, Any]], prog: str) -> CompressionOptions:
+def _codecs(found: Recipe, stored: Path, choices: Sequence[Mapping[str, Any]], prog: str) -> CompressionOptions:
     """The codecs to score with: those that the run chose where its own recipe says auto; auto of an option stays."""
     automatic = recipe.parse([str(stored)], prog=prog).compression.automatic
     return chosen_codecs(found.compression, choices) if automatic else found.compression
