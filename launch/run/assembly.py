@@ -134,7 +134,8 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
         with telling("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare()
-        notes = (*prepared.data.notes, found, *_notes_on_shared(prepared.blueprint, prepared.cuts))
+        shared = _notes_on_shared(prepared.blueprint, prepared.cuts) if recipe.model.lora.rank is None else []  # frozen
+        notes = (*prepared.data.notes, found, *shared)
         prepared = replace(prepared, data=replace(prepared.data, notes=notes))
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
