@@ -410,11 +410,16 @@ def _share_parts(layers: Sequence[Layer]) -> None:
                 layer.parts[name] = kept
 
 
-def exchange(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put a module in the place of another one, wherever modules below `root` hold that."""
     places = [(parent, name) for parent in root.modules() for name, child in parent.named_children() if child is old]
     for parent, name in places:
         setattr(parent, name, new)
+
+
+def exchange(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """As `replace_module`, with a module of as many parameters, which take the places of the old ones too."""
+    replace_module(root, old, new)
     # parameters of the old one that other modules hold too, such as a tied head
     same = {id(before): after for before, after in zip(old.parameters(), new.parameters(), strict=True)}
     for module in root.modules():

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from thinwire.models.checkpoint import WEIGHTS, Checkpoint, first_few, read_names
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import ADAPTER_MARK, Blueprint, Initialize, Layer, LayerSpec, Stage, build_layers, exchange
+from thinwire.models.layers import (
+    ADAPTER_MARK,
+    Blueprint,
+    Initialize,
+    Layer,
+    LayerSpec,
+    Stage,
+    build_layers,
+    replace_module,
+)
 from thinwire.models.options import ALL_LINEAR, FRESH, LoraOptions
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -234,7 +243,7 @@ def _adapted(spec: LayerSpec, fields: Mapping[str, Any], targets: frozenset[str]
         own = {key: value for key, value in fields.items() if key != "modules_to_save"}
         inject_adapter_in_model(LoraConfig(**own, target_modules=sorted(here)), tree)
         if (made := tree.get_submodule(name)) is not part:
-            exchange(layer, part, made)
+            replace_module(layer, part, made)  # around the part, with its parameters
             layer.parts[name] = made
     for name, parameter in layer.full_parameters().items():
         parameter.requires_grad_(is_adapter(name) or name in heads)

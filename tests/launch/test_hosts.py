@@ -140,7 +140,7 @@ def test_hosts_of_a_killed_process_are_removed_by_the_next():
 
 @real
 def test_a_network_made_half_way_is_removed(monkeypatch):
-    monkeypatch.setattr(namespaces.network, "shaping", lambda prefix, links: [["tc", "-n", f"{prefix}-0", "nonsense"]])
+    monkeypatch.setattr(namespaces.shaping, "shaping", lambda prefix, links: [["tc", "-n", f"{prefix}-0", "nonsense"]])
     with pytest.raises(ClusterError, match=r"`tc -n .* nonsense`: "), Cluster(PAIR):
         pass
     ours = f"{namespaces.NETWORK_PREFIX}-{os.getpid()}-"  # other processes of this machine may make hosts meanwhile

@@ -258,7 +258,7 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
         ),
         (
             ["--replicas.overrides.1.pipeline.accumulation", "x"],
-            "replicas.overrides: pipeline.accumulation must be a whole number or null, got x",
+            "replicas.overrides.1.pipeline.accumulation must be a whole number or null, got x",
         ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
         (["--replicas.gradients", "aqsgd(q(4))"], "replicas keep errors at the sender; use ef"),
