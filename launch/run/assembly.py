@@ -133,7 +133,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         prepared = _cut_model(recipe, data)
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
         with telling("comparing a tiny copy of the model, cut, with the uncut one"):
-            found = prepared.blueprint.compare()
+            found = prepared.blueprint.compare(packed=recipe.data.packing)
         shared = _notes_on_shared(prepared.blueprint, prepared.cuts) if recipe.model.lora.rank is None else []  # frozen
         notes = (*prepared.data.notes, found, *shared)
         prepared = replace(prepared, data=replace(prepared.data, notes=notes))

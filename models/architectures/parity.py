@@ -20,7 +20,7 @@ from torch import Tensor
 from thinwire.errors.calls import first_line
 from thinwire.models.architectures.library import fields_of_blocks, take_apart, tied_names, unsplit, untie
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint, build_stage, parameters_on_meta
+from thinwire.models.layers import Blueprint, Stage, build_stage, parameters_on_meta
 from thinwire.models.tasks import TaskName
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
@@ -34,7 +34,7 @@ _EXPERTS = re.compile(r"num_(local_)?experts$|n_routed_experts$")
 """The names of fields: numbers of a head, widths of the model, heads, and experts."""
 
 
-_FOUND: dict[tuple[str, TaskName], str] = {}
+_FOUND: dict[tuple[str, TaskName, bool], str] = {}
 """What comparisons of this process have found; commands and studies prepare one model many times."""
 
 
@@ -61,27 +61,27 @@ class _Given:
             tensor.copy_(self.state[name])
 
 
-def check_parity(config: Any, task: TaskName) -> str:
+def check_parity(config: Any, task: TaskName, *, packed: bool = False) -> str:
     """Compare the layers of a tiny copy of a model with the library's uncut one: logits and gradients.
 
-    Returns what was found, in a sentence.
+    Returns what was found, in a sentence. `packed` is whether samples hold several conversations.
 
     Raises:
         ModelError: the layers cannot run, or differ from the uncut model beyond rounding; or a token of a language
-            model sees later ones.
+            model sees later ones, or those of another conversation.
     """
-    found = _FOUND.get(key := (config.to_json_string(), task))
+    found = _FOUND.get(key := (config.to_json_string(), task, packed))
     if found is None:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a launcher with other threads would not fork
         try:
-            found = _FOUND[key] = _compare(config, task)
+            found = _FOUND[key] = _compare(config, task, packed)
         finally:
             torch.set_num_threads(threads)
     return found
 
 
-def _compare(config: Any, task: TaskName) -> str:
+def _compare(config: Any, task: TaskName, packed: bool) -> str:
     name = config.model_type
     small, whole, blueprint = _tiny(config, task)
     tokens, side = _samples(blueprint, small, task)
@@ -117,6 +117,8 @@ def _compare(config: Any, task: TaskName) -> str:
         )
     if task == "causal-lm" and tokens.shape[1] > 1:
         _check_causal(name, whole, tokens, side, expected)
+    if packed:
+        _check_packing(name, stage, whole, tokens)
     return (
         f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and {len(pairs) - 1} gradients "
         f"differ by {difference:.1g} at most"
@@ -139,6 +141,19 @@ def _check_causal(name: str, whole: Any, tokens: Tensor, side: Mapping[str, Tens
         raise ModelError(
             f"a token of a language model must not see later ones, and those of {name} do, because this configuration "
             "is that of an encoder"
+        )
+
+
+def _check_packing(name: str, stage: Stage, whole: Any, tokens: Tensor) -> None:
+    """The second half of each sample, as a conversation of its own, must be computed as by itself."""
+    half = tokens.shape[1] // 2
+    positions = torch.cat([torch.arange(half), torch.arange(tokens.shape[1] - half)]).expand_as(tokens)
+    with torch.no_grad():
+        together, alone = stage(tokens, position_ids=positions), whole(input_ids=tokens[:, half:]).logits
+    assert isinstance(together, Tensor)
+    if _difference(together[:, half:], alone) > _ROUNDING:
+        raise ModelError(
+            f"data.packing must be false for {name}: in a tiny copy of it, conversations in one sample see each other"
         )
 
 

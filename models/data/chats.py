@@ -65,7 +65,7 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
         message = {name: field for name, field in given.items() if field is not None}  # tables fill up with None
         if "role" not in message and "from" in message:
             who = message.pop("from")
-            require((who in ROLES, f"from must be one of {', '.join(ROLES)}, got {_short(who)} in {place}"))
+            require((who in list(ROLES), f"from must be one of {', '.join(ROLES)}, got {_short(who)} in {place}"))
             message = {"role": ROLES[who], "content": message.pop("value", None), **message}
         answered = isinstance(message.get("content"), str | list) or "tool_calls" in message
         require((isinstance(message.get("role"), str) and answered, f"{rule}, got {_short(given)} in {place}"))
@@ -79,7 +79,7 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class ChatTokens:
     """The tokens of a conversation."""
 
     tokens: Tensor
@@ -94,13 +94,13 @@ class ChatSamples:
     The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count.
     """
 
-    def __init__(self, conversations: Sequence[Encoded], block_size: int, padding: int, *, packing: bool) -> None:
+    def __init__(self, conversations: Sequence[ChatTokens], block_size: int, padding: int, *, packing: bool) -> None:
         """Put conversations into samples. Longer ones are cut, and those without a counted target are left out.
 
         Raises:
             ModelError: none is left.
         """
-        cut = [Encoded(each.tokens[:block_size], each.counted[:block_size]) for each in conversations]
+        cut = [ChatTokens(each.tokens[:block_size], each.counted[:block_size]) for each in conversations]
         self.num_cut = sum(len(each.tokens) > block_size for each in conversations)
         kept = [each for each in cut if each.counted[1:].any()]
         self.num_left_out = len(cut) - len(kept)

@@ -109,6 +109,7 @@ class DataOptions:
                 kind != "chat" or self.tokenizer != BYTES,
                 f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
             ),
+            (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (
                 not misplaced,

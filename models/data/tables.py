@@ -161,7 +161,9 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
         )
     )
     columns.report(f"of {part.name}, column {' and '.join(names)} is read")
-    rows = zip(*(_arrow(table, name).to_pylist() for name in names), strict=True)
+    rows = zip(
+        *(table[name][:] for name in names), strict=True
+    )  # decoded: messages of unlike fields are stored as JSON
     return [conversation_of(values, f"row {row} of {part.name}") for row, values in enumerate(rows)]
 
 

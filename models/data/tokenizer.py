@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.errors.calls import first_line
 from thinwire.models import hub
-from thinwire.models.data.chats import ANSWERS, Encoded
+from thinwire.models.data.chats import ANSWERS, ChatTokens
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import Conversation, local_path
 from thinwire.models.errors import ModelError, require
@@ -144,7 +144,7 @@ class Pretrained:
         """The text of tokens, special ones included."""
         return str(self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
 
-    def chats(self, conversations: Sequence[Conversation], source: str) -> list[Encoded]:
+    def chats(self, conversations: Sequence[Conversation], source: str) -> list[ChatTokens]:
         """The tokens of each conversation, in the words of the tokenizer's chat template.
 
         A token belongs to an answer if its text begins in it. Answers are where the template marks them, or else what
@@ -178,10 +178,10 @@ class Pretrained:
                 counted = torch.zeros(len(begins), dtype=torch.bool)
                 for begin, end in self._answers(chat, text, place):
                     counted |= (begins >= begin) & (begins < end)
-                encoded.append(Encoded(torch.tensor(ids, dtype=torch.int32), counted))
+                encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counted))
         return encoded
 
-    def _marked(self, chat: Conversation, place: str) -> Encoded:
+    def _marked(self, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""
         given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         found = self._render(chat.messages, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
@@ -190,7 +190,7 @@ class Pretrained:
         if chat.first:
             text = self._render(chat.messages, place)
             counted &= begins >= self._length(text, chat.messages[: chat.first], place)
-        return Encoded(torch.tensor(found["input_ids"], dtype=torch.int32), counted)
+        return ChatTokens(torch.tensor(found["input_ids"], dtype=torch.int32), counted)
 
     def _answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
         """From where to where each answer goes in the text that the template makes of a conversation."""

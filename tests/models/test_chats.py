@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.data_files import CHAT, ROLES, WORDS, write_json, write_rows, write_tokenizer
 from support.own_code import add_module
-from thinwire.models.data.chats import ChatSamples, Encoded, conversation_of, in_words, pack, require_positions
+from thinwire.models.data.chats import ChatSamples, ChatTokens, conversation_of, in_words, pack, require_positions
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Conversation, Part
@@ -65,6 +65,15 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
         read_chats(Part(str(path)))
     with pytest.raises(ModelError, match=r"from must be one of .*, got 'me' in here"):
         conversation_of([[{"from": "me", "value": "hello"}]], "here")
+    with pytest.raises(ModelError, match=r"from must be one of .*, got \['human'\] in here"):
+        conversation_of([[{"from": ["human"], "value": "hello"}]], "here")
+
+
+@uses_datasets
+def test_messages_of_unlike_fields_are_read_as_they_are(tmp_path):
+    parts = said([{"type": "text", "text": "why"}], "the cat")
+    path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED}, {"messages": parts}])
+    assert read_chats(Part(str(path))) == [Conversation(ASKED), Conversation(parts)]
 
 
 OWN = f"""
@@ -142,7 +151,7 @@ def encoded(length, *answers):
     counted = torch.zeros(length, dtype=torch.bool)
     for start, stop in answers:
         counted[start:stop] = True
-    return Encoded(torch.arange(10, 10 + length, dtype=torch.int32), counted)
+    return ChatTokens(torch.arange(10, 10 + length, dtype=torch.int32), counted)
 
 
 def test_packing_fills_rows_up_best():
@@ -188,6 +197,8 @@ def test_packing_needs_a_model_that_reads_positions():
     require_positions((), {})
     with pytest.raises(ModelError, match=r"data\.packing must be false for this model: its layers do not read"):
         require_positions(("attention_mask",), samples.side_example(1))
+    with pytest.raises(ModelError, match="packing must be false for kind text: only chat packs"):
+        DataOptions(kind="text", packing=True)
 
 
 def test_a_note_shows_what_counts():

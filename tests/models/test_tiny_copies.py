@@ -31,6 +31,20 @@ def test_a_forward_that_hands_on_more_than_the_hidden_state_is_refused(monkeypat
         check_parity(AutoConfig.for_model("llama", vocab_size=1234), "causal-lm")
 
 
+def test_a_model_that_reads_positions_and_sees_other_conversations_is_not_packed():
+    check_parity(AutoConfig.for_model("llama"), "causal-lm", packed=True)
+    lfm2 = {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 2,
+        "layer_types": ["conv", "full_attention"],
+    }
+    for name, fields in {"opt": {}, "gpt_oss": {}, "lfm2": lfm2}.items():
+        config = AutoConfig.for_model(name, **fields)
+        with pytest.raises(ModelError, match=rf"data\.packing must be false for {name}: in a tiny copy of it"):
+            check_parity(config, "causal-lm", packed=True)
+
+
 def test_a_language_model_whose_tokens_see_later_ones_is_refused():
     with pytest.raises(ModelError, match="a token of a language model must not see later ones, and those of bert do"):
         check_parity(AutoConfig.for_model("bert"), "causal-lm")
