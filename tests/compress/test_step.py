@@ -62,6 +62,14 @@ def test_a_massive_row_goes_apart():
     assert torch.equal(roundtrip("q(8, step=0.25)", x)[0], x[0].bfloat16().float())
 
 
+def test_the_largest_value_of_fp16_in_a_row_apart_stays_finite():
+    """Its bf16 is 65536, which fp16 does not have: the receiver stopped at an infinity that nobody had sent."""
+    x = residual_stream().half()
+    x[0, 9] = 65504
+    assert_contract(parse("q(8, step=0.25)"), x)
+    assert roundtrip("q(8, step=0.25)", x)[0, 9] == 65504
+
+
 def test_more_rows_apart_than_a_payload_has_are_refused():
     x = residual_stream()
     codec = parse("q(8, step=0.25)")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
+from thinwire.compress.codecs.cast import saturating_copy
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
@@ -61,20 +62,22 @@ class ColumnCoded(Coded):
             rows = out.view(len(head) // _BF16_BYTES, -1)
             sent = torch.empty(len(apart), rows.shape[1], dtype=torch.bfloat16, device=out.device)
             tensor_bytes(sent).copy_(payload[LENGTH_BYTES + len(head) :][: sent.numel() * _BF16_BYTES])
-            rows[apart] = sent.to(out.dtype)
+            saturating_copy(sent, decoded := torch.empty_like(sent, dtype=out.dtype))
+            rows[apart] = decoded
 
     def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
-        head, codes = self._split(plain, x.shape)
-        head, codes = head.clone(), codes.cpu()
-        if self.rows:  # a scale of 0 means a row apart; that of a row of zeros may be any
-            head.view(torch.bfloat16).masked_fill_(head.view(torch.bfloat16) == 0, torch.finfo(torch.bfloat16).tiny)
-        apart = self._massive(head)
+        head, codes = self._split(plain.cpu(), x.shape)
         parts = [head]
-        if len(apart):
-            head.view(torch.bfloat16)[apart] = 0
-            rows = len(head) // _BF16_BYTES
-            codes = codes.view(rows, -1).index_fill(0, apart.cpu(), _ZERO).view(-1)
-            parts.append(tensor_bytes(x.detach().reshape(rows, -1)[apart].bfloat16()))
+        if self.rows:
+            scales = head.clone().view(torch.bfloat16)
+            # a scale of 0 means a row apart; that of a row of zeros may be any
+            scales.masked_fill_(scales == 0, torch.finfo(torch.bfloat16).tiny)
+            apart = _massive(scales)
+            parts = [tensor_bytes(scales)]
+            if len(apart):
+                scales[apart] = 0
+                codes = codes.view(len(scales), -1).index_fill(0, apart, _ZERO).view(-1)
+                parts.append(tensor_bytes(x.detach().reshape(len(scales), -1)[apart].bfloat16()))
         columns = self._classified(x.shape)
         if columns is None:
             return [*parts, huffman(codes)]
@@ -103,19 +106,19 @@ class ColumnCoded(Coded):
         codes.transpose(0, 1)[unpack(packed, _CLASS_BITS, columns.count).argsort(stable=True)] = symbols
         return codes.view(-1)
 
-    def _massive(self, head: Tensor) -> Tensor:
-        """The indices of the rows that go apart, given the scales of all."""
-        if not self.rows:
-            return _NONE
-        scales = head.view(torch.bfloat16).float().abs()
-        apart = (scales > _MASSIVE * scales.median()).nonzero().view(-1)
-        return apart if len(apart) * _ROWS_OF_ONE_APART <= len(scales) else _NONE
-
     def _apart(self, head: Tensor) -> Tensor:
         """The indices of the rows that a payload sends apart, given its scales."""
-        return (head.clone().view(torch.bfloat16) == 0).nonzero().view(-1) if self.rows else _NONE
+        # copied, because a payload's bytes may not be aligned for their type
+        return (head.cpu().clone().view(torch.bfloat16) == 0).nonzero().view(-1) if self.rows else _NONE
 
     def _classified(self, shape: Sequence[int]) -> Blocks | None:
         """The columns, if they are sorted into classes."""
         columns, n = self.columns(shape), prod(shape)
         return columns if n >= _LEAST_TENSOR and columns.outer * columns.inner >= _LEAST_COLUMN else None
+
+
+def _massive(scales: Tensor) -> Tensor:
+    """The indices of the rows that go apart, given the scales of all."""
+    sizes = scales.float().abs()
+    apart = (sizes > _MASSIVE * sizes.median()).nonzero().view(-1)
+    return apart if len(apart) * _ROWS_OF_ONE_APART <= len(sizes) else _NONE
