@@ -38,7 +38,7 @@ def stage_from(
     nodes = [node for node in pipe.info().graph.nodes if node.op in ("call_module", "output")]
     for index, (before, node) in enumerate(pairwise(nodes)):
         returned = [(before, position) for position in range(len(_outputs(pipe.get_stage_module(index))))]
-        taken = [_source(arg) for arg in tree_leaves(node.args) if arg.op != "placeholder"]
+        taken = [_source(arg) for arg in tree_leaves(node.args) if isinstance(arg, Node) and arg.op != "placeholder"]
         if not (set(taken) <= set(returned) if node.op == "output" else taken == returned):
             found = ", ".join(f"{position} of {_name(source)}" for source, position in taken)
             raise OptionsError(

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -427,12 +427,13 @@ def wire_of(group: dist.ProcessGroup | None, stage_index: int) -> Wire:
     for wire in _SHARED:
         if wire.awaits(stage_index, group) and wire.compression == compression:
             return wire
-    _SHARED.add(made := Wire(compression, group=group))
+    _SHARED[made := Wire(compression, group=group)] = None
     return made
 
 
 _CODECS: ContextVar[CompressionOptions | None] = ContextVar("codecs", default=None)
-_SHARED: WeakSet[Wire] = WeakSet()
+_SHARED: WeakKeyDictionary[Wire, None] = WeakKeyDictionary()
+"""In the order in which they were made, so that all processes choose alike."""
 
 
 def _usable(compression: CompressionOptions) -> CompressionOptions:

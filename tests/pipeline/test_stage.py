@@ -293,6 +293,16 @@ def test_stages_without_a_wire_share_one_for_each_pipeline_and_pair_of_codecs(al
     assert kept() is None, "a pipeline that is gone holds no memory"
 
 
+def test_pipelines_whose_stages_are_built_in_turns_have_wires_in_the_order_of_their_stages(alone):
+    """A set had no order: each process chose among the pipelines by chance, and then they waited for each other."""
+    example = torch.empty(2, WIDTH)
+    firsts, lasts = (
+        [CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example) for _ in range(8)]
+        for index in range(2)
+    )
+    assert [stage.wire for stage in lasts] == [stage.wire for stage in firsts]
+
+
 def accumulating(scale, gradients="none", positions=None):
     """Two stages here, and what runs a pass of an accumulated batch."""
     slots = None if positions is None else SlotCounts(positions=positions)

@@ -98,3 +98,15 @@ def test_what_an_early_stage_returns_to_the_user_is_refused(alone):
         OptionsError, match=r"what the model returns must take what submod_pp_3 returns, .*, 0 of submod_pp_0"
     ):
         stage_from(traced(returns_first=True), 0, CPU)
+
+
+def test_a_model_may_return_what_is_no_tensor_beside_its_output(alone):
+    """As models with a cache that is off return None: each stage ended in a traceback."""
+
+    class WithNone(Net):
+        def forward(self, x, mask):
+            return super().forward(x, mask), None, 3
+
+    pipe = pipeline(WithNone(), (torch.empty(ROWS, WIDTH), torch.empty(ROWS, WIDTH)))
+    last = stage_from(pipe, 3, CPU)
+    assert last.submod(torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH)).shape == (ROWS, WIDTH)
