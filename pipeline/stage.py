@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from thinwire.compress import Key, Microbatch, PassKind
+from thinwire.compress import CodecError, Key, Microbatch, PassKind
 from thinwire.models.seed import Seeded
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
 from thinwire.pipeline.errors import OptionsError, PipelineError
@@ -183,7 +183,10 @@ class CompressedStage(PipelineStage):
         return {"steps": dict(self.passes), "ends": self._to_load or self.ends.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take exactly the state that `state_dict` returned; where there are no ends yet, when the stage connects."""
+        """Take exactly the state that `state_dict` returned; where there are no ends yet, when the stage connects.
+
+        PipelineError if it is the state of other boundaries or codecs.
+        """
         self.passes, self._unused = dict(state["steps"]), None
         self._to_load = state["ends"]
         if self._connected:
@@ -432,7 +435,13 @@ class CompressedStage(PipelineStage):
 
     def _load(self) -> None:
         if self._to_load:
-            self.ends.load_state_dict(self._to_load)
+            try:
+                self.ends.load_state_dict(self._to_load)
+            except (KeyError, CodecError) as error:
+                raise PipelineError(
+                    f"stage {self.stage_index} must be given the state of a stage with the same boundaries and codecs; "
+                    f"take the codecs that it was saved with, or go on without that state ({error})"
+                ) from error
         self._to_load = {}
 
     def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

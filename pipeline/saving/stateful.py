@@ -18,10 +18,17 @@ class SavedStages:
 
     Each stage is one entry of bytes, because a run that goes on does not know the shapes of buffers before its first
     step.
+
+    PipelineError if two stages have one index.
     """
 
     def __init__(self, *stages: CompressedStage) -> None:
         self._stages = {f"process {dist.get_rank()} stage {stage.stage_index}": stage for stage in stages}
+        if len(self._stages) < len(stages):
+            raise PipelineError(
+                f"SavedStages takes the stages of one pipeline, each once, got stages "
+                f"{[stage.stage_index for stage in stages]}; give each pipeline a SavedStages of its own"
+            )
 
     def state_dict(self) -> dict[str, bytes]:
         """The state of each stage, by process and stage."""
