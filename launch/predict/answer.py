@@ -14,14 +14,12 @@ from thinwire.launch.timing.prediction import (
     Prediction,
     bandwidth_text,
     best,
-    exchange_verdict,
-    label_of,
     needed_bandwidth,
     possible,
     predict_each,
     verdict,
 )
-from thinwire.launch.timing.workload import Workload
+from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -31,8 +29,6 @@ class Answer:
     """All answers about one workload."""
 
     workload: Workload
-    network: Network
-    """One of those that it compares, which differ in bandwidth."""
     max_in_flight: float
     """The number of micro-batches that fit in the memory of a process."""
     predictions: list[Prediction]
@@ -44,8 +40,7 @@ class Answer:
     best: Prediction | None
     """The advice of `prediction.best` among `schedules`; None if none fits in memory."""
     verdicts: list[str]
-    """One sentence for each bandwidth: whether compression pays. With replicas one more for each: whether an exchange
-    every few steps pays."""
+    """One sentence for each bandwidth: whether compression pays."""
 
     @property
     def tables(self) -> list[Table]:
@@ -54,18 +49,14 @@ class Answer:
 
     @property
     def heading(self) -> str:
-        """What is predicted, in a sentence or two."""
-        workload, replicas = self.workload, self.workload.replicas
+        """What is predicted, in a sentence."""
+        workload = self.workload
         spent = zip(workload.forward, workload.backward, strict=True)
-        said = (
+        return (
             f"{workload.name}: {workload.num_stages} stages, {workload.num_microbatches} micro-batches of "
             f"{workload.microbatch_size}; forward+backward ms a stage: "
             f"{', '.join(f'{1e3 * forth:.3g}+{1e3 * back:.3g}' for forth, back in spent)}"
         )
-        if replicas is None:
-            return said
-        weights = ", ".join(f"{count / 1e6:.3g}" for count in replicas.elements)
-        return f"{said}\n{replicas.count} replicas; millions of weights a process: {weights}"
 
     @property
     def advice(self) -> str:
@@ -94,48 +85,27 @@ class Answer:
         return f"--pipeline.schedule {one.schedule}{cut * (each > 1)}"
 
     def _speeds(self) -> Table:
-        steps, replicas = self.workload.steps, self.workload.replicas
+        steps = self.workload.steps
         columns = ["link", "codec", "samples/s", "x none", "of full", "s a step"]
         columns += [f"{steps:,} steps"] * bool(steps)
-        columns += ["MB", "exchange s", "adds s", "if rarely"] * bool(replicas)
         rows: list[list[Value]] = []
         for one in self.predictions:
             row: list[Value] = [bandwidth_text(one.bandwidth), one.codec, one.samples_per_second]
             row += [round(one.speedup, 2), round(one.of_unthrottled, 2), one.seconds]
             row += [duration_text(steps * one.seconds)] if steps else []
-            if exchange := one.exchange:
-                row += [exchange.nbytes / 1e6, exchange.seconds, exchange.adds, exchange.samples_per_second_every]
             rows.append(row)
         note = "x none: over no compression. of full: over no compression and unlimited bandwidth."
-        if exchange := self.predictions[0].exchange:
-            note += (
-                " MB: what a process sends to its replicas in an exchange. adds: what the drain of the pipeline does "
-                f"not hide. if rarely: samples/s if they exchange every {exchange.every} steps."
-            )
         return Table(f"predicted speed with {self.predictions[0].schedule}", columns, rows, note)
 
     def _needed(self) -> Table:
-        links, between = self.network.links, self.network.replicas.bandwidth is not None
-        own = ["--link"] * bool(links) + ["--replica-link"] * between
-        note = (
-            "Of the links without a bandwidth of their own. Without a number, those of "
-            f"{' and '.join(own)} make a step too slow at any bandwidth of the others."
-            if own
-            else ""
-        )
-        rows = [(codec, _number(1e-6 * bandwidth)) for codec, bandwidth in self.needed.items()]
-        return Table(
-            f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), rows, note
-        )
+        rows = [(codec, 1e-6 * bandwidth) for codec, bandwidth in self.needed.items()]
+        return Table(f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), rows)
 
     def _stages(self) -> Table:
         """Where the time of each stage goes in a step, at the lowest bandwidth."""
         slowest = min(one.bandwidth for one in self.predictions)
         shown = [one for one in self.predictions if one.bandwidth == slowest]
-        adds = " / the exchange adds" if self.workload.replicas else ""
-        title = (
-            f"% of the step that each stage is busy / waits for the wire / is idle{adds}, at {bandwidth_text(slowest)}"
-        )
+        title = f"% of the step that each stage is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
         rows = [[str(stage), *(_shares(one, stage) for one in shown)] for stage in range(len(shown[0].busy))]
         return Table(title, ["stage", *(one.codec for one in shown)], rows)
 
@@ -157,7 +127,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """A document of tables, with all numbers beside them.
 
-        null means unlimited (`bandwidth`), never enough (`needed_bandwidth`), or no schedule (`best`).
+        null means unlimited (`bandwidth`), or no schedule (`best`).
         """
         workload = self.workload
         everything = {
@@ -167,7 +137,6 @@ class Answer:
                 "num_microbatches": workload.num_microbatches,
                 "microbatch_size": workload.microbatch_size,
                 "steps": workload.steps,
-                "replicas": None if workload.replicas is None else asdict(workload.replicas),
                 "forward": workload.forward,
                 "backward": workload.backward,
                 "codec_seconds": [
@@ -176,7 +145,7 @@ class Answer:
                 ],
             },
             "predictions": [_finite(one) for one in self.predictions],
-            "needed_bandwidth": {codec: _number(bandwidth) for codec, bandwidth in self.needed.items()},
+            "needed_bandwidth": self.needed,
             "schedules": [_finite(one) for one in self.schedules],
             "best": None if self.best is None else _finite(self.best),
             "verdicts": self.verdicts,
@@ -190,8 +159,6 @@ def answer(
     codecs: Sequence[CompressionOptions],
     networks: Sequence[Network],
     max_in_flight: float = math.inf,
-    between: Sequence[str] = (),
-    every: int = 1,
 ) -> Answer:
     """Answer all questions about one workload.
 
@@ -201,44 +168,30 @@ def answer(
         codecs: the codecs to compare; the first one is no compression.
         networks: the networks to compare, which differ in bandwidth.
         max_in_flight: the number of micro-batches that fit in the memory of a process.
-        between: the codecs of gradients between replicas to compare, if there are replicas.
-        every: the steps from one exchange to the next, beside every step.
     """
-    workloads = [workload.exchanging(method) for method in between] or [workload]
-
-    def row(name: str, network: Network) -> list[Prediction]:
-        return [one for each in workloads for one in predict_each(each, name, codecs, network, every)]
-
-    by_network = [row(schedule, network) for network in networks]
+    by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)
-    schedules = [prediction for name in possible(workload, SCHEDULES) for prediction in row(name, slowest)]
+    schedules = [
+        prediction
+        for name in possible(workload, SCHEDULES)
+        for prediction in predict_each(workload, name, codecs, slowest)
+    ]
     return Answer(
         workload=workload,
-        network=networks[0],
         max_in_flight=max_in_flight,
         predictions=[prediction for row in by_network for prediction in row],
-        needed={
-            label_of(each, codec): needed_bandwidth(each, schedule, codec, networks[0])
-            for each in workloads
-            for codec in codecs
-        },
+        needed={label(codec): needed_bandwidth(workload, schedule, codec, networks[0]) for codec in codecs},
         schedules=schedules,
         best=best(schedules, max_in_flight),
-        verdicts=[*map(verdict, by_network), *(map(exchange_verdict, by_network) if workload.replicas else ())],
+        verdicts=[*map(verdict, by_network)],
     )
 
 
 def _shares(one: Prediction, stage: int) -> str:
-    """Percentages of a step: in all its passes busy, waiting and idle; with replicas, what the exchange adds."""
-    spent = [one.passes * part[stage] for part in (one.busy, one.wait, one.bubble)]
-    spent += [one.exchange.adds] if one.exchange else []
-    return "/".join(f"{100 * seconds / one.seconds:.0f}" for seconds in spent)
+    """Percentages of a step: busy, waiting and idle."""
+    return "/".join(f"{100 * part[stage] / one.seconds:.0f}" for part in (one.busy, one.wait, one.bubble))
 
 
 def _finite(one: Prediction) -> dict[str, Any]:
-    return {**asdict(one), "bandwidth": _number(one.bandwidth)}
-
-
-def _number(value: float) -> float | None:
-    """The number, or None (null in JSON) for infinity."""
-    return value if math.isfinite(value) else None
+    """Its fields as JSON, where unlimited is null."""
+    return {**asdict(one), "bandwidth": one.bandwidth if math.isfinite(one.bandwidth) else None}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from thinwire.errors.files import as_written
 from thinwire.launch.report.comparison import compare, find_baseline
@@ -20,16 +19,14 @@ from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import telling
+from thinwire.launch.timing.network import parse_link
 from thinwire.pipeline.errors import OptionsError
-
-if TYPE_CHECKING:
-    from thinwire.launch.timing.replay import PredictedLink
 
 
 def main(argv: Sequence[str]) -> int:
     """Write a report, and return the exit status."""
     options = make_parser().parse_args(argv)
-    links = [_link(text) for text in options.link]
+    links = {text: parse_link(text) for text in options.link}
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
     where = Path(", ".join(map(str, options.runs)))
@@ -41,12 +38,6 @@ def main(argv: Sequence[str]) -> int:
         print(comparison.warning)
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")
     return OK
-
-
-def _link(text: str) -> PredictedLink:
-    from thinwire.launch.timing.replay import parse_link  # which imports torch
-
-    return parse_link(text)
 
 
 def make_parser() -> Parser:

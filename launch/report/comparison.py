@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.launch.report.numbers import (
     bits,
@@ -28,10 +28,8 @@ from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.shared.tables import Table, Value
+from thinwire.launch.timing.network import Network
 from thinwire.pipeline.errors import OptionsError
-
-if TYPE_CHECKING:
-    from thinwire.launch.timing.replay import PredictedLink
 
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
@@ -78,8 +76,8 @@ def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | No
     raise OptionsError(f"--baseline must be one of the runs of the report ({given}), got {named}")
 
 
-def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Sequence[PredictedLink] = ()) -> Comparison:
-    """The tables and charts that show several runs together."""
+def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[str, Network]) -> Comparison:
+    """The tables and charts that show several runs together; `links` are those to predict, by what the user wrote."""
     names = distinct_names(runs)
     differing = differences(runs)
     seeds = _by_seed(runs, names, baseline)
@@ -198,14 +196,14 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
 
 
 def _predicted(
-    runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink], busy: Sequence[float]
+    runs: Sequence[RunFiles], names: Sequence[str], links: Mapping[str, Network], busy: Sequence[float]
 ) -> Table:
     """Seconds of a step: measured, and predicted for each link."""
     rows: list[list[Value]] = []
     for name, run, times in zip(names, runs, busy, strict=True):
-        steps = [_step_seconds(run, link, times) for link in links]
+        steps = [_step_seconds(run, link, times) for link in links.values()]
         rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), round(times, 2), *steps])
-    columns = ["run", "s a step, measured", "compute, x least", *(f"at {link.name}, predicted" for link in links)]
+    columns = ["run", "s a step, measured", "compute, x least", *(f"at {name}, predicted" for name in links)]
     note = (
         "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
         "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute. Runs "
@@ -220,7 +218,7 @@ def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Ta
 
 
 def _charts(
-    runs: Sequence[RunFiles], names: Sequence[str], links: Sequence[PredictedLink], busy: Sequence[float]
+    runs: Sequence[RunFiles], names: Sequence[str], links: Mapping[str, Network], busy: Sequence[float]
 ) -> list[Chart]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
@@ -233,12 +231,12 @@ def _charts(
         ("Loss over time, measured", "seconds of training steps", progress_in_seconds, told),
         *(
             (
-                f"Loss over time, predicted at {link.name}",
-                f"seconds of training steps at {link.name}",
+                f"Loss over time, predicted at {name}",
+                f"seconds of training steps at {name}",
                 lambda run, link=link: _predicted_progress(run, link, times[run.folder]),
                 f"{told} The prediction assumes that all steps take the same time.",
             )
-            for link in links
+            for name, link in links.items()
         ),
     ]
     return [
@@ -263,7 +261,7 @@ def _losses_over(
     return curves(lines, title, x_label=label)
 
 
-def _step_seconds(run: RunFiles, link: PredictedLink, busy: float) -> float:
+def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
     from thinwire.launch.timing.replay import step_seconds  # which imports torch
 
     if (count := run.fields.get("replicas", {}).get("count", 1)) > 1:
@@ -273,7 +271,7 @@ def _step_seconds(run: RunFiles, link: PredictedLink, busy: float) -> float:
     return step_seconds(run.fields["pipeline"], run.summary, link, busy=busy)
 
 
-def _predicted_progress(run: RunFiles, link: PredictedLink, busy: float) -> list[float]:
+def _predicted_progress(run: RunFiles, link: Network, busy: float) -> list[float]:
     seconds = _step_seconds(run, link, busy)
     return [seconds * step for step in range(len(run.steps) + 1)]
 

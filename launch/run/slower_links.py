@@ -19,7 +19,8 @@ from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.rank import processes_of_host
-from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
+from thinwire.launch.timing.network import Network, parse_link
+from thinwire.launch.timing.replay import step_seconds
 from thinwire.pipeline.schedules import SCHEDULES
 
 LINKS = ("1gbit", "100mbit", "10mbit")
@@ -29,7 +30,6 @@ SHOWN = "100mbit"
 FEWEST_STEPS = 20
 """The least number of steps for a prediction: the first steps are slower than the average."""
 PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"
-UNSLOWED = parse_link("none")
 
 
 def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
@@ -39,9 +39,9 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
     pipeline = asdict(recipe.pipeline)
     measured = summary["training_seconds"] / summary["steps"]
     # the time that the schedule does not explain; it is the same over any link
-    rest: float = max(0.0, measured - step_seconds(pipeline, summary, UNSLOWED))
+    rest: float = max(0.0, measured - step_seconds(pipeline, summary, Network()))
 
-    def speed(link: PredictedLink, compressed: bool) -> float:
+    def speed(link: Network, compressed: bool) -> float:
         seconds = step_seconds(pipeline, summary, link, compressed=compressed) + rest
         return recipe.pipeline.batch_size / seconds
 

@@ -139,7 +139,7 @@ class PredictedPipeline:
     """The shape of a stage's output for a micro-batch, samples first; float32."""
     schedule: str = "gpipe"
     wires: Wires = "pair"
-    """What has a wire of its own, as in `thinwire predict --wires`."""
+    """What has a wire of its own in the exchange: pair, a link to each replica; host, one uplink of a host for all."""
     replicas: int = 1
     """Pipelines that exchange the gradients of their weights after each step."""
     weights: list[int] = field(default_factory=list)

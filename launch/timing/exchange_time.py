@@ -9,7 +9,7 @@ of them stands for all. It sends and receives equally much at the same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
@@ -30,7 +30,7 @@ NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRE
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaWork:
-    """What the replicas of a pipeline exchange in an optimizer step. All replicas are alike, but for their passes."""
+    """What the replicas of a pipeline exchange in an optimizer step. All replicas are alike."""
 
     count: int
     gradients: str
@@ -41,19 +41,12 @@ class ReplicaWork:
     """The rows of an exchange."""
     to_all: bool = False
     """Whether each replica sends everything to all, and adds up for itself, so that no sums are sent."""
-    passes: tuple[int, ...] = ()
-    """Passes of each replica before each exchange; empty if all have one."""
     clips: bool = False
     """Whether all stages wait for the norm of all gradients before they go on."""
-    encode: dict[str, float] = field(default_factory=dict)
-    """Seconds to encode an element, by codec; other codecs are free."""
-    decode: dict[str, float] = field(default_factory=dict)
+    encode: float = 0.0
+    """Seconds to encode an element."""
+    decode: float = 0.0
     """Seconds to decode an element."""
-
-    @property
-    def all_passes(self) -> int:
-        """Passes of all replicas in a step."""
-        return sum(self.passes) or self.count
 
     def buckets(self, process: int) -> tuple[BucketLoad, ...]:
         """The loads of a process, by bucket."""
@@ -130,7 +123,7 @@ def loads(
 
 
 def time_exchange(work: ReplicaWork, course: Course, network: Network) -> ExchangeTime:
-    """The exchange after the last pass, whose course is given."""
+    """The exchange after the pass whose course is given."""
     own = [course.table.process == process for process in range(course.table.num_processes)]
     begins = [float(course.end[mine].max()) for mine in own]
     ends = [begin + seconds_alone(work, process, network) for process, begin in enumerate(begins)]
@@ -148,8 +141,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
 def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:
     """Seconds of the exchange of a process, which all replicas begin together."""
     buckets = work.buckets(process)
-    encode, decode = (costs.get(work.gradients, 0.0) for costs in (work.encode, work.decode))
-    _, latency = network.filled(network.replicas)
+    encode, decode, latency = work.encode, work.decode, network.latency
     now, wire, parts, sums = 0.0, 0.0, np.zeros(len(buckets)), np.zeros(len(buckets))
     # 1. encode all parts; each frame leaves as soon as the wire is free
     for index, load in enumerate(buckets):
@@ -173,7 +165,6 @@ def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:
 
 def _on_wire(load: BucketLoad, network: Network) -> float:
     """Seconds that the frames of a bucket, as parts or as sums, keep a wire busy."""
-    bandwidth, _ = network.filled(network.replicas)
     if network.wires == "pair":  # a link to each replica, busy both ways
-        return 8 * load.longest / (bandwidth * network.duplex)
-    return 8 * load.nbytes / bandwidth
+        return 8 * load.longest / (network.bandwidth * network.duplex)
+    return 8 * load.nbytes / network.bandwidth

@@ -8,26 +8,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Key, Method, parse
+from thinwire.compress import Key, Method
 from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import telling
-from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.data.clients import some_ids
-from thinwire.models.layers import build_layers, build_stage
+from thinwire.models.layers import build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.replicas.division import BUCKET
-from thinwire.pipeline.replicas.layout import FLAT, TILES
 
 REPETITIONS = 5
 
@@ -37,7 +33,6 @@ def from_recipe(
     codecs: Sequence[CompressionOptions],
     forward: float | None,
     backward: float | None,
-    between: Sequence[str] = (),
 ) -> Workload:
     """The workload of a recipe, with one stage in each process.
 
@@ -49,7 +44,6 @@ def from_recipe(
         codecs: the codecs to time.
         forward: seconds of one micro-batch forward on one stage; None is measured.
         backward: seconds of one micro-batch backward on one stage; None is measured.
-        between: the codecs of gradients between replicas to time, if the recipe has replicas.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.
@@ -63,7 +57,6 @@ def from_recipe(
         forward=(forward or 0.0,) * len(prepared.cuts),
         backward=(backward or 0.0,) * len(prepared.cuts),
         boundaries=tuple(outputs[:-1]),
-        replicas=replica_work(prepared),
         layers=len(prepared.blueprint.layers),
         steps=prepared.recipe.training.steps,
     )
@@ -79,7 +72,6 @@ def from_recipe(
                 forward=tuple(spent if forward is None else forward for spent, _ in times),
                 backward=tuple(spent if backward is None else backward for _, spent in times),
                 costs=codec_costs(codecs, workload, choose(recipe.training.device)),
-                replicas=workload.replicas and _with_costs(workload.replicas, between),
             )
     finally:
         torch.set_num_threads(before)
@@ -144,37 +136,6 @@ def time_codec(method: Method, example: Tensor, device: torch.device = CPU) -> C
     return CodecCost(
         encode=_median_seconds(lambda: codec.encode(values, payload, key, None), device),
         decode=_median_seconds(lambda: codec.decode(payload, decoded, key, None), device),
-    )
-
-
-def replica_work(prepared: Prepared) -> ReplicaWork | None:
-    """What the replicas of a recipe exchange; None without replicas."""
-    recipe = prepared.recipe
-    if recipe.replicas.count == 1:
-        return None
-    layers = build_layers(prepared.blueprint)
-    parts = [[*chain(*(layer.parameters() for layer in layers[cut.start : cut.stop]))] for cut in prepared.cuts]
-    trained = [{id(each): each for each in part if each.requires_grad} for part in parts]  # tied weights once
-    return ReplicaWork(
-        count=recipe.replicas.count,
-        gradients=recipe.replicas.gradients,
-        elements=tuple(sum(each.numel() for each in part.values()) for part in trained),
-        layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
-        to_all=recipe.replicas.step_alone,
-        passes=recipe.replicas.passes(recipe.pipeline.accumulation),
-        clips=recipe.optimizer.max_grad_norm is not None,
-    )
-
-
-def _with_costs(work: ReplicaWork, codecs: Sequence[str]) -> ReplicaWork:
-    """The same exchange with measured seconds of codecs, on one bucket."""
-    rows = max(1, min(BUCKET, max(work.elements)) // work.layout.row)
-    example = torch.empty(work.layout.shape(rows))
-    timed = {codec: time_codec(parse(codec), example) for codec in codecs}
-    return replace(
-        work,
-        encode={codec: cost.encode / (rows * work.layout.row) for codec, cost in timed.items()},
-        decode={codec: cost.decode / (rows * work.layout.row) for codec, cost in timed.items()},
     )
 
 

@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName
 
 FORWARD_SHARE = 1 / 3
 """The forward's share of the compute of a micro-batch: a backward does twice as many multiplications."""
 
 
-@dataclass(frozen=True)
-class PredictedLink:
-    """The link that a prediction puts between all processes."""
-
-    name: str
-    bandwidth: float
-    """Bits a second."""
-    latency: float
-    """Seconds, one way."""
-
-
-def parse_link(text: str) -> PredictedLink:
-    """Parse a link such as 100mbit or 100mbit,20ms. OptionsError for other text."""
-    rate, comma, delay = text.partition(",")
-    bandwidth = parse_bandwidth(rate)
-    if bandwidth == 0:
-        raise OptionsError(f"--link must be faster than 0, got {text!r}")
-    return PredictedLink(
-        text,
-        bandwidth=float("inf") if bandwidth is None else 1e6 * bandwidth,
-        latency=parse_latency(delay) / 1e3 if comma else 0.0,
-    )
-
-
 def step_seconds(
     pipeline: Mapping[str, Any],
     summary: Mapping[str, Any],
-    link: PredictedLink,
+    link: Network,
     *,
     compressed: bool = True,
     busy: float = 1.0,
@@ -75,7 +49,7 @@ def step_seconds(
 
 
 def _channel(
-    summary: Mapping[str, Any], name: ChannelName, link: PredictedLink, compressed: bool, busy: float
+    summary: Mapping[str, Any], name: ChannelName, link: Network, compressed: bool, busy: float
 ) -> ChannelTiming:
     rows = sorted((row for row in summary["channels"] if row["channel"] == name), key=lambda row: row["boundary"])
     if not compressed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,7 @@ from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options import CompressionOptions, ReplicaOptions, split_pair
+from thinwire.pipeline.options import CompressionOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, placement
 from thinwire.pipeline.wire.channel import frame_length
 
@@ -49,8 +49,6 @@ class Workload:
     costs: Mapping[tuple[ChannelName, str], CodecCost] = field(default_factory=dict)
     """The cost of a codec, by channel and expression; other codecs are free."""
 
-    where: tuple[int, ...] = ()
-    """The process of each stage; empty means that stage i is process i."""
     replicas: ReplicaWork | None = None
     """What replicas of the pipeline exchange; None for one pipeline."""
     layers: int | None = None
@@ -65,15 +63,8 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Samples of a step: of one pass, or of all passes of all replicas."""
-        passes = self.replicas.all_passes if self.replicas else 1
-        return passes * self.num_microbatches * self.microbatch_size
-
-    @property
-    def without_costs(self) -> Workload:
-        """The same work with codecs that cost nothing."""
-        replicas = self.replicas and replace(self.replicas, encode={}, decode={})
-        return replace(self, costs={}, replicas=replicas)
+        """Samples of a step, of all replicas."""
+        return (self.replicas.count if self.replicas else 1) * self.num_microbatches * self.microbatch_size
 
     def exchanging(self, gradients: str) -> Workload:
         """The same work with another codec of the gradients between replicas, if there are replicas."""
@@ -98,7 +89,6 @@ class Workload:
             forward=forward,
             backward=backward,
             boundaries=self.boundaries[:1] * (count - 1),
-            where=tuple(where[stage] for stage in range(count)),
         )
 
     def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
@@ -107,11 +97,10 @@ class Workload:
         methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
         costs = [found[method] for method in methods]
-        links = network.of(name, self.where or tuple(range(self.num_stages)))
         return ChannelTiming(
             nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
-            bandwidth=[bandwidth for bandwidth, _ in links],
-            latency=[latency for _, latency in links],
+            bandwidth=network.bandwidth,
+            latency=network.latency,
             duplex=network.duplex,
             encode=[cost.encode for cost in costs],
             decode=[cost.decode for cost in costs],
@@ -131,16 +120,6 @@ def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: i
 def _frame_bytes(examples: Examples, method: Method, activations: Method, channel: ChannelName) -> int:
     crossing = [example for example in examples if channel == "activations" or example.requires_grad]
     return frame_length(crossing, method, activations)
-
-
-def check_replica_codecs(listed: Sequence[str]) -> None:
-    """Raise OptionsError, with a sentence, if one of --replica-codec is no codec of gradients between replicas."""
-    for text in listed:
-        try:
-            ReplicaOptions(count=2, gradients=text)
-        except OptionsError as error:
-            told = [mistake.partition(": ")[2] for mistake in error.mistakes]
-            raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
 
 
 def codec_pair(text: str) -> CompressionOptions:

@@ -12,7 +12,8 @@ from thinwire.launch.report.comparison import compare, differences, find_baselin
 from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
-from thinwire.launch.timing.replay import PredictedLink, parse_link, step_seconds
+from thinwire.launch.timing.network import Network, parse_link
+from thinwire.launch.timing.replay import step_seconds
 from thinwire.pipeline.errors import OptionsError
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
@@ -68,7 +69,7 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
         made(tmp_path, "none", on=3.0, off=3.0, accuracy=0.9),
         made(tmp_path, "four", on=3.25, off=3.5, codec="q(4)", accuracy=0.8),
     ]
-    table = compare(runs, find_baseline(runs, None)).tables[0]
+    table = compare(runs, find_baseline(runs, None), {}).tables[0]
     none, four = columns(table)
     assert (four["activations/gradients"], four["bits, activations"], four["MB in training"]) == ("q(4)", 4.0, 0.01)
     assert four["fewer bytes"] == 8.0 and none["bits, gradients"] == 32.0
@@ -83,7 +84,7 @@ def test_a_run_of_few_bytes_sent_some(tmp_path):
     run = made(tmp_path, "none")
     for channel in run.summary["channels"]:
         channel["bytes"] = 300
-    assert columns(compare([run], None).tables[0])[0]["MB in training"] == 0.0006
+    assert columns(compare([run], None, {}).tables[0])[0]["MB in training"] == 0.0006
 
 
 def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path):
@@ -93,7 +94,7 @@ def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path)
     assert find_baseline([four], None) is None
     with pytest.raises(OptionsError, match="--baseline must be one of the runs of the report"):
         find_baseline([four], tmp_path.relative_to(tmp_path) / "other")
-    without = compare([four, made(tmp_path, "eight", codec="q(8)")], None).tables[0]
+    without = compare([four, made(tmp_path, "eight", codec="q(8)")], None, {}).tables[0]
     assert "difference" not in " ".join(without.columns) and "name one with --baseline" in without.note
 
 
@@ -102,13 +103,13 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
         *(made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)),
         *(made(tmp_path, f"four-{seed}", on=4.0 + 3 * seed, seed=seed, codec="q(4)") for seed in range(2)),
     ]
-    found = compare(runs, runs[0])
+    found = compare(runs, runs[0], {})
     none, four = columns(found.tables[1])
     assert (four["runs"], four["seeds"], four["loss on, mean"]) == ("four-0, four-1", 2, 5.5)
     assert four["loss on, std"] == round(3 / math.sqrt(2), 4) and none["loss on, std"] == round(1 / math.sqrt(2), 4)
     assert four["loss on, difference of means"] == 2.0
     assert found.warning == ""
-    assert [table.title for table in compare(runs[::2], runs[0]).tables][1] == "What differs between the recipes"
+    assert [table.title for table in compare(runs[::2], runs[0], {}).tables][1] == "What differs between the recipes"
 
 
 def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
@@ -119,7 +120,7 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
         "compression.gradients": ["none", "q(4)"],
         "pipeline.layers": [[2, 2], [3, 1]],
     }
-    found = compare(runs, runs[0])
+    found = compare(runs, runs[0], {})
     assert found.tables[-1].rows[-1] == ["pipeline.layers", "[2, 2]", "[3, 1]"]
     assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
 
@@ -133,7 +134,7 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     runs[1] = replace(runs[1], recipe=yaml.safe_dump(other))
     names = {"save_every", "checkpoint.every", "data.outline", "training.recompute"}
     assert set(differences(runs)) == names and all(is_among(name, WITHOUT_EFFECT) for name in names)
-    found = compare(runs, runs[0])
+    found = compare(runs, runs[0], {})
     assert found.warning == "" and found.tables[1].title == "Over seeds"
 
 
@@ -142,7 +143,7 @@ def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_p
     none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
     for stage in four.summary["stages"]:
         stage["seconds"] = {name: 2.6 * spent for name, spent in stage["seconds"].items()}
-    found = compare([none, four], none, [parse_link("none")])
+    found = compare([none, four], none, {"none": parse_link("none")})
     rows = columns(next(table for table in found.tables if table.title == "Over other links"))
     assert [row["compute, x least"] for row in rows] == [1.0, 2.6]
     assert rows[1]["at none, predicted"] == pytest.approx(rows[0]["at none, predicted"]) == pytest.approx(0.45)
@@ -156,7 +157,7 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     assert progress_in_megabytes(run) == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
     assert losses(run, progress_in_seconds(run)) == [(1, 5), (3, 4), (6, 3), (10, 2)]
     assert held_out_losses(run, "on", progress_in_seconds(run)) == [(3, 3.5), (10, 3.0)]
-    titles = [chart.title for chart in compare([run, run], run, [parse_link("1mbit")]).charts]
+    titles = [chart.title for chart in compare([run, run], run, {"1mbit": parse_link("1mbit")}).charts]
     assert titles == [
         "Loss over steps",
         "Loss over bytes sent",
@@ -172,9 +173,9 @@ def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
         run = made(tmp_path, codec, codec=codec)
         return step_seconds(run.fields["pipeline"], run.summary, link, **how)
 
-    free = PredictedLink("none", math.inf, 0.0)
+    free = Network()
     assert seconds("none", free) == pytest.approx(0.3 + 0.15)
-    assert seconds("none", PredictedLink("far", math.inf, 1.0)) == pytest.approx(0.3 + 0.15 + 2.0)
+    assert seconds("none", Network(latency=1.0)) == pytest.approx(0.3 + 0.15 + 2.0)
     slow = {codec: seconds(codec, parse_link("100kbit")) for codec in NBYTES}
     frame = {codec: 8 * nbytes / 1e5 for codec, nbytes in NBYTES.items()}
     assert slow["none"] == pytest.approx(0.3 + 4 * frame["none"])
@@ -195,6 +196,6 @@ def test_a_link_that_is_none_is_a_sentence(text, said, tmp_path, capsys):
 
 def test_the_numbers_are_json_values_for_the_page(tmp_path):
     runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")]
-    found = compare(runs, runs[0], [parse_link("10mbit,20ms")])
+    found = compare(runs, runs[0], {"10mbit,20ms": parse_link("10mbit,20ms")})
     assert json.loads(json.dumps([table.to_json() for table in found.tables])) is not None
     assert all("<svg" in chart.svg for chart in found.charts)

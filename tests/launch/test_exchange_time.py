@@ -1,6 +1,5 @@
 """The time of a step with replicas: small enough to work out by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,12 @@ import pytest
 from support.recipe_runs import simulate
 from support.run_files import summary
 from support.toy import make_trainer
+from thinwire.launch.bench.links.replicas import replica_work
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
-from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork, loads
-from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.prediction import exchange_verdict, predict, predict_each, run, step
-from thinwire.launch.timing.profile import replica_work
+from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork, loads, time_exchange
+from thinwire.launch.timing.network import Network
+from thinwire.launch.timing.prediction import predict, predict_each, run, step
 from thinwire.launch.timing.workload import codec_pair, uniform
 from thinwire.pipeline.replicas.layout import TILES
 
@@ -33,23 +32,18 @@ def pair(elements, **others):
     return ReplicaWork(count=2, gradients="none", elements=elements, **others)
 
 
-def seconds(work, schedule, **network):
-    return run(work, schedule, NO_COMPRESSION, Network(**network)).seconds
+def exchange_of(work, **network):
+    return step(work, "gpipe", NO_COMPRESSION, Network(**network))[1]
 
 
 def test_an_exchange_is_two_frames_and_two_latencies():
     """Four rows of weights: each of two replicas owns two."""
     work = pipeline(2, 4, 0.01, 0.02, pair((4 * 512, 4 * 512)))
-    alone = step(work, "gpipe", NO_COMPRESSION, Network()).seconds
-    slow = Link(bandwidth=8 * PART, latency=0.25)
-    assert alone == run(work, "gpipe", NO_COMPRESSION, Network()).seconds
     for wires in ("pair", "host"):
-        network = Network(wires=wires, replicas=slow)
-        found = step(work, "gpipe", NO_COMPRESSION, network)
-        assert found.exchange.longest == pytest.approx(2.5)
-        assert found.seconds == pytest.approx(alone + 2.5)
-        [rarely] = predict_each(work, "gpipe", [NO_COMPRESSION], network, 5)
-        assert rarely.exchange.samples_per_second_every == pytest.approx(8 / (alone + 2.5 / 5))
+        network = Network(wires=wires, bandwidth=8 * PART, latency=0.25)
+        course, exchange, seconds = step(work, "gpipe", NO_COMPRESSION, network)
+        assert exchange.longest == pytest.approx(2.5)
+        assert seconds == pytest.approx(course.seconds + 2.5)
 
 
 def test_three_replicas_share_the_uplink_of_a_host():
@@ -57,28 +51,27 @@ def test_three_replicas_share_the_uplink_of_a_host():
     [load] = loads(7 * 512, 3, "none")
     assert (load.frames, load.longest, load.nbytes) == (2, 64 + 3 * 2048, 2 * (64 + 3 * 2048))
     work = pipeline(2, 4, replicas=ReplicaWork(count=3, gradients="none", elements=(7 * 512, 0)))
-    link = Link(bandwidth=8 * load.longest, latency=0.5)
-    took = {
-        wires: step(work, "gpipe", NO_COMPRESSION, Network(wires=wires, replicas=link)).exchange.longest
-        for wires in ("pair", "host")
-    }
+    link = {"bandwidth": 8 * load.longest, "latency": 0.5}
+    took = {wires: exchange_of(work, wires=wires, **link).longest for wires in ("pair", "host")}
     assert took == pytest.approx({"pair": 2 * 1.5, "host": 2 * 2.5})
     # the same replica sends two parts of two rows, and three rows as a sum twice: its parts are not the longest
-    found = step(work, "gpipe", NO_COMPRESSION, Network()).exchange
-    assert found.nbytes == 2 * (64 + 2 * 2048) + 2 * (64 + 3 * 2048)
+    assert exchange_of(work).nbytes == 2 * (64 + 2 * 2048) + 2 * (64 + 3 * 2048)
 
 
 def test_the_drain_hides_the_exchange_of_a_later_stage():
     """The last stage is done 0.02 s before the first, and is needed again 0.01 s after it."""
-    network = Network(replicas=Link(bandwidth=8 * PART / 0.01))  # 0.01 s a frame
+    fast = 8 * PART / 0.01  # 0.01 s a frame
     work = pipeline(2, 4, 0.01, 0.02, pair((0, 4 * 512)))
-    hidden = step(work, "gpipe", NO_COMPRESSION, network)
-    assert hidden.exchange.longest == pytest.approx(0.02)
-    assert hidden.exchange.adds == 0.0
-    slower = replace(network, replicas=Link(bandwidth=8 * PART / 0.02))  # 0.04 s, of which 0.02 + 0.01 are hidden
-    assert step(work, "gpipe", NO_COMPRESSION, slower).exchange.adds == pytest.approx(0.01)
+
+    def adds(work, bandwidth):
+        exchange = time_exchange(work.replicas, run(work, "gpipe", NO_COMPRESSION, Network()), bandwidth)
+        return exchange.longest, exchange.adds
+
+    assert adds(work, Network(bandwidth=fast)) == (pytest.approx(0.02), 0.0)
+    slower = Network(bandwidth=fast / 2)  # 0.04 s, of which 0.02 + 0.01 are hidden
+    assert adds(work, slower)[1] == pytest.approx(0.01)
     clipped = replace(work, replicas=pair((0, 4 * 512), clips=True))
-    assert step(clipped, "gpipe", NO_COMPRESSION, slower).exchange.adds == pytest.approx(0.02)
+    assert adds(clipped, slower)[1] == pytest.approx(0.02)
 
 
 def test_buckets_overlap_on_the_wire():
@@ -86,7 +79,7 @@ def test_buckets_overlap_on_the_wire():
     elements = 3 * 8192 * 512 // 2
     first, second = loads(elements, 2, "none")
     work = pipeline(2, 4, replicas=pair((elements, 0)))
-    found = step(work, "gpipe", NO_COMPRESSION, Network(bandwidth=1e6, latency=0.1)).exchange.longest
+    found = exchange_of(work, bandwidth=1e6, latency=0.1).longest
     assert found == pytest.approx(2 * 8 * (first.nbytes + second.nbytes) / 1e6 + 0.1)
 
 
@@ -95,10 +88,9 @@ def test_who_adds_up_for_himself_sends_everything_to_all_and_no_sums():
     [load] = loads(4096, 3, "none", TILES, to_all=True)
     assert (load.nbytes, load.frames, load.elements) == (2 * (64 + 4 * 4096), 2, 4096)
     work = ReplicaWork(count=3, gradients="none", elements=(4096, 0), layout=TILES, to_all=True)
-    network = Network(wires="host", replicas=Link(bandwidth=8 * load.nbytes, latency=0.25))
-    found = step(pipeline(2, 1, replicas=work), "gpipe", NO_COMPRESSION, network)
-    assert found.exchange.longest == pytest.approx(1 + 0.25)
-    assert found.exchange.nbytes == load.nbytes
+    found = exchange_of(pipeline(2, 1, replicas=work), wires="host", bandwidth=8 * load.nbytes, latency=0.25)
+    assert found.longest == pytest.approx(1 + 0.25)
+    assert found.nbytes == load.nbytes
 
 
 @pytest.mark.slow
@@ -107,7 +99,7 @@ def test_a_run_sends_the_bytes_that_were_predicted(tmp_path):
     options = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--training.steps", "1"]
     rows = summary(simulate("resnet-tiny", tmp_path / "run", *options))["replicas"]
     rows = [row for row in rows if row["channel"] != "statistics"]
-    work = replica_work(prepare(recipe.parse(["resnet-tiny", *options])))
+    work = replica_work(prepare(recipe.parse(["resnet-tiny", *options])), "ef(q(4))")
     for stage in range(4):
         sent = sum(row["bytes"] for row in rows if row["stage"] == stage)
         assert sent == pytest.approx(2 * work.sent(stage), rel=1e-3), (
@@ -116,12 +108,9 @@ def test_a_run_sends_the_bytes_that_were_predicted(tmp_path):
 
 
 def test_codecs_cost_what_they_were_measured_to():
-    spent = {"encode": {"none": 1e-5}, "decode": {"none": 2e-5}}
-    work = pipeline(2, 4, replicas=pair((1024, 0), **spent))
+    work = pipeline(2, 4, replicas=pair((1024, 0), encode=1e-5, decode=2e-5))
     # all are encoded and decoded, half of them twice; the own part comes twice
-    wanted = 1024 * (1e-5 + 2e-5 + 1e-5 / 2 + 2e-5)
-    assert step(work, "gpipe", NO_COMPRESSION, Network()).exchange.longest == pytest.approx(wanted)
-    assert step(work.without_costs, "gpipe", NO_COMPRESSION, Network()).exchange.longest == 0.0
+    assert exchange_of(work).longest == pytest.approx(1024 * (1e-5 + 2e-5 + 1e-5 / 2 + 2e-5))
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
@@ -135,30 +124,11 @@ def test_bytes_are_those_of_real_frames(replicas, alone):
         assert (load.nbytes, load.frames) == (sums.bytes, sums.frames)
 
 
-def test_a_step_has_the_samples_of_all_passes_of_all_replicas():
-    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=(3, 3)))
-    assert work.samples == 2 * 3 * 4
-    assert step(work, "gpipe", NO_COMPRESSION, Network()).seconds == pytest.approx(
-        3 * run(work, "gpipe", NO_COMPRESSION, Network()).seconds
-    )
-
-
-def test_all_wait_for_the_replica_with_the_most_passes():
-    work = pipeline(2, 4, 0.01, 0.02, pair((0, 0), passes=(3, 1)))
-    one_pass = run(work, "gpipe", NO_COMPRESSION, Network()).seconds
-    found = predict(work, "gpipe", NO_COMPRESSION, Network())
-    assert work.samples == 16 and found.passes == 3
-    assert found.samples_per_second == pytest.approx(16 / (3 * one_pass))
-
-
-def test_it_is_compared_with_nothing_compressed_and_said_whether_rarely_pays():
-    work = pipeline(2, 4, 0.01, 0.02, pair((4096 * 512,) * 2)).exchanging("ef(q(4))")
-    network = Network(bandwidth=2e7)
-    none, both = predict_each(work.exchanging("none"), "gpipe", [NO_COMPRESSION, codec_pair("q(4)/q(8)")], network, 30)
-    assert none.speedup == 1.0 < both.speedup
-    found = predict(work, "gpipe", codec_pair("q(4)/q(8)"), network)
-    assert found.speedup > both.speedup and found.codec == "q(4)/q(8), replicas ef(q(4))"
-    assert found.exchange.nbytes == pytest.approx(both.exchange.nbytes * 4.03 / 32, rel=0.01)
-    assert "every 30 steps pays" in exchange_verdict([none, both])
-    [fast] = predict_each(work, "gpipe", [NO_COMPRESSION], Network(bandwidth=math.inf), 30)
-    assert "every step is enough" in exchange_verdict([fast])
+def test_it_is_compared_with_nothing_compressed():
+    work = pipeline(2, 4, 0.01, 0.02, pair((4096 * 512,) * 2))
+    network, codecs = Network(bandwidth=2e7), codec_pair("q(4)/q(8)")
+    none, boundaries = predict_each(work, "gpipe", [NO_COMPRESSION, codecs], network)
+    assert work.samples == 2 * 4 and none.speedup == 1.0 < boundaries.speedup
+    both = predict(work.exchanging("ef(q(4))"), "gpipe", codecs, network)
+    assert both.speedup > boundaries.speedup
+    assert both.exchange.nbytes == pytest.approx(none.exchange.nbytes * 4.03 / 32, rel=0.01)

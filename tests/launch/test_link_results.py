@@ -9,8 +9,7 @@ from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document,
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
-from thinwire.launch.timing.exchange_time import ReplicaWork, loads
-from thinwire.launch.timing.profile import replica_work
+from thinwire.launch.timing.exchange_time import loads
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.measuring.meters import SECTIONS
@@ -189,17 +188,19 @@ def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepare
     [alone] = simulated(one, prepared, free_codecs=True).values()
     [limit] = simulated(found, replicas, free_codecs=True).values()
     # the first stage is done last: it sends half of its weights twice, as parts and as sums
-    [load] = loads(replica_work(replicas).elements[0], 2, "ef(q(4))")
+    [load] = loads(of_replicas.replica_work(replicas, "none").elements[0], 2, "ef(q(4))")
     assert limit - alone == pytest.approx(2 * (load.longest / 1e6 + 0.001))
 
 
-def added(monkeypatch, schedule, elements, spent=(), options=(), **changes):
+def added(monkeypatch, schedule, elements, spent=(), options=()):
     """What the exchange of two replicas adds to a step; a stage computes 10 ms forward and 20 ms back."""
     recipe = parse(
-        ["quickstart", "--pipeline.num_stages", str(len(elements)), "--pipeline.schedule", schedule, *options]
+        [
+            *("quickstart", "--pipeline.num_stages", str(len(elements)), "--pipeline.schedule", schedule),
+            *("--replicas.count", "2", *options),
+        ]
     )
-    work = ReplicaWork(count=2, gradients="none", elements=elements, **changes)
-    monkeypatch.setattr(of_replicas, "replica_work", lambda prepared: work)
+    monkeypatch.setattr(of_replicas, "weights_of", lambda prepared: elements)
     free = ChannelTiming(nbytes=1.0)
     course = time_step(timetable(schedule, len(elements), 4), Compute(forward=0.01, backward=0.02), free, free)
     size = recipe.pipeline.num_processes
@@ -220,18 +221,19 @@ def test_a_process_exchanges_the_weights_of_all_its_stages(monkeypatch):
     assert added(monkeypatch, "interleaved-1f1b", (2 * ROWS, 0, ROWS, 0), spent) > found
 
 
-@pytest.mark.parametrize("clips", [True, False])
-def test_no_step_of_a_bench_hides_the_exchange_of_the_one_before(monkeypatch, clips):
+@pytest.mark.parametrize("norm", ["1.0", "null"])
+def test_no_step_of_a_bench_hides_the_exchange_of_the_one_before(monkeypatch, norm):
     """Each step ends at a barrier. The last stage is done 20 ms before the first, no matter who waits for a norm."""
-    found = added(monkeypatch, "gpipe", (0, ROWS), clips=clips)
+    found = added(monkeypatch, "gpipe", (0, ROWS), options=["--optimizer.max_grad_norm", norm])
     assert found == pytest.approx(2 * ((102_400 + 64) / 1e6 + 0.001) - 0.02)
 
 
 def test_the_steps_of_a_round_share_its_exchange(monkeypatch):
-    rarely = ["--replicas.count", "2", "--replicas.sync.every", "10"]
+    rarely = ["--replicas.sync.every", "10"]
     spent = [{"encode": 0.3, "decode": 0.2}] * 2
-    found, shared = (added(monkeypatch, "gpipe", (ROWS, ROWS), options=options) for options in ((), rarely))
-    assert shared == pytest.approx(found / 10)
+    tiles = 4096 * 20
+    shared = added(monkeypatch, "gpipe", (tiles, tiles), options=rarely)
+    assert shared == pytest.approx(((4 * tiles + 64) / 1e6 + 0.001) / 10), "everything to the other one, at once"
     # the same seconds in each step are ten times as many in an exchange
     found, shared = (added(monkeypatch, "gpipe", (ROWS, ROWS), spent, options) for options in ((), rarely))
     assert shared > found / 5

@@ -50,7 +50,7 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
 
 
 def test_bandwidths_are_read_as_a_cluster_reads_them(capsys):
-    found = predicted(capsys, *GIVEN, "--bandwidth", "NONE,10MBIT", "--codec", "q(8)", "--link", "1-2:none,500us")
+    found = predicted(capsys, *GIVEN, "--bandwidth", "NONE,10MBIT", "--codec", "q(8)", "--latency", "500us")
     assert {cell["bandwidth"] for cell in found["predictions"]} == {None, 1e7}
 
 
@@ -75,7 +75,7 @@ def test_directions_that_leave_each_other_less_slow_the_schedules_that_use_both(
 
 
 def test_tables_say_it_in_words(capsys):
-    assert main(["predict", *GIVEN, "--bandwidth", "10mbit", "--link", "1-2:5mbit", "2>3:1mbit,30ms"]) == 0
+    assert main(["predict", *GIVEN, "--bandwidth", "10mbit"]) == 0
     shown = capsys.readouterr().out
     for part in ("hides the wire", "compression pays", "best at 10mbit", "45+135", "1f1b-wan", "; 350 steps take "):
         assert part in shown
@@ -120,31 +120,6 @@ def test_stages_that_a_prediction_cannot_place_are_refused(capsys, options, said
     assert capsys.readouterr().err == f"{said}\n"
 
 
-def test_a_slow_link_of_its_own_is_not_hidden_by_the_speed_of_the_others(capsys):
-    """`--link 1-2:1mbit` left 1 % of full speed, and yet none was said to hide the wire from some bandwidth up."""
-    slow = [*GIVEN, "--bandwidth", "1gbit", "--codec", "q(2)/q(4)", "--link"]
-    found = predicted(capsys, *slow, "1-2:1mbit")
-    assert max(cell["of_unthrottled"] for cell in found["predictions"]) < 0.95
-    assert found["needed_bandwidth"] == {"none": None, "q(8, step=0.25)": None, "q(2)/q(4)": None}
-    assert [row[1] for row in found["tables"][1]["rows"]] == [None] * 3
-    fine = predicted(capsys, *slow, "1-2:10gbit", "2>3:1gbit")["needed_bandwidth"]
-    assert fine["none"] > fine["q(2)/q(4)"] > 0
-    assert main(["predict", *slow, "1-2:1mbit"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Without a number, those of --link make a step too slow" in shown
-
-
-def test_a_slow_link_between_replicas_is_named_and_the_shares_of_a_step_are_of_all_its_passes(capsys):
-    """The sentence named no link, and three passes of a step counted as one."""
-    replicas = ["--replicas.count", "2", "--pipeline.accumulation", "3", "--replica-link", "20mbit,40ms"]
-    assert main(["predict", *GIVEN, "--bandwidth", "100mbit", "--codec", "q(2)/q(4)", *replicas]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "those of --replica-link make a step too slow" in shown
-    assert "is idle / the exchange adds, at 100mbit" in shown
-    cells = [list(map(int, cell.split("/"))) for cell in re.findall(r"\d+/\d+/\d+/\d+", shown)]
-    assert len(cells) == 4 * 3 and all(98 <= sum(cell) <= 102 for cell in cells), cells
-
-
 def test_times_are_measured_where_none_are_given(capsys):
     small = [
         "--model.config",
@@ -173,8 +148,6 @@ def test_times_are_measured_where_none_are_given(capsys):
         ),
         ([*GIVEN, "--bandwidth", "0mbit"], "--bandwidth: must be above 0, got '0mbit'"),
         ([*GIVEN, "--latency", "20"], "--latency: a latency must be like 500us, 20ms or 1s, got '20'"),
-        ([*GIVEN, "--link", "1-3:5mbit"], "must be two neighbouring stages such as 1-2:20mbit"),
-        ([*GIVEN, "--link", "6-7:5mbit"], "--link must name two neighbouring stages in 0..3, got 6-7, 7-6"),
         ([*GIVEN, "--codec", "p(4)"], "unknown codec 'p'"),
         ([*GIVEN, "--codec", "none/reuse"], "reuse needs topk or randk on the activations of the same boundary"),
         ([*GIVEN, "--pipeline.num_stages", "1"], "a prediction needs links"),
@@ -182,13 +155,6 @@ def test_times_are_measured_where_none_are_given(capsys):
         ([*GIVEN, "--schedule", "gpip"], "--schedule must be one of gpipe, 1f1b, "),
         ([*GIVEN, "--schedule", "gpip"], "got gpip (did you mean gpipe?)\n"),
         ([*GIVEN, "--forward-ms", "0"], "must be a number above 0, got '0'"),
-        ([*GIVEN, "--every", "9"], "--every needs replicas; add --replicas.count, such as 2"),
-        ([*GIVEN, "--wires", "host"], "--wires host needs replicas; add --replicas.count, such as 2"),
-        (
-            [*GIVEN, "--replicas.count", "2", "--replicas.overrides.1.compression.activations", "bf16"],
-            "a prediction takes all replicas for alike; remove compression from replicas.overrides, got that of "
-            "replica 1",
-        ),
         (["quickstart", "--forward-ms", "45"], "give --forward-ms and --backward-ms together"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire.launch.timing.exchange_time import NO_COMPRESSION
-from thinwire.launch.timing.network import Link, Network
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     bandwidth_text,
@@ -100,7 +100,7 @@ def test_what_gains_less_than_noise_is_not_advised():
     assert fastest.codec == "q(8)" and "does not pay: take none" in verdict(found[:2])
     assert best(found).codec == "none"
     assert best(found).samples_per_second == max(one.samples_per_second for one in found if one.codec == "none")
-    assert best([one for one in found if one.compressed]) == fastest
+    assert best([one for one in found if one.codec != "none"]) == fastest
 
 
 @pytest.mark.parametrize("schedule", possible(workload(), SCHEDULES))
@@ -123,17 +123,6 @@ def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
 
 def test_schedules_that_cannot_run_are_left_out():
     assert set(possible(workload(num_microbatches=2), SCHEDULES)) & {"1f1b", "dualpipev"} == set()
-
-
-def test_one_slow_direction_of_one_link_slows_the_step():
-    even = run(workload(), "gpipe", QUARTER, Network(bandwidth=1e9)).seconds
-    one_way = Network(bandwidth=1e9, links={(2, 1): Link(bandwidth=1e6)})
-    late = Network(bandwidth=1e9, links={(0, 1): Link(latency=3.0)})
-    nbytes = 64 + 2 * 100 * 100 + 2 * 2 * 100  # header, codes, a bf16 scale a row
-    frame = 8 * nbytes / 1e6
-    slowed = even + frame + 7 * (frame - 0.1)  # it repeats in the place of the backward, and is passed once
-    assert run(workload(), "gpipe", QUARTER, one_way).seconds == pytest.approx(slowed, rel=0.001)
-    assert run(workload(), "gpipe", QUARTER, late).seconds == pytest.approx(even + 3.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

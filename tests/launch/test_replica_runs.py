@@ -342,7 +342,8 @@ def test_weights_of_another_dtype_are_refused():
     [
         ("bench", [*EVERY_SIX, "--replicas.membership", "elastic"], "set replicas.membership to fixed, got elastic"),
         ("bench", MORE, "remove pipeline.accumulation from replicas.overrides, got 2 in replica 1"),
-        ("predict", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
+        ("predict", [], "a prediction is of one pipeline; add --replicas.count 1, got 2"),
+        ("bench", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
     ],
 )
 def test_what_arithmetic_does_not_know_is_refused(folder, capsys, command, options, said):

@@ -54,10 +54,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(wanted: Recipe, options: argparse.Namespace) -> None:
     """Raise OptionsError that names every option that does not fit a bench."""
-    from thinwire.launch.timing.workload import check_replica_codecs
     from thinwire.pipeline.devices.device import CPU, choose
 
-    check_replica_codecs(options.replica_codec)
+    _check_replica_codecs(options.replica_codec)
     pipeline = wanted.pipeline
     several = {replica: each.pipeline.accumulation for replica, each in wanted.replicas.overrides.items()}
     several = {replica: passes for replica, passes in several.items() if passes not in (None, 1)}
@@ -100,6 +99,18 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "--compressed-only needs a --codec or a --replica-codec that compresses",
         ),
     )
+
+
+def _check_replica_codecs(listed: Sequence[str]) -> None:
+    """Raise OptionsError, with a sentence, if one of --replica-codec is no codec of gradients between replicas."""
+    from thinwire.pipeline.options import ReplicaOptions
+
+    for text in listed:
+        try:
+            ReplicaOptions(count=2, gradients=text)
+        except OptionsError as error:
+            told = [mistake.partition(": ")[2] for mistake in error.mistakes]
+            raise OptionsError([f"--replica-codec {text}: {mistake}" for mistake in told]) from error
 
 
 def pairs_of(wanted: Recipe, given: Sequence[str] | None) -> Sequence[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.timing.exchange_time import ReplicaWork, seconds_alone, time_exchange
-from thinwire.launch.timing.network import Link, Network
-from thinwire.launch.timing.profile import replica_work
+from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course
+from thinwire.models.layers import build_layers
 from thinwire.pipeline.measuring.probe import LinkSpeed
+from thinwire.pipeline.replicas.layout import FLAT, TILES
 
 
 def ends_of_processes(
@@ -31,14 +32,12 @@ def ends_of_processes(
         spent: measured seconds of codecs in an average step by section, of each process of a pipeline; empty if codecs
             cost nothing.
     """
-    work, network = replica_work(prepared), network_of(prepared, links)
     own = [float(course.end[course.table.process == process].max()) for process in range(course.table.num_processes)]
-    if work is None:
+    if prepared.recipe.replicas.count == 1:
         return own
     options = prepared.recipe.replicas
     every = options.sync.every if options.step_alone else 1
-    # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
-    work = replace(_by_process(work, prepared.recipe), gradients=between, clips=True)
+    work = replica_work(prepared, between)
     if spent:
         # each element is encoded as a part, and its sum by the owner; decoded as a part by the owner, and as a sum;
         # if all add up for themselves, it is encoded once, and decoded from everyone
@@ -46,35 +45,54 @@ def ends_of_processes(
         most = spent[work.elements.index(elements)]
         work = replace(
             work,
-            encode={between: every * most["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count)},
-            decode={between: every * most["decode"] / elements / (work.count if work.to_all else 2)},
+            encode=every * most["encode"] / elements / (1 if work.to_all else 1 + 1 / work.count),
+            decode=every * most["decode"] / elements / (work.count if work.to_all else 2),
         )
-    exchange = time_exchange(work, course, network)
+    exchange = time_exchange(work, course, network_of(prepared, links))
     return list(exchange.ends) if every == 1 else [end + exchange.adds / every for end in own]
 
 
 def limits_of_exchange(prepared: Prepared, between: str, links: Mapping[tuple[int, int], LinkSpeed]) -> Sequence[float]:
     """Seconds of the exchange of each process in each step, with codecs that cost nothing; none where it is not so."""
-    work = replica_work(prepared)
-    if work is None or prepared.recipe.replicas.step_alone:
+    options = prepared.recipe.replicas
+    if options.count == 1 or options.step_alone:
         return []
-    work, network = replace(_by_process(work, prepared.recipe), gradients=between), network_of(prepared, links)
-    return [seconds_alone(work, process, network) for process in range(prepared.recipe.pipeline.num_processes)]
+    work, network = replica_work(prepared, between), network_of(prepared, links)
+    return [seconds_alone(work, process, network) for process in range(len(work.elements))]
 
 
 def network_of(prepared: Prepared, links: Mapping[tuple[int, int], LinkSpeed]) -> Network:
-    """The slowest of the measured links between replicas, if there are replicas."""
+    """The slowest of the measured links between replicas."""
     size = prepared.recipe.pipeline.num_processes
     across = [speed for (source, target), speed in links.items() if source % size == target % size]
-    if not across:
-        return Network()
-    slowest = Link(bandwidth=8 * min(speed.goodput for speed in across), latency=max(speed.latency for speed in across))
-    return Network(duplex=min(speed.duplex for speed in across), replicas=slowest)
+    return Network(
+        bandwidth=8 * min(speed.goodput for speed in across),
+        latency=max(speed.latency for speed in across),
+        duplex=min(speed.duplex for speed in across),
+    )
 
 
-def _by_process(work: ReplicaWork, recipe: Recipe) -> ReplicaWork:
-    """The same with what each process of a pipeline has, from that of each stage."""
+def replica_work(prepared: Prepared, gradients: str) -> ReplicaWork:
+    """What the replicas of a recipe exchange with a codec of gradients."""
+    recipe = prepared.recipe
     elements = [0] * recipe.pipeline.num_processes
-    for stage, process in real_placement(recipe).process_of.items():
-        elements[process] += work.elements[stage]
-    return replace(work, elements=tuple(elements))
+    for (_, process), trained in zip(
+        sorted(real_placement(recipe).process_of.items()), weights_of(prepared), strict=True
+    ):
+        elements[process] += trained
+    return ReplicaWork(
+        count=recipe.replicas.count,
+        gradients=gradients,
+        elements=tuple(elements),
+        layout=FLAT if recipe.replicas.sync.every == 1 else TILES,
+        to_all=recipe.replicas.step_alone,
+        # each step or round of a bench ends at a barrier: no later stage begins the next one before all have their sums
+        clips=True,
+    )
+
+
+def weights_of(prepared: Prepared) -> list[int]:
+    """The weights that each stage trains, tied ones once."""
+    layers = build_layers(prepared.blueprint)
+    parts = [set(chain(*(layer.parameters() for layer in layers[cut.start : cut.stop]))) for cut in prepared.cuts]
+    return [sum(each.numel() for each in part if each.requires_grad) for part in parts]
