@@ -3,8 +3,8 @@
 This file imports nothing, so a process that needs only data imports nothing else. The modules, lowest first:
 
 - `errors`, `seed`, `digest`, `file_mode`, `options`, `tensors`, `weights`, `precision`, `recompute`, `hub`
-- `layers` (the shape of every model), `checkpoint`, `compiled`, `architectures/` (`chain`, `library`, `parity`,
-  `vision`, `vision_weights`, `sequential`), and `model`, which picks one of them; `size`
+- `layers` (the shape of every model), `checkpoint`, `compiled`, `architectures/` (`chain`, `conversion`, `library`,
+  `parity`, `vision`, `vision_weights`, `sequential`), and `model`, which picks one of them; `size`
 - `batch_norm`, `costs`, `partition`
 - `tasks`, and `data/`: `options`, `parts`, the sources (`bundled`, `files`, `own`, `tables`, joined in `sources`),
   `tokenizer`, the kinds of samples (`texts`, `pairs`, `images`), `samples`, `sampler`, `outline`, `clients`, and

@@ -6,13 +6,15 @@ parts, and the file is closed after each part: the process never holds more than
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from thinwire.errors.calls import first_line
 from thinwire.models import hub
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import told_by
@@ -38,12 +40,15 @@ _PART_BYTES = 8 * 2**20
 _TOLD = 5
 """The most names that a message lists. Weights of another architecture may lack all names."""
 
-# names of tensors in old files, and in files of GPT-NeoX today
-_RENAMED = (
-    (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
-    (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
-    (re.compile(r"^embed_out\."), "lm_head."),
-)
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a model in its files."""
+
+    parts: tuple[tuple[str, str], ...]
+    """The file of each tensor that it is made of, and the name there."""
+    make: Callable[[Sequence[Tensor]], Tensor] | None = None
+    """Makes it of them; None if it is there as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +57,8 @@ class Checkpoint:
 
     source: str
     """The folder, or the name on the hub."""
-    stored: Mapping[str, tuple[str, str]]
-    """Where each tensor is: its file, and its name in that file. The key is the name that it has today."""
-    base: str
-    """The prefix of all full names except the head's ("transformer"). Files of a model without a head leave it out."""
+    stored: Mapping[str, Stored]
+    """Where each tensor is, by its name in the model; by its name in the files if the model has no such tensor."""
     tied: Mapping[str, str]
     """Tensors that take the values of another tensor if the files lack them:
     {"lm_head.weight": "transformer.wte.weight"}."""
@@ -81,8 +84,8 @@ class Checkpoint:
         Raises:
             ModelError: among them are the scales of quantized weights.
         """
-        read = {place for name in names for place in [self._find(name)]}
-        beside = [name for name, place in self.stored.items() if place not in read]
+        read = {part for name in names if (place := self._find(name)) for part in place.parts}
+        beside = [name for name, place in self.stored.items() if not read.issuperset(place.parts)]
         left = [name for name in beside if not any(re.search(pattern, name) for pattern in self.ignored)]
         scales = [name for name in left if _QUANTIZED.search(name)]
         require(
@@ -109,23 +112,31 @@ class Checkpoint:
         Raises:
             ModelError: a tensor has another shape in the files. The message names all such tensors; nothing is copied.
         """
-        for name, (path, key) in self._fitting(tensors).items():
-            _copy(path, key, tensors[name])
+        for name, place in self._fitting(tensors).items():
+            parts = [(locate(self.source, file), key) for file, key in place.parts]
+            if place.make is None:
+                [(path, key)] = parts
+                _copy(path, key, tensors[name])
+            else:
+                tensors[name].copy_(place.make([_read(path, key) for path, key in parts]))
 
-    def _fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Path, str]]:
-        """The file of each tensor, and its name there. ModelError names every tensor of another shape."""
+    def _fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+        """Where each tensor is. ModelError names every tensor of another shape."""
         places = {name: place for name in tensors if (place := self._find(name)) is not None}
-        paths = {file: locate(self.source, file) for file in sorted({file for file, _ in places.values()})}
-        stored = {file: _headers(path) for file, path in paths.items()}
+        files = sorted({file for place in places.values() for file, _ in place.parts})
+        paths = {file: locate(self.source, file) for file in files}
+        headers = {file: _headers(path) for file, path in paths.items()}
         misfits, quantized = [], []
-        for name, (file, key) in places.items():
-            if key not in stored[file]:
-                raise ModelError(f"{paths[file]} must hold {key}, because the index says so, and does not")
-            shape, dtype = stored[file][key]
-            if shape != tuple(tensors[name].shape):
-                misfits.append(f"{name} must be of shape {list(tensors[name].shape)}, got {list(shape)}")
-            if tensors[name].is_floating_point() and dtype not in _FLOATS:
-                quantized.append(f"{name} ({dtype})")
+        for name, place in places.items():
+            for file, key in place.parts:
+                if key not in headers[file]:
+                    raise ModelError(f"{paths[file]} must hold {key}, because the index says so, and does not")
+            found = [headers[file][key] for file, key in place.parts]
+            shape = _shape(place, [shape for shape, _ in found])
+            if shape != list(tensors[name].shape):
+                misfits.append(f"{name} must be of shape {list(tensors[name].shape)}, got {shape}")
+            if other := [dtype for _, dtype in found if tensors[name].is_floating_point() and dtype not in _FLOATS]:
+                quantized.append(f"{name} ({other[0]})")
         require(
             (not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"),
             (
@@ -134,42 +145,41 @@ class Checkpoint:
                 "that was quantized",
             ),
         )
-        return {name: (paths[file], key) for name, (file, key) in places.items()}
+        return places
 
     def without(self, prefixes: Sequence[str]) -> "Checkpoint":
         """The same checkpoint without the tensors of these prefixes; the seed gives them: a head for other classes."""
         kept = {name: place for name, place in self.stored.items() if not name.startswith(tuple(prefixes))}
         return replace(self, stored=kept, fresh=tuple(prefixes))
 
-    def _find(self, name: str) -> tuple[str, str] | None:
-        for wanted in (name, self.tied.get(name)):
-            for stored in (_today(wanted), _today(wanted).removeprefix(f"{self.base}.")) if wanted else ():
-                if stored in self.stored:
-                    return self.stored[stored]
-        return None
+    def _find(self, name: str) -> Stored | None:
+        return self.stored.get(name) or self.stored.get(self.tied.get(name, name))
 
 
 def open_checkpoint(
     source: str,
     *,
-    base: str = "",
+    named: Callable[[Mapping[str, str]], Mapping[str, Stored]] | None = None,
     tied: Mapping[str, str] | None = None,
     fresh: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> Checkpoint:
     """Find the safetensors files of a folder or of a name on the hub. Only names are read, no values.
 
-    Of two tensors that are `tied`, one that the files lack takes the other's values. If they hold both, each has its
-    own.
+    `named` gives the tensors of the model for names in the files: name -> file; None if the names are the same, as in a
+    checkpoint of a run. Of two tensors that are `tied`, one that the files lack takes the other's values. If they hold
+    both, each has its own.
 
     Raises:
         ModelError: there are no safetensors files.
     """
-    pairs = dict(tied or {})
+    pairs, files = dict(tied or {}), _weight_map(source)
+    of_run = any(name.startswith(WEIGHTS) for name in files)
     return Checkpoint(
         source=source,
-        stored={_today(name.removeprefix(WEIGHTS)): (file, name) for name, file in _weight_map(source).items()},
-        base=base,
+        stored={name.removeprefix(WEIGHTS): Stored(((file, name),)) for name, file in files.items()}
+        if named is None or of_run
+        else named(files),
         tied={other: name for name, other in pairs.items()} | pairs,
         fresh=tuple(fresh),
         ignored=tuple(ignored),
@@ -251,10 +261,14 @@ def _is_name(file: object) -> bool:
     return isinstance(file, str) and Path(file).name == file
 
 
-def _today(name: str) -> str:
-    for pattern, replacement in _RENAMED:
-        name = pattern.sub(replacement, name)
-    return name
+def _shape(place: Stored, shapes: Sequence[tuple[int, ...]]) -> list[int] | str:
+    """The shape of what is made of tensors of these shapes, or why nothing is."""
+    if place.make is None:
+        return list(shapes[0])
+    try:
+        return list(place.make([torch.empty(shape, device="meta") for shape in shapes]).shape)
+    except Exception as error:  # of the library, for tensors that do not fit each other
+        return f"{len(shapes)} tensors that do not make one: {first_line(error)}"
 
 
 def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -276,6 +290,12 @@ def _copy(path: Path, name: str, out: Tensor) -> None:
         # open the file again for each part: closing it frees the pages that were read
         with _opened(path) as file:
             out[start : start + rows] = file.get_slice(name)[start : start + rows]
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with _opened(path) as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _opened(path: Path) -> Any:

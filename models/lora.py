@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thinwire.models.checkpoint import WEIGHTS, Checkpoint, first_few, read_names
+from thinwire.models.checkpoint import WEIGHTS, Checkpoint, Stored, first_few, read_names
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import (
     ADAPTER_MARK,
@@ -276,8 +276,8 @@ def _open(options: LoraOptions) -> Checkpoint:
     if (folder / CONFIG_FILE).is_file():
         _check_config(folder / CONFIG_FILE, options)
     names = [(str(path.relative_to(folder)), name) for path in files for name in read_names(path)]
-    stored = {_own_name(name): (file, name) for file, name in names if name.startswith((_PREFIX, WEIGHTS))}
-    return Checkpoint(source=str(folder), stored=stored, base="", tied={})
+    stored = {_own_name(name): Stored(((file, name),)) for file, name in names if name.startswith((_PREFIX, WEIGHTS))}
+    return Checkpoint(source=str(folder), stored=stored, tied={})
 
 
 def _own_name(name: str) -> str:

@@ -28,7 +28,7 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import score_text
 from thinwire.launch.shared.exit_codes import FailedError
-from thinwire.models.architectures.library import GENERATION
+from thinwire.models.architectures.library import GENERATION, for_the_library
 from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
@@ -39,6 +39,7 @@ from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_sta
 from thinwire.models.model import library_code
 from thinwire.models.options import FRESH, LoraOptions
 from thinwire.models.smollm2 import SMOLLM2
+from thinwire.models.tasks import TaskName
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
 from thinwire.pipeline.frames import CHANNELS
@@ -112,7 +113,10 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
-    _save_weights(folder, {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()})
+    rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
+    if (folder / "config.json").is_file():
+        rounded = for_the_library(folder, _task(run), rounded)
+    _save_weights(folder, rounded)
     _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     notes = [
@@ -128,6 +132,10 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     ]
     (folder / "README.md").write_text(readme(run, notes))
     return notes
+
+
+def _task(run: SavedRun) -> TaskName:
+    return "causal-lm" if run.facts.num_labels is None else "classification"
 
 
 def _export_adapter(run: SavedRun, folder: Path, dtype: str) -> list[str]:

@@ -31,13 +31,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from thinwire.errors.calls import first_line
 from thinwire.models import hub
+from thinwire.models.architectures.conversion import as_in_model, as_stored
 from thinwire.models.checkpoint import find, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
@@ -172,10 +173,16 @@ class Stretch(Layer):
             setattr(module, name, zero.expand(shape))
         if self.start is not None:
             self.start.received = x
+        config = self.around.config
+        experts = config._experts_implementation
+        if isinstance(x, FakeTensor):  # for which torch knows the products of single experts in 16 bits only
+            config._experts_implementation = "batched_mm"
         try:
             logits: Tensor = self.around(input_ids=ids_BT, **side).logits
         except _Reached as reached:
             return reached.hidden
+        finally:
+            config._experts_implementation = experts
         return logits
 
     def train(self, mode: bool = True) -> Stretch:
@@ -476,7 +483,7 @@ def take_apart(
     if source is not None:
         checkpoint = open_checkpoint(
             source,
-            base=base,
+            named=partial(as_in_model, skeleton.model),
             tied=skeleton.tied,
             fresh=[f"{name}." for name in head if task == "classification" and _is_new(name, base)],
             ignored=(*_BUFFERS, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())),
@@ -539,15 +546,30 @@ def unsplit(config: Any, task: TaskName) -> Any:
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **hub.NO_CODE)
 
 
-def _skeleton(config: Any, task: TaskName, tied: Tied) -> Skeleton:
-    """The whole model without weights, as the library builds it."""
+def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model as the library stores them. `folder` holds its config.json.
+
+    Raises:
+        ModelError: the library refuses the configuration.
+    """
+    from transformers import AutoConfig
+
+    return as_stored(_without_weights(hub.load(AutoConfig, str(folder)), task), state)
+
+
+def _without_weights(config: Any, task: TaskName) -> Any:
+    """The whole model, its weights on the meta device, as the library builds it."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
-            model = unsplit(config, task)
+            return unsplit(config, task)
     except Exception as error:  # of the library, whose modules check fields in their own ways
         raise ModelError(
             f"transformers cannot build {config.model_type} of this configuration: {first_line(error)}"
         ) from error
+
+
+def _skeleton(config: Any, task: TaskName, tied: Tied) -> Skeleton:
+    model = _without_weights(config, task)
     with parameters_on_meta():
         return Skeleton(model, task, tied)
 

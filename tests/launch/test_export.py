@@ -176,6 +176,21 @@ def test_a_model_leaves_as_it_came(pretrained, folder, tmp_path, monkeypatch, ca
     assert model.lm_head.weight is model.transformer.wte.weight and model.dtype == torch.bfloat16
 
 
+EXPERTS = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+EXPERTS |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16, "num_local_experts": 4}
+
+
+def test_experts_leave_under_the_names_that_the_library_stores(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    run = simulate("tiny.yaml", tmp_path / "run", "--model.name", "mixtral", "--model.config", json.dumps(EXPERTS))
+    exported = export(run, tmp_path / "export")
+    assert "model.layers.0.block_sparse_moe.experts.3.w1.weight" in load_file(exported / "model.safetensors")
+    inputs, _, outputs = outputs_of(run)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded_as_its_readme_says(exported)(inputs).logits, outputs, rtol=0, atol=0)
+    assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
+
+
 def test_weights_that_are_tied_no_more_are_said_to_be(pretrained, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     given = ["--model.name", pretrained, "--model.weights", "pretrained", "--model.config", "{}"]

@@ -158,6 +158,22 @@ def test_a_lost_block_is_an_error_and_not_drawn(saved, tmp_path):
         build_stage(layered, range(5), seed=0)
 
 
+def test_lost_experts_are_told_by_the_weight_that_they_make(saved, tmp_path):
+    saved("mixtral")
+    experts = "model.layers.1.block_sparse_moe.experts"
+    rewrite(tmp_path, lambda name: None if name == f"{experts}.2.w2.weight" else name)
+    with pytest.raises(
+        ModelError, match=r"layers\.1\.mlp\.experts\.down_proj must be of shape \[4, 16, 24\], got \[3, 16, 24\]$"
+    ):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+    add(tmp_path, **{f"{experts}.2.w2.weight": torch.ones(16, 23)})
+    with pytest.raises(ModelError, match=r"got 4 tensors that do not make one: RuntimeError: stack"):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+    rewrite(tmp_path, lambda name: None if ".1." in name and ".w2." in name else name)
+    with pytest.raises(ModelError, match=r"weight of the model, and lacks model\.layers\.1\.mlp\.experts\.down_proj"):
+        check_weights(pretrained(tmp_path, "causal-lm"))
+
+
 def test_folders_without_safetensors(saved, tmp_path):
     saved("gpt2")
     (tmp_path / "model.safetensors").unlink()
