@@ -59,9 +59,9 @@ class Run:
             self.reporting.evaluate_if_due,
             self._saves.best_if_better,
             self._saves.compare_if_due,
-            self._saves.weights_if_due,
             self._notes.choose,
-            # last: the checkpoint must hold the changes by this step's evaluation and choice
+            # last: they must hold the changes by this step's evaluation and choice
+            self._saves.weights_if_due,
             self._saves.checkpoint_if_due,
         )
         self._done: int | None = None

@@ -38,6 +38,8 @@ class Saves:
         self._trainer, self._where = assembly.trainer, assembly.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
         self._room, self._resumption, self._choosing, self._reporting = room, resumption, choosing, reporting
+        self._newest: int | None = None
+        """The step of the weights in weights/, if this process has saved any."""
 
     def compare_if_due(self, done: int) -> None:
         """After each epoch, compare the buffers of all ends, and the replicas, if the recipe asks for it."""
@@ -62,27 +64,32 @@ class Saves:
 
         A summary of the run so far goes with them, so that it can be reported if it stops early. The process that
         reports returns this summary, the others None. `place` is another folder than that of the newest weights.
+        Those that are there stay as they are, so a process that is killed meanwhile leaves them whole.
         """
         with self._reporting.times.spent_on("saving"):
             self._reporting.keep_folder()
             folder = self._recipe.folder
-            saving = WeightsCheckpoint(place or weights_folder(folder), done, run_of(folder) or "")
+            saving = None
+            if self._where.replica == 0 and (place is not None or done != self._newest):  # others hold the same
+                saving = WeightsCheckpoint(place or weights_folder(folder), done, run_of(folder) or "")
             summary = self._reporting.summarize(done)
             while True:
                 files, said = self._write(saving)
                 told = collectives.everyone(self._where, [files, said])
                 if not (trouble := [sentence for _, sentence in told if sentence]):
                     break
-                if self._has_weights:
+                if saving is not None:
                     saving.discard()
                 if not self._room.wait(said, self._reporting.unwritten, self._resumption.asked):
                     self.stop_if_asked(done)
                     raise OutputError(trouble)
             with writing(folder):
-                if self._has_weights:
+                if saving is not None:
                     saving.complete({stage: digests for files, _ in told for stage, digests in files.items()})
                 if summary is not None:
                     save_summary(folder, summary)
+            if place is None:
+                self._newest = done
             return summary
 
     def checkpoint_if_due(self, done: int) -> None:
@@ -104,11 +111,6 @@ class Saves:
     def finish(self, done: int) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
         self._resumption.finish(done, self._said())
-
-    @property
-    def _has_weights(self) -> bool:
-        """Whether this process saves the weights of its stages: those of the first replica do."""
-        return self._where.replica == 0
 
     def _said(self) -> Said:
         """What the run itself gives a checkpoint."""
@@ -132,7 +134,7 @@ class Saves:
             lines = {stage.stage_index: tensor_lines(module_of(stage).saved_state()) for stage in self._trainer.stages}
             collectives.compare_replicas(self._where, {stage: weights_digest(found) for stage, found in lines.items()})
 
-    def _write(self, saving: WeightsCheckpoint) -> tuple[dict[str, dict[str, str]], str | None]:
+    def _write(self, saving: WeightsCheckpoint | None) -> tuple[dict[str, dict[str, str]], str | None]:
         """Write the metrics, and the weights of this process's stages.
 
         Returns the digests of the files of each stage, and the reason if it fails.
@@ -142,8 +144,10 @@ class Saves:
             self._reporting.write()
         except OSError as error:
             return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
+        if saving is None:
+            return files, None
         choices = self._choosing.state_dict()["choices"]
-        for stage in self._trainer.stages if self._has_weights else ():
+        for stage in self._trainer.stages:
             index, module = stage.stage_index, module_of(stage)
             values = {"run": {"choices": choices}, "base": list(module.base.values())}
             try:

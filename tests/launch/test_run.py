@@ -161,6 +161,9 @@ def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
     monkeypatch.setattr(WeightsCheckpoint, "write", noted)
     ran("--output", "run", "--training.steps", "3", "--save_every", "2")
     assert saved == [(0, 2), (1, 2), (0, 3), (1, 3)], "stage, step"
+    saved.clear()
+    ran("--output", "even", "--training.steps", "4", "--save_every", "2")
+    assert saved == [(0, 2), (1, 2), (0, 4), (1, 4)], "a kill during a second save of step 4 would have lost the first"
 
 
 @pytest.mark.parametrize("which", [["--compression"], ["--replicas.count", "2", "--replicas.overrides.1.compression"]])
