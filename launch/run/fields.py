@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -143,12 +144,14 @@ def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
     if origin is list and isinstance(read, list):
         return [converted(inside[0], one, f"{name}.{index}", mistakes) for index, one in enumerate(read)]
     if origin is tuple and isinstance(read, list | tuple) and len(read) == len(inside):
-        return tuple(converted(part, one, name, mistakes) for part, one in zip(inside, read, strict=True))
+        return tuple(
+            converted(part, one, f"{name}.{index}", mistakes)
+            for index, (part, one) in enumerate(zip(inside, read, strict=True))
+        )
     if origin is dict and isinstance(read, Mapping):
-        keys = [_key(kind, key, name, mistakes) for key in read]
         return {
-            key: converted(inside[1], one, f"{name}.{key}", mistakes)
-            for key, one in zip(keys, read.values(), strict=True)
+            _key(kind, key, name, mistakes): converted(inside[1], one, f"{name}.{key}", mistakes)
+            for key, one in read.items()
         }
     if origin is Literal:
         read = {True: "on", False: "off"}.get(read, read) if isinstance(read, bool) else read  # YAML's own words
@@ -189,7 +192,7 @@ def _key(kind: Any, key: Any, name: str, mistakes: list[str]) -> Any:
     wrong: list[str] = []
     read = converted(get_args(kind)[0], key, name, wrong)
     if wrong:
-        mistakes += [f"{name} must be {words(kind)}, got {key!r}"] if get_args(kind)[0] is int else wrong
+        mistakes.append(_misfit(kind, f"the name {key}", name))
     return read
 
 
@@ -264,7 +267,7 @@ def steps_to(group: type[Any], name: str) -> list[tuple[Any, Any]]:
             kind = get_type_hints(kind).get(part, Any if behind else None)
         elif (mapping := _mapping(kind)) is not None:
             key_kind, kind = get_args(mapping)
-            key, behind = int(part) if key_kind is int and part.isdecimal() else part, True
+            key, behind = int(part) if key_kind is int and re.fullmatch("[0-9]{1,9}", part) else part, True
         elif kind is not Any:
             kind = None
         found.append((key, kind))
@@ -300,7 +303,7 @@ def meant(name: str, known: Collection[str]) -> str:
     Of fields of this name, those in groups within groups are named only if there are no others.
     """
     last = {field: field.rpartition(".")[2] for field in known}
-    word = name.replace("-", "_")
+    word = name.replace("-", "_") or "-"
     tried = (
         [field for field, end in last.items() if end == word and field.count(".") < 2],
         [field for field, end in last.items() if end == word],

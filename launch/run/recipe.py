@@ -33,7 +33,7 @@ from thinwire.launch.run.fields import (
     steps_to,
     words,
 )
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, load_yaml
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.progress import telling
 from thinwire.models.data.options import DataOptions
@@ -57,7 +57,7 @@ from thinwire.pipeline.options import (
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
-_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 
 MOST_WAITING = 1e6
 TRACED = 5
@@ -248,7 +248,7 @@ def _at_home(value: Any) -> Any:
 
 def dump(recipe: Recipe) -> str:
     """A recipe as YAML, for a file that `parse` can read."""
-    return yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False, allow_unicode=True)
+    return dump_yaml(json.loads(json.dumps(asdict(recipe))))
 
 
 def _instantiate(values: Values) -> Recipe:
@@ -294,7 +294,8 @@ def _load(named: str) -> dict[str, Any]:
         raise OptionsError(f"{path} cannot be read: {error}") from error
     loaded = load_yaml(text, str(path))
     if not isinstance(loaded, dict):
-        raise OptionsError(f"{path} must hold the fields of a recipe, got {type(loaded).__name__}")
+        got = "nothing" if loaded is None else type(loaded).__name__
+        raise OptionsError(f"{path} must hold the fields of a recipe, got {got}")
     mistakes: list[str] = []
     read = converted(Recipe, loaded, "", mistakes)
     if mistakes:
@@ -332,7 +333,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
             text = text if equals else next(rest, "--")
             if option == "--codec" and (not text or text.startswith("--")):
                 raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
-            if text.startswith("--") and not equals:
+            if (text.startswith("--") and not equals) or (option == "--resume" and not text):
                 raise OptionsError(f"argument {option}: expected one argument; see {prog} --help")
             if option == "--codec":
                 channels = [f"compression.{channel}" for channel in CHANNELS]

@@ -17,7 +17,8 @@ MOST_CHARACTERS = 200_000
 MOST_LEVELS = 20
 MOST_VALUES = 20_000
 
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 """The tag of the key `<<`."""
 
 
@@ -28,21 +29,33 @@ def load_yaml(text: str, where: str) -> Any:
             raise OptionsError(f"{where} must have at most {MOST_CHARACTERS} characters, got {len(text)}")
         _measure(text, where)
         return yaml.load(text, _Loader)
-    except ComposerError as error:
-        said = f"line {error.problem_mark.line + 1}: {error.problem}" if error.problem_mark else str(error)
-        raise OptionsError(f"{where} is not valid YAML: {said}") from error
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, OptionsError):
             raise
-        raise OptionsError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            said = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise OptionsError(f"{where} is not valid YAML: {said}") from error
+
+
+def dump_yaml(value: Any) -> str:
+    """The YAML text of a value, as `load_yaml` reads it."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader for which a field may stand only once, and `<<` means what YAML says.
+    """A safe loader of what JSON has, for which a field may stand only once, and `<<` means what YAML says.
 
     YAML's own takes the last of equal fields without a word. Of merged ones (PyYAML 6.0.4), it takes now the first, now
-    the last.
+    the last. It reads 010 as 8, 1:30 as 90 and 2026-01-31 as a date: here they are text.
     """
+
+    yaml_constructors = {
+        tag: made
+        for tag, made in yaml.SafeLoader.yaml_constructors.items()
+        if tag not in {f"{_TAG}{kind}" for kind in ("binary", "omap", "pairs", "set", "timestamp")}
+    }
+    yaml_implicit_resolvers = dict[str, list[Any]]()
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """The node of a mapping, before what it merges is added to it."""
@@ -70,9 +83,20 @@ class _Loader(yaml.SafeLoader):
         node.value = [*(pairs | {_name(key): (key, value) for key, value in own}).values()]
 
 
-_Loader.add_implicit_resolver(  # as in YAML 1.2; PyYAML takes 1e-3 for text
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789")
-)
+for _kind, _pattern in {
+    "null": r"(?i:null|~|)",
+    "bool": r"(?i:yes|no|true|false|on|off)",
+    "int": r"[-+]?(0|[1-9][0-9_]{0,999}|0x[0-9a-fA-F]{1,999})",
+    "float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|(?i:\.inf))|(?i:\.nan)",
+    "merge": r"<<",
+}.items():
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text in quotes where the loader would read something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def _name(key: yaml.Node) -> Any:

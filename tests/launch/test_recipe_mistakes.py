@@ -49,6 +49,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "there is no option --steps (did you mean --training.steps?); there is no option --stages (did you "
             "mean --pipeline.num_stages or --pipeline.stages_per_process?); see thinwire train --help",
         ),
+        (["quickstart", "--"], "there is no option --; see thinwire train --help"),
+        (["--resume", ""], "argument --resume: expected one argument; see thinwire train --help"),
         (["quickstart", "--zzz.help"], "there is no option --zzz.help; see thinwire train --help"),
         (
             ["quickstart", "--compression", "{activations: none, activations: q(4)}"],
@@ -115,6 +117,9 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "must be a number, a quoted string or an expression",
         ),
         (["quickstart", "--model.config", "[" * 20_000], "[[[[..."),
+        (["quickstart", "--name", "a\udc80"], r"because it names a folder, got 'a\udc80'"),
+        (["quickstart", "--optimizer.betas", "[0.9, a]"], "optimizer.betas.1 must be a number, got a"),
+        (["quickstart", "--training.steps", "010"], "training.steps must be a whole number, got 010"),
         (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be a list of 2 numbers, got [1]"),
         (
             ["quickstart", "--compression.boundaries.1.gradient", "none"],
@@ -149,7 +154,15 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ),
         (
             ["quickstart", "--compression.boundaries.x.gradients", "none"],
-            "boundaries must be groups of fields by number, such as {1: {activations: ...}}, got 'x'",
+            "boundaries must be groups of fields by number, such as {1: {activations: ...}}, got the name x",
+        ),
+        (
+            ["quickstart", f"--compression.boundaries.{'9' * 5000}.gradients", "none"],
+            "boundaries must be groups of fields by number, such as {1: {activations: ...}}, got the name 999",
+        ),
+        (
+            ["quickstart", "--model.config", "{1: 2}"],
+            "model.config must be fields with values, such as {name: 4}, got the name 1",
         ),
         (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
         (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
@@ -222,10 +235,10 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("training: [1", "is not valid YAML: while parsing a flow sequence"),
+        ("training: [1", "is not valid YAML: line 1: expected ',' or ']', but got '<stream end>'"),
         ("- 1\n- 2", "must hold the fields of a recipe, got list"),
         ("just words", "must hold the fields of a recipe, got str"),
-        ("", "must hold the fields of a recipe, got NoneType"),
+        ("", "must hold the fields of a recipe, got nothing"),
         ("step: 3", "there is no field step; known: name, description, output,"),
         ("recipe: quickstart", "there is no field recipe; known: name,"),
         ("3: 3", "there is no field 3; known: name,"),
