@@ -149,9 +149,10 @@ def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
             for index, (part, one) in enumerate(zip(inside, read, strict=True))
         )
     if origin is dict and isinstance(read, Mapping):
+        keys = [_key(kind, key, name, mistakes) for key in read]
         return {
-            _key(kind, key, name, mistakes): converted(inside[1], one, f"{name}.{key}", mistakes)
-            for key, one in read.items()
+            key: converted(inside[1], one, f"{name}.{key}", mistakes)
+            for key, one in zip(keys, read.values(), strict=True)
         }
     if origin is Literal:
         read = {True: "on", False: "off"}.get(read, read) if isinstance(read, bool) else read  # YAML's own words
