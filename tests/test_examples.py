@@ -1,8 +1,11 @@
 """The examples are run as a user runs them, on real processes where they need them."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
+import time
 from unittest.mock import patch
 
 import pytest
@@ -47,6 +50,52 @@ def test_gradients_of_data_parallelism_travel_as_payloads():
         assert found["none"][1] > 6 * found["q(4)"][1] > 0
         losses = found["q(4)"][0]
         assert losses[-1] < 0.3 * losses[0] and losses != found["none"][0]
+
+
+EXCHANGE = re.compile(r"replica \d  exchange (\d+) of (\d)  loss \S+  sent \d+ bytes  sum of weights (.*)\n")
+
+
+def exchanges(printed, least=None):
+    """What a replica prints of its exchanges: how many took part, and the weights. Waits until there is that one."""
+    while True:
+        found = {int(exchange): rest for exchange, *rest in EXCHANGE.findall(printed.read_text())}
+        if found if least is None else least in found:
+            return found
+        time.sleep(0.1)
+
+
+@pytest.mark.processes
+def test_replicas_of_torchft_exchange_payloads_and_come_back_after_a_kill(tmp_path):
+    coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
+    lighthouse = coordination.LighthouseServer("127.0.0.1:0", 1, 1000, heartbeat_timeout_ms=1000)
+    environment = os.environ | {"TORCHFT_LIGHTHOUSE": lighthouse.address()}
+    running = []
+
+    def start(replica):
+        printed = tmp_path / str(len(running))
+        command = [sys.executable, str(EXAMPLES / "torchft_diloco.py"), str(replica), "q(4)", "100000"]
+        with printed.open("w") as file:
+            running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.DEVNULL))
+        return printed
+
+    try:
+        first, second = start(0), start(1)
+        together = min(exchanges(second))
+        exchanges(second, together + 10)
+        running[1].kill()
+        running[1].wait()
+        again = start(1)
+        back = min(exchanges(again))
+        of_second = exchanges(second) | exchanges(again, back + 10)
+        of_first = exchanges(first, max(of_second))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+        lighthouse.shutdown()
+    for exchange in (*range(together, together + 11), *range(back, back + 11)):
+        assert of_first[exchange] == of_second[exchange] and of_second[exchange][0] == "2"
+    assert any(count == "1" for count, _ in of_first.values()), "the first one went on alone"
 
 
 def several_stages(rank, folder, *steps):
