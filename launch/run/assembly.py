@@ -160,8 +160,8 @@ def with_own_task(data: Data, training: TrainingOptions) -> Data:
 def _notes_on_shared(blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
     """What weights cost that several stages hold, and which are one weight in the library's model and two here."""
     untied = [
-        f"{name} and {other} are one weight in the library's model and two here: the exported model has both, unless "
-        "they are still equal; model.tied: sum keeps one"
+        f"the library's model has one weight for {name} and {other}; here two stages train one each, so the exported "
+        "model has two; set model.tied: sum to keep one"
         for name, other in blueprint.tied.items()
     ]
     if not blueprint.shared:
