@@ -3,7 +3,8 @@
 midtread     (2**(b-1) - code) * s / 2**(b-1)              2**b points from s to just short of -s, zero among them
 auto         the same, or less s / 2**b: mid-rise          the lowest bit of the scale, which is even else, says which
 
-s has the sign of the block's element of largest magnitude, so the longer side is where it is needed.
+s has the sign of the block's element of largest magnitude, so the longer side is where it is needed; with `step` it is
+positive where neither side needs that.
 
 With `step` the points of midtread lie at least step * rms(x) apart: |s| = max(max|x|, 2**(b-1) * step * rms(x)). A few
 massive values then cost the rest of their block nothing but longer codes, and the error of a block is at most half a
@@ -59,7 +60,10 @@ class MidTreadGrid(Grid):
             ends = Ends(*passes.ends(values))
             scale = self._clipped(ends.largest)
             if self.step is not None:
-                scale = torch.maximum(scale, root_mean_square(values) * (self.half * self.step))
+                wide = root_mean_square(values) * (self.half * self.step)
+                scale = bfloat16_above(torch.maximum(scale, wide), _SMALLEST_SCALE)
+                # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
+                return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))
         return ends.signed(bfloat16_above(scale, _SMALLEST_SCALE))
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ KEEPS = ["none", "fp16", "bf16", "fp8", "q(1)", "q(4)", 'q(3, scale="minmax", pe
 KEEPS += ['q(4, rotate="hadamard")', "q(4, outliers=0.05)", 'q(4, round="stochastic")']
 KEEPS += ["topk(0.1)", "topk(0.3)", 'topk(0.1, values="q(4)")', "randk(0.1)", "lowrank(2)"]
 KEEPS += ['lowrank(2, values="q(8)")', 'lowrank(2, per="sample")']
-KEEPS += ['q(4, code="entropy")', 'fp8(code="entropy")', "q(8, step=0.25)"]
+KEEPS += ['q(4, code="entropy")', 'fp8(code="entropy")', "q(8, step=0.2)"]
 
 SIGN = '''
 from dataclasses import dataclass
