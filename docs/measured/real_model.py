@@ -19,7 +19,7 @@ from thinwire.models.smollm2 import folder
 CUTS = {2: (15,), 4: (7, 14, 22), 8: (4, 8, 12, 15, 19, 23, 27)}
 """Stages -> after how many of the 30 blocks the model is cut."""
 BLOCK, BATCH = 512, 4
-CODECS = ("q(8, step=0.25)", "q(8, step=0.3)", 'q(7, grid="midtread", code="entropy")', 'q(4, grid="midrise")')
+CODECS = ("q(8, step=0.2)", "q(8, step=0.3)", 'q(7, grid="midtread", code="entropy")', 'q(4, grid="midrise")')
 _KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
 
 Hook = Callable[[object, object, Tensor], Tensor]

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinwire.pipeline import CompressedStage, compressed
 
-KINDS = ["PipelineStage", "none", "q(4)/q(8)", "q(8, step=0.25)"]
+KINDS = ["PipelineStage", "none", "q(4)/q(8)", "q(8, step=0.2)"]
 COUNT, STEPS, WARM_UP = 8, 3, 2
 
 

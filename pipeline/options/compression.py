@@ -17,7 +17,7 @@ AUTO = "auto"
 """A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
 
 
-MILD = ("q(8, step=0.25)", "q(8, step=0.1)")
+MILD = ("q(8, step=0.2)", "q(8, step=0.1)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
 with the fewest bits first."""
 
@@ -34,17 +34,17 @@ class BoundaryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """The codec of each channel, as an expression such as q(4) or q(8, step=0.25), or auto."""
+    """The codec of each channel, as an expression such as q(4) or q(8, step=0.2), or auto."""
 
-    activations: str = "q(8, step=0.25)"
+    activations: str = "q(8, step=0.2)"
     """Codec of the activations, which go forward; auto chooses one of `candidates` after it has measured compute and
     links."""
-    gradients: str = "q(8, step=0.25)"
+    gradients: str = "q(8, step=0.2)"
     """Codec of the gradients, which go back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     candidates: list[str] = field(
-        default_factory=lambda: ["none", "bf16", *(f"q(8, step={step})" for step in (0.05, 0.1, 0.25, 0.5, 1.0))]
+        default_factory=lambda: ["none", "bf16", *(f"q(8, step={step})" for step in (0.05, 0.1, 0.2, 0.5, 1.0))]
     )
     """Codecs that auto chooses from, the mildest first."""
     measure: str = "5 steps"

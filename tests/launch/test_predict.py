@@ -23,11 +23,11 @@ def test_a_packaged_recipe_with_given_times(capsys):
     found = predicted(capsys, *GIVEN, "--bandwidth", "1gbit,10mbit", "--codec", "q(2)/q(4)", "--latency", "20ms")
     assert found["workload"]["forward"] == [0.045] * 4
     cells = {(cell["codec"], cell["bandwidth"]): cell for cell in found["predictions"]}
-    assert {codec for codec, _ in cells} == {"none", "q(8, step=0.25)", "q(2)/q(4)"}
-    assert cells["none", 1e7]["samples_per_second"] < cells["q(8, step=0.25)", 1e7]["samples_per_second"]
+    assert {codec for codec, _ in cells} == {"none", "q(8, step=0.2)", "q(2)/q(4)"}
+    assert cells["none", 1e7]["samples_per_second"] < cells["q(8, step=0.2)", 1e7]["samples_per_second"]
     assert cells["none", 1e7]["speedup"] == 1.0
     needed = found["needed_bandwidth"]
-    assert needed["none"] > 4 * needed["q(8, step=0.25)"] > 4 * needed["q(2)/q(4)"] > 0
+    assert needed["none"] > 4 * needed["q(8, step=0.2)"] > 4 * needed["q(2)/q(4)"] > 0
     assert {cell["schedule"] for cell in found["schedules"]} >= {"gpipe", "1f1b", "1f1b-wan"}
     assert [sentence.split(" with ")[0] for sentence in found["verdicts"]] == ["at 1gbit", "at 10mbit"]
     assert "compression pays: q(2)/q(4)" in found["verdicts"][1]
@@ -42,7 +42,7 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     [document] = reading.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
     speeds, needed, stages, schedules = document.tables
-    codecs = ["none", "q(8, step=0.25)", "q(2)/q(4)"]
+    codecs = ["none", "q(8, step=0.2)", "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
     assert [row[0] for row in needed.rows] == codecs and len(stages.rows) == 4
@@ -132,8 +132,8 @@ def test_times_are_measured_where_none_are_given(capsys):
     measured = {(cost["channel"], cost["codec"]) for cost in found["workload"]["codec_seconds"]}
     assert {
         ("activations", "topk(0.1)"),
-        ("activations", "q(8, step=0.25)"),
-        ("gradients", "q(8, step=0.25)"),
+        ("activations", "q(8, step=0.2)"),
+        ("gradients", "q(8, step=0.2)"),
     } <= measured
     assert all(cost["encode"] > 0 and cost["decode"] > 0 for cost in found["workload"]["codec_seconds"])
 

@@ -33,7 +33,7 @@ def test_options_override_fields_and_leave_the_others():
         ),
     )
     codecs = [str(changed.compression.method(boundary, "gradients")) for boundary in range(3)]
-    assert codecs == ["q(8, step=0.25)", "q(6)", "q(8, step=0.25)"]
+    assert codecs == ["q(8, step=0.2)", "q(6)", "q(8, step=0.2)"]
     assert str(changed.compression.method(1, "activations")) == str(changed.compression.method(0, "activations"))
 
 

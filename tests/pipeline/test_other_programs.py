@@ -15,7 +15,7 @@ BUFFERS = "ef(q(4))/ef(q(8));1F1B;saved"
 TORCHTITAN = {
     "torch": "torch",
     "none": "none",
-    "default": "q(8, step=0.25)",
+    "default": "q(8, step=0.2)",
     "torch, interleaved": "torch;Interleaved1F1B",
     "none, interleaved": "none;Interleaved1F1B",
     "saved": BUFFERS,
@@ -24,7 +24,7 @@ TORCHTITAN = {
 NEMO = {
     "torch": "torch",
     "none": "none",
-    "default": "q(8, step=0.25)",
+    "default": "q(8, step=0.2)",
     "torch, interleaved": "torch;interleaved1f1b",
     "none, interleaved": "none;interleaved1f1b",
 }
