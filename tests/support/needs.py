@@ -26,6 +26,7 @@ CURES = {
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
     r"torchtitan": "torchtitan; install it as docs/how-to/torchtitan.md says",
     r"nemo": "NeMo AutoModel; install it as docs/how-to/nemo.md says",
+    r"torchft": "torchft; install it with pip install torchft",
     r"/proc|Linux": "Linux; run them there",
 }
 """What the reason of a skipped test says -> what it needs, and what to do. The first that fits counts."""
