@@ -3,6 +3,7 @@
 All stages are in one process, as in a simulation; what needs processes is at the end.
 """
 
+import itertools
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
+    Schedule1F1B,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
@@ -458,3 +460,31 @@ def test_modules_wrapped_over_two_processes_have_the_gradients_of_the_unsplit_mo
     for found in run(all_wrapped, 2):
         for (how, _), gradients in found.items():
             assert_gradients(gradients, wanted_of(how, 2))
+
+
+def across(rank):
+    """Gradients of a stage in this process, which is wrapped over two of four, by how."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stages", "copies"))
+    index, copy = mesh.get_coordinate()
+    pipeline, found = mesh["stages"].get_group(), {}
+    for how, shard in SHARDED.items():
+        torch.manual_seed(0)
+        module = [Plain() for _ in range(2)][index]
+        wire, example = Wire(CompressionOptions(**CODECS["none"]), group=pipeline), torch.empty(ROWS, WIDTH)
+        given = {"input_args": example, "output_args": example, "group": pipeline, "wire": wire}
+        stage = CompressedStage(module, index, 2, torch.device("cpu"), **given)
+        stage.submod = shard(stage.submod, mesh["copies"])
+        schedule = Schedule1F1B(stage, COUNT, loss_fn=loss_of, scale_grads=False)
+        inputs = batch() * (copy + 1 if how != "tensor parallel" else 1)
+        for _ in range(2):
+            schedule.step(*([inputs] if index == 0 else []), target=torch.zeros(ROWS * COUNT))
+        found[how] = {(index, name): whole(parameter.grad) for name, parameter in module.named_parameters()}
+    return found
+
+
+@pytest.mark.processes
+def test_stages_in_two_processes_wrapped_over_two_each_have_the_gradients_of_the_unsplit_model():
+    found = run(across, 4)
+    for how in SHARDED:
+        for first, last in itertools.product(found[:2], found[2:]):
+            assert_gradients(first[how] | last[how], wanted_of(how, 2))
