@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +35,7 @@ from thinwire.compress.warm_starts import WarmStarts
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 _IN_FULL: Codec = Uncompressed()
+_size_of = lru_cache(maxsize=4096)(size_of)
 NOT_FINITE = "a payload must hold finite numbers, got NaN or infinity"
 
 
@@ -80,6 +81,8 @@ class Coder:
             assert activation is not None, "bound_to raises without an activation"
             self._reused = activation.index_memory()
         self.warm_starts = WarmStarts() if self._codec.warm_starts else None
+        # what both ends keep of a row has one shape, whatever is padding in it
+        self._whole = self._feedback is not None or self._reused is not None or self.warm_starts is not None
         self.buffers = Buffers(
             method,
             self._shape[1:],
@@ -96,7 +99,7 @@ class Coder:
 
     def index_memory(self) -> IndexMemory:
         """Record the indices of this activation's values in training from now on, for `reuse`."""
-        self._index_memory = IndexMemory()
+        self._index_memory, self._whole = IndexMemory(), True
         return self._index_memory
 
     def plan(self, microbatch: Microbatch) -> MessagePlan:
@@ -113,18 +116,19 @@ class Coder:
             rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
             shared = self.warm_starts.of(microbatch)
-        full_bytes = self._full_sizes[opening][rows.num_full]
-        nbytes = full_bytes + self._coded_sizes[rows.num_full]
+        row = self._row(microbatch)
+        full_bytes, coded_bytes = self._sizes(opening, rows.num_full, row)
         return MessagePlan(
             microbatch=microbatch,
             rows=rows,
             opening=opening,
             full_bytes=full_bytes,
-            nbytes=nbytes,
+            nbytes=full_bytes + coded_bytes,
             slots=slots,
             store=store,
             writes=writes,
             shared=shared,
+            row=row,
         )
 
     @property
@@ -139,11 +143,8 @@ class Coder:
     @property
     def capacity(self) -> int:
         """Bytes of the largest possible payload."""
-        return max(
-            full + rest
-            for sizes in self._full_sizes.values()
-            for full, rest in zip(sizes, self._coded_sizes, strict=True)
-        )
+        openings = (_IN_FULL, *([self._opening] if self._opening else []))
+        return max(sum(self._sizes(each, full, self._shape[1:])) for each in openings for full in range(self.rows + 1))
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
@@ -156,37 +157,36 @@ class Coder:
             self.warm_starts.load_state_dict(state["warm_starts"])
         self.buffers.load_state_dict(state["stores"])
 
-    @cached_property
-    def _coded_sizes(self) -> list[int]:
-        """Bytes of the rows that the codec sends, for each number of rows in full."""
-        shapes = [self._shape_of(self.rows - full) if self._shape else () for full in range(self.rows)]
-        return [*(size_of(self._codec, shape, self._coded_dtype) for shape in shapes), 0]
+    def _row(self, microbatch: Microbatch) -> tuple[int, ...]:
+        """The shape of a row as it crosses."""
+        row = self._shape[1:]
+        if self._whole or microbatch.length is None or not row:
+            return row
+        return (min(microbatch.length, row[0]), *row[1:])
 
-    @cached_property
-    def _full_sizes(self) -> dict[Codec, list[int]]:
-        """Bytes of the rows in full, for each number of them, by the codec that sends them."""
-        return {
-            opening: [0, *(size_of(opening, self._shape_of(full), self._dtype) for full in range(1, self.rows + 1))]
-            for opening in (_IN_FULL, *([self._opening] if self._opening else []))
-        }
+    def _sizes(self, opening: Codec, num_full: int, row: tuple[int, ...]) -> tuple[int, int]:
+        """Bytes of the rows in full, which `opening` sends, and of those that the codec sends."""
+        num_coded = self.rows - num_full
+        coded_shape = (num_coded, *row) if self._shape else ()
+        return (
+            _size_of(opening, (num_full, *row), self._dtype) if num_full else 0,
+            _size_of(self._codec, coded_shape, self._coded_dtype) if num_coded else 0,
+        )
 
     def _in_full(self, full: Tensor) -> Rows:
         num_full = sum(full.tolist())
         return {0: self._none, self.rows: self._every}.get(num_full) or Rows(full, num_full)
 
-    def _shape_of(self, rows: int) -> tuple[int, ...]:
-        return (rows, *self._shape[1:])
-
     def _opened(self, plan: MessagePlan, payload: Tensor, key: Key) -> Tensor:
         """The rows in full, as they arrive."""
-        values = torch.empty(self._shape_of(plan.rows.num_full), dtype=self._dtype, device=payload.device)
+        values = torch.empty((plan.rows.num_full, *plan.row), dtype=self._dtype, device=payload.device)
         plan.opening.decode(payload[: plan.full_bytes], values, key)
         return values
 
     def _fill(self, plan: MessagePlan, rows: Tensor) -> None:
         """Write rows that go in full into the buffers: the next difference is taken against them."""
         assert plan.store is not None, "only feedback has buffers"
-        values = rows.reshape(self._shape_of(plan.rows.num_full)).float()
+        values = rows.reshape((plan.rows.num_full, *plan.row)).float()
         plan.store.write(plan.rows.in_full(plan.slots), values.to(plan.store.device))
 
     def _borrow(self, plan: MessagePlan, device: torch.device) -> Loan:
@@ -208,7 +208,7 @@ class Coder:
         if plan.microbatch.kind != "train":
             return
         if self._index_memory is not None:
-            shape = self._shape_of(plan.rows.num_coded)
+            shape = (plan.rows.num_coded, *plan.row)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._index_memory.record(plan.microbatch, SentIndices(plan.rows, indices))
         if self.warm_starts is not None and not plan.rows.num_full:
@@ -247,7 +247,7 @@ class Encoder(Coder):
             return Encoded(x, out, key, plan)
         assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
-        given = rows.coded(x).reshape(self._shape_of(rows.num_coded))
+        given = rows.coded(x).reshape((rows.num_coded, *plan.row))
         if plan.writes and self._feedback.encode_at_once(given, loan, coded, key):
             return Encoded(x, out, key, plan, loan=loan)
         message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
@@ -300,7 +300,7 @@ class Decoder(Coder):
                 self._fill(plan, rows.in_full(out))
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
-            shape = self._shape_of(rows.num_coded)
+            shape = (rows.num_coded, *plan.row)
             values = (
                 out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
             )

@@ -34,3 +34,5 @@ class Microbatch:
     """Index of the pass, counted from 0 in each phase."""
     index: int = 0
     """Index of the micro-batch in the pass."""
+    length: int | None = None
+    """How many elements of each row's first dimension cross; zeros arrive for the others. None means all."""

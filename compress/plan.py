@@ -70,3 +70,13 @@ class MessagePlan:
     """Whether the buffers are updated."""
     shared: Tensor | None
     """A tensor for the codec that both ends hold already."""
+    row: tuple[int, ...]
+    """The shape of a row as it crosses."""
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        """Whether all of a tensor [R, ..] crosses."""
+        return tuple(tensor.shape[1:]) == self.row
+
+    def crossing(self, tensor: Tensor) -> Tensor:
+        """What crosses of a tensor [R, ..]: the first elements of each row."""
+        return tensor if self.is_whole(tensor) else tensor[:, : self.row[0]].contiguous()

@@ -245,7 +245,8 @@ def _score(
             # so slots by position are those of the replica, in a simulation as in its own process; and rows that only
             # fill up a batch have slots of their own: they are samples of another batch, maybe of another replica
             first, slots = sync.first_pass(replica), torch.arange(len(batch.ids)) + index * len(batch.ids)
-            coming = Pass(kind=kind, accumulation=first, sample_ids=slots)
+            lengths = trainer.lengths(samples, batch.ids)
+            coming = Pass(kind=kind, accumulation=first, sample_ids=slots, lengths=lengths)
             losses = runner.run(coming, samples.side(batch.ids), inputs, targets)
             sums += [float(loss) for loss in losses]
     if not runner.has_last:

@@ -73,6 +73,7 @@ class Trainer:
         task: counts valid targets.
         sync: what happens between backward and step: nothing, or an exchange with other pipelines.
         update: the optimizer's step of all stages.
+        causal: whether no output for a token depends on later ones: padding behind samples then stays off the wire.
         trace: how many of the last steps the tracer keeps.
 
     Attributes:
@@ -91,10 +92,11 @@ class Trainer:
         task: Task,
         sync: Sync,
         update: Update,
+        causal: bool = False,
         trace: int = 0,
     ) -> None:
         self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
-        self.samples, self.sampler, self.task = samples, sampler, task
+        self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
@@ -170,6 +172,11 @@ class Trainer:
             exchanged=exchanged,
         )
 
+    def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:
+        """How many tokens of samples cross, int64 [B]; None if all do."""
+        lengths: Tensor | None = getattr(samples, "lengths", None) if self._causal else None
+        return None if lengths is None else lengths[ids]
+
     def _kind(self, step: int) -> PassKind:
         """The kind of the passes of a step."""
         compression = self.stages[0].wire.compression
@@ -182,6 +189,7 @@ class Trainer:
         losses: list[Tensor] = []
         parts = zip(*map(share.by_pass, (share.ids, inputs, share.targets)), strict=True)
         for index, (ids, part_inputs, part_targets) in enumerate(parts):
-            coming = Pass(kind=kind, accumulation=share.first + index, sample_ids=ids)
+            lengths = self.lengths(self.samples, ids)
+            coming = Pass(kind=kind, accumulation=share.first + index, sample_ids=ids, lengths=lengths)
             losses += self.runner.run(coming, self.samples.side(ids), part_inputs, part_targets)
         return losses

@@ -329,6 +329,7 @@ def assemble(
         task=data.task,
         sync=sync_of(stages, where, replicas, pipeline, recipe.optimizer, shared, training.steps),
         update=Update(stages, where, recipe.optimizer, training, shared),
+        causal=prepared.blueprint.compare is not None and data.num_labels is None,
         trace=recipe.debug.trace,
     )
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others

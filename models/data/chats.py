@@ -92,6 +92,9 @@ class ChatSamples:
     """Samples of `block_size` tokens, each one conversation or several whole ones, and padding behind them.
 
     The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count.
+
+    Attributes:
+        lengths: the tokens of each sample before its padding, int64 [N].
     """
 
     def __init__(self, conversations: Sequence[ChatTokens], block_size: int, padding: int, *, packing: bool) -> None:
@@ -116,7 +119,7 @@ class ChatSamples:
         self.tokens = torch.full((len(self.rows), block_size), padding, dtype=torch.int32)
         self.labels = torch.full((len(self.rows), block_size), IGNORE, dtype=torch.int32)
         self.positions = torch.empty_like(self.tokens)
-        self.num_padding = self.tokens.numel() - sum(lengths)
+        self.lengths = torch.tensor([sum(lengths[member] for member in row) for row in self.rows])
         self.packing = packing
         for row, members in enumerate(self.rows):
             start = 0
@@ -156,11 +159,11 @@ class ChatSamples:
     def notes(self) -> list[str]:
         """Sentences for the user: samples, padding, what was cut, and how much counts."""
         length = self.tokens.shape[1]
-        counted, padding = int((self.labels != IGNORE).sum()), self.num_padding / self.tokens.numel()
-        of = self.tokens.numel() - self.num_padding
+        counted, of = int((self.labels != IGNORE).sum()), int(self.lengths.sum())
         notes = [
-            f"{sum(map(len, self.rows))} conversations in {len(self)} samples of {length} tokens; {padding:.1%} of the "
-            f"tokens are padding, which crosses the wire too; the loss counts {counted / of:.1%} of the others"
+            f"{sum(map(len, self.rows))} conversations in {len(self)} samples of {length} tokens; "
+            f"{1 - of / self.tokens.numel():.1%} of the tokens are padding; the loss counts {counted / of:.1%} of the "
+            "others"
         ]
         if self.num_cut:
             notes.append(f"{self.num_cut} conversations are cut to {length} tokens")

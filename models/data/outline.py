@@ -40,15 +40,18 @@ class PartOutline:
     """The type of its elements, such as float32."""
     labels: list[int] | None = None
     """The label of each sample, if the one who reads the outline is to have the labels."""
+    lengths: list[int] | None = None
+    """The tokens of each sample before its padding, where there is any. Whoever gets frames sees them."""
 
     def __post_init__(self) -> None:
-        whole = [self.count, *self.shape, *(self.labels or [])]
+        whole = [self.count, *self.shape, *(self.labels or []), *(self.lengths or [])]
         if not all(type(number) is int and number >= 0 for number in whole) or not isinstance(self.digest, str):
             raise TypeError("count, shape and labels must be whole numbers, and digest a text")
         if max(self.count, math.prod(self.shape)) > _MOST:
             raise ValueError(f"count and the elements of a sample must be at most {_MOST}")
-        if self.labels is not None and len(self.labels) != self.count:
-            raise TypeError(f"there are {len(self.labels)} labels for {self.count} samples")
+        for name, values in (("labels", self.labels), ("lengths", self.lengths)):
+            if values is not None and len(values) != self.count:
+                raise TypeError(f"there are {len(values)} {name} for {self.count} samples")
 
 
 class OutlinedSamples:
@@ -58,6 +61,7 @@ class OutlinedSamples:
         self.digest = outline.digest
         self._outline = outline
         self._labels = None if outline.labels is None else torch.tensor(outline.labels)
+        self.lengths = None if outline.lengths is None else torch.tensor(outline.lengths)
 
     def __len__(self) -> int:
         return self._outline.count
@@ -125,13 +129,14 @@ def outline_text(data: Data, *, labels: bool) -> str:
 
 
 def _outline(samples: Samples, *, labels: bool) -> PartOutline:
-    example = samples.example(1)
+    example, lengths = samples.example(1), getattr(samples, "lengths", None)
     return PartOutline(
         count=len(samples),
         digest=samples.digest,
         shape=list(example.shape[1:]),
         dtype=str(example.dtype).removeprefix("torch."),
         labels=samples.targets(torch.arange(len(samples))).tolist() if labels else None,
+        lengths=None if lengths is None else lengths.tolist(),
     )
 
 

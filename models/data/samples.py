@@ -13,6 +13,7 @@ class Samples(Protocol):
 
     digest: str
     """SHA-256, in hex, of all samples. Stages compare it to check that they read the same data."""
+    # samples with padding behind them may have `lengths` too: the tokens before it, int64 [len]
 
     def __len__(self) -> int:
         """The number of samples."""

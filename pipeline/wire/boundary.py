@@ -10,6 +10,7 @@ ends make it alike before the frame is sent. Only the transport knows whether th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,18 +72,18 @@ class ChannelEnd:
     def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
         """Count one frame of `nbytes`, as often as it crosses a link."""
         channel = self.channel
-        coded = [
-            message.rows
+        tensors = [
+            (math.prod((*example.shape[:1], *message.row)), message.rows, example)
             for message, example in zip(plan.messages, channel.examples, strict=True)
-            if example.requires_grad
         ]
+        coded = [(elements, rows) for elements, rows, example in tensors if example.requires_grad]
         traffic = Traffic(
             frames=1,
             bytes=nbytes,
-            uncompressed=channel.uncompressed,
-            elements=channel.compressed_elements,
-            rows=sum(rows.num_full + rows.num_coded for rows in coded),
-            full_rows=sum(rows.num_full for rows in coded),
+            uncompressed=sum(elements * example.element_size() for elements, _, example in tensors),
+            elements=sum(elements for elements, _ in coded),
+            rows=sum(rows.num_full + rows.num_coded for _, rows in coded),
+            full_rows=sum(rows.num_full for _, rows in coded),
         )
         for _ in range(self._copies):
             count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
@@ -186,7 +187,7 @@ class Sender(ChannelEnd):
             payload, stop = frame[place], place.stop
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
-                messages.append((encoder, encoder.encode(tensor.detach(), payload, key, message)))
+                messages.append((encoder, encoder.encode(message.crossing(tensor.detach()), payload, key, message)))
                 # the next payload may overwrite what this one does not use
                 stop = place.start + encoder.used(payload, message)
         return messages, stop
@@ -337,7 +338,10 @@ class Receiver(ChannelEnd):
             new = partial(torch.empty, example.shape, dtype=example.dtype, device=device)
             tensor = None if payload is None else room[index] if room else new()
             if payload is not None and tensor is not None:
-                decoder.decode(payload, tensor, self.channel.key(microbatch, index), message, finite=finite)
+                part = message.crossing(tensor)
+                decoder.decode(payload, part, self.channel.key(microbatch, index), message, finite=finite)
+                if part is not tensor:
+                    tensor.zero_()[:, : part.shape[1]] = part
                 fills = message.store is not None and message.writes  # NaN would stay there
                 if device.type != "cpu" and (finite or fills):
                     self._flags.add(tensor, self.channel.describe(microbatch))

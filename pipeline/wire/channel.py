@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -75,16 +75,6 @@ class Channel:
     def receiver(self) -> str:
         """Who receives, in words."""
         return f"stage {self.destination}"
-
-    @cached_property
-    def uncompressed(self) -> int:
-        """Bytes of the uncompressed tensors."""
-        return sum(example.numel() * example.element_size() for example in self.examples)
-
-    @cached_property
-    def compressed_elements(self) -> int:
-        """Elements of the tensors that go through the method."""
-        return sum(example.numel() for example in self.examples if example.requires_grad)
 
     def header(self, microbatch: Microbatch, nbytes: int) -> Header:
         """The header of one micro-batch's frame of `nbytes`."""

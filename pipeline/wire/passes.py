@@ -25,6 +25,10 @@ class Pass:
     """The index of the pass in an accumulated batch; feedback by position needs it."""
     sample_ids: Tensor | None = None
     """The ids of its samples in order, int64 [samples], each id once; feedback by sample needs them."""
+    lengths: Tensor | None = None
+    """How many tokens of each sample stand before its padding, int64 [samples], where no stage's output for a token
+    depends on later ones. Then the padding behind the longest sample of a micro-batch does not cross: zeros arrive.
+    It does cross where feedback, `lowrank` or `reuse` keep something of each row."""
 
     @property
     def trains(self) -> bool:
@@ -37,8 +41,10 @@ class Pass:
 
     def _microbatch(self, step: int, index: int, count: int, rows: int) -> Microbatch:
         first = (self.accumulation * count + index) * rows
-        ids = None if self.sample_ids is None else self.sample_ids[index * rows : (index + 1) * rows]
-        return Microbatch(self.kind, range(first, first + rows), ids, step, index)
+        own = slice(index * rows, (index + 1) * rows)
+        ids = None if self.sample_ids is None else self.sample_ids[own]
+        length = None if self.lengths is None else int(self.lengths[own].max())
+        return Microbatch(self.kind, range(first, first + rows), ids, step, index, length)
 
 
 def phase_of(kind: PassKind) -> Phase:

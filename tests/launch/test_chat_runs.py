@@ -5,11 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 
+from support.commands import THINWIRE, completed
 from support.data_files import CHAT, WORDS, write_json, write_tokenizer
+from support.recipe_runs import simulate
+from support.run_files import summary
 from support.tiny_run import alone
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, simulated_placement
 from thinwire.launch.run.run import Run
+from thinwire.pipeline.trainer import Trainer
 
 RECIPE = """
 model: {name: llama, config: {vocab_size: 22, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2,
@@ -42,13 +46,17 @@ def chats(tmp_path, monkeypatch, hub_cache):
 
 
 def trained(*options):
-    """The prepared run of the recipe, and its losses and weights after it."""
+    """The prepared run of the recipe, its weights after it, and the uncompressed bytes of a step by channel."""
     with alone():
         ready = prepare(recipe.parse(["chat.yaml", *options]))
         run = Run(ready, simulated_placement(ready.recipe))
         run.go()
-        state = {name: t.clone() for stage in run.trainer.stages for name, t in stage.submod.full_state().items()}
-    return ready, state
+        stages = run.trainer.stages
+        state = {name: t.clone() for stage in stages for name, t in stage.submod.full_state().items()}
+        sent = {
+            route[1]: t.uncompressed for stage in stages for route, t in stage.meter.sent.items() if "train" in route
+        }
+    return ready, state, sent
 
 
 def unsplit_step(ready, start):
@@ -78,8 +86,8 @@ def test_a_step_is_that_of_conversations_one_by_one(chats, packing):
     options = (
         ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_microbatches", "2") if packing else ()
     )
-    _, start = trained(*options, "--training.steps", "0")
-    ready, after = trained(*options)
+    _, start, _ = trained(*options, "--training.steps", "0")
+    ready, after, _ = trained(*options)
     samples = ready.data.training
     counts = (samples.targets(torch.arange(len(samples))) != -100).sum(1).tolist()
     assert len(set(counts)) > 1
@@ -88,3 +96,40 @@ def test_a_step_is_that_of_conversations_one_by_one(chats, packing):
     assert expected.keys() == after.keys()
     for name, tensor in expected.items():
         assert torch.allclose(after[name], tensor, rtol=0, atol=1e-6), name
+
+
+def test_padding_behind_the_longest_of_a_micro_batch_does_not_cross(chats, monkeypatch):
+    """Nothing depends on it, so weights are the same to the last bit. Buffers of feedback hold whole samples."""
+    ready, after, sent = trained()
+    number = 4 * 16 * 2  # bytes of a token in both rows
+    longest = sum(ready.data.training.lengths.view(3, 2).max(1).values.tolist())
+    assert longest < 3 * 24
+    assert sent == {"activations": longest * number, "gradients": longest * number}
+    _, _, with_buffers = trained("--codec", "aqsgd(q(4))/q(8)")
+    assert with_buffers == {"activations": 3 * 24 * number, "gradients": longest * number}
+    _, _, reused = trained("--codec", "topk(0.5)/reuse")
+    assert reused == {"activations": 3 * 24 * number, "gradients": 3 * 24 * number}
+    monkeypatch.setattr(Trainer, "lengths", lambda *_: None)
+    _, whole, sent = trained()
+    assert sent == {"activations": 3 * 24 * number, "gradients": 3 * 24 * number}
+    assert all(torch.equal(whole[name], tensor) for name, tensor in after.items())
+
+
+@pytest.mark.processes
+def test_processes_train_on_conversations_as_a_simulation_does(chats, tmp_path):
+    given = [
+        "--codec",
+        "q(4)/q(8)",
+        "--training.steps",
+        "2",
+        "--data.held_out",
+        "0.4",
+        "--pipeline.num_microbatches",
+        "1",
+    ]
+    simulated = simulate("chat.yaml", tmp_path / "simulated", *given)
+    run = completed([*THINWIRE, "train", "chat.yaml", "--output", "real", *given], tmp_path)
+    assert run.status == 0, run.stderr
+    wanted, got = summary(simulated), summary(tmp_path / "real")
+    for name in ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent"):
+        assert got[name] == wanted[name]

@@ -174,8 +174,7 @@ def test_samples_hold_whole_conversations():
     assert samples.targets(ids).tolist() == [[11, 12, x, x, x, x, 14, x], [11, x, x, x, x, x, x, x]]
     assert samples.side(ids)["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], list(range(8))]
     assert samples.notes() == [
-        "3 conversations in 2 samples of 8 tokens; 0.0% of the tokens are padding, which crosses the wire too; the "
-        "loss counts 25.0% of the others",
+        "3 conversations in 2 samples of 8 tokens; 0.0% of the tokens are padding; the loss counts 25.0% of the others",
         "2 conversations are cut to 8 tokens",
         "2 conversations are left out: no answer is in their first 8 tokens",
     ]

@@ -47,6 +47,13 @@ def test_text_has_no_labels_apart_from_itself(tmp_path):
         outline_text(load(TEXT), labels=True)
 
 
+def test_an_outline_of_conversations_says_where_padding_begins(tmp_path):
+    data = load(TEXT)
+    data.training.lengths = torch.arange(len(data.training))
+    (tmp_path / "chat.json").write_text(outline_text(data, labels=False))
+    assert torch.equal(read_outline(str(tmp_path / "chat.json"), labels=False).training.lengths, data.training.lengths)
+
+
 def test_pairs_have_no_outline(tmp_path):
     data = load(DataOptions(name="pydoc", kind="pairs", limit=50, block_size=32))
     with pytest.raises(ModelError, match="every stage reads masks or positions that come with the texts"):
@@ -59,11 +66,12 @@ def test_pairs_have_no_outline(tmp_path):
         ({"count": "45"}, "count, shape and labels must be whole numbers, and digest a text"),
         ({"shape": [-1, 8, 8]}, "count, shape and labels must be whole numbers"),
         ({"labels": [1, 2]}, "there are 2 labels for 45 samples"),
+        ({"lengths": [1, 2]}, "there are 2 lengths for 45 samples"),
         ({"labels": [10] * 45}, "a label must be below 10, got 10"),
         ({"count": 10**12, "labels": None}, "count and the elements of a sample must be at most 134217728"),
         ({"shape": [2**20, 2**20]}, "count and the elements of a sample must be at most 134217728"),
     ],
-    ids=["count", "shape", "number of labels", "label", "very many", "very large"],
+    ids=["count", "shape", "number of labels", "number of lengths", "label", "very many", "very large"],
 )
 def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sentence, tmp_path):
     path = tmp_path / "outline.json"

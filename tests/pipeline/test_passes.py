@@ -54,6 +54,11 @@ def test_each_micro_batch_has_its_own_samples():
     assert [one.sample_ids.tolist() for one in found] == [[5, 3], [9, 1]]
 
 
+def test_a_micro_batch_is_as_long_as_its_longest_sample():
+    found = Pass(lengths=torch.tensor([5, 3, 2, 9])).microbatches(step=0, count=2, rows=2)
+    assert [one.length for one in found] == [5, 9]
+
+
 def test_warm_up_is_training_to_the_wire():
     phases = {"train": "train", "warmup": "train", "eval-on": "eval-on", "eval-off": "eval-off"}
     assert {kind: phase_of(kind) for kind in phases} == phases
