@@ -278,7 +278,13 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
     return replace(
         trained,
         model=weights_of(model, folder),
-        data=replace(data, name=_resolved(data.name), tokenizer=_resolved(data.tokenizer), evaluation=evaluation),
+        data=replace(
+            data,
+            name=_resolved(data.name),
+            mixture={_resolved(name): share for name, share in data.mixture.items()},
+            tokenizer=_resolved(data.tokenizer),
+            evaluation=evaluation,
+        ),
         training=replace(trained.training, steps=0, epochs=None),
         compression=run.compression,
         output="",

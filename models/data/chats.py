@@ -30,6 +30,8 @@ LAYOUTS = (
     ("prompt", "completion"),
     ("instruction", "input", "output"),
     ("instruction", "output"),
+    ("input_ids", "labels"),
+    ("input_ids",),
 )
 """The columns of conversations that are found by themselves."""
 
@@ -71,6 +73,19 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
         require((isinstance(message.get("role"), str) and answered, f"{rule}, got {_short(given)} in {place}"))
         messages.append(message)
     return messages
+
+
+def encoded_of(values: Sequence[Sequence[int]], place: str) -> ChatTokens:
+    """A conversation that is token ids already, and labels: what is not `IGNORE` counts. Without labels, all counts.
+
+    Raises:
+        ModelError: a label is another token, or there is not one for each.
+    """
+    tokens, *labels = (torch.tensor(each, dtype=torch.int32) for each in values)
+    targets = labels[0] if labels else tokens
+    fits = tokens.shape == targets.shape and bool(((targets == tokens) | (targets == IGNORE)).all())
+    require((fits, f"labels must be {IGNORE} or the token itself, one for each of input_ids, got others in {place}"))
+    return ChatTokens(tokens, targets != IGNORE)
 
 
 def _short(value: Any) -> str:

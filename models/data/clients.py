@@ -74,8 +74,9 @@ class JoinedSamples:
         self.digest = hashlib.sha256(" ".join(client.digest for client in clients).encode()).hexdigest()
         self._clients, self._own = clients, own
         self._ends = list(accumulate(self.sizes))
-        lengths = [client.lengths for client in clients if getattr(client, "lengths", None) is not None]
-        self.lengths = torch.cat(lengths) if len(lengths) == len(clients) else None
+        lengths = [getattr(client, "lengths", None) for client in clients]
+        known = [each for each in lengths if each is not None]
+        self.lengths = torch.cat(known) if len(known) == len(clients) else None
 
     def __len__(self) -> int:
         return self._ends[-1]

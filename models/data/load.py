@@ -11,13 +11,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from thinwire.errors import attempt
 from thinwire.models.data.chats import ChatSamples, in_words
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
+from thinwire.models.data.mixture import mix
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
-from thinwire.models.data.parts import Columns, Kind, Labelled, Part, evaluation_part
+from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part
 from thinwire.models.data.samples import Data
 from thinwire.models.data.sources import read_chats, read_labelled, read_texts
 from thinwire.models.data.texts import TextBlocks
@@ -33,7 +35,14 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     Raises:
         ModelError: the data cannot be read, or do not fit the options; the message lists all mistakes.
     """
-    return _LOADERS[options.chosen_kind](options, seed)
+    kind = options.chosen_kind
+    read = _LOADERS[kind]
+    if not options.mixture:
+        return read(options, seed)
+    names = [options.name, *options.mixture]
+    parts = attempt(*(partial(read, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
+    shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
+    return mix(dict(zip(names, parts, strict=True)), shares)
 
 
 def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
@@ -52,7 +61,10 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         lambda: make_tokenizer(options.tokenizer),
         *(partial(read_texts, part, columns) for part in (training, evaluation) if part),
     )
-    tokens, *rest = [tokenizer.tokens(part, limit) for part, limit in zip(texts, options.limits, strict=False)]
+    tokens, *rest = [
+        part[:limit] if isinstance(part, Tensor) else tokenizer.tokens(part, limit)
+        for part, limit in zip(texts, options.limits, strict=False)
+    ]
     if not rest and options.held_out:
         cut = len(tokens) - round(len(tokens) * options.held_out)
         tokens, rest = tokens[:cut], [tokens[cut:]]
@@ -70,11 +82,12 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         ),
     )
     held_out = TextBlocks(rest[0], options.block_size) if rest else None
+    stored = [int(part.max()) + 1 for part in texts if isinstance(part, Tensor)]
     return Data(
         TextBlocks(tokens, options.block_size),
         held_out,
         LanguageModeling(),
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=max(stored, default=tokenizer.vocab_size),
         notes=tuple(notes),
     )
 
@@ -87,7 +100,8 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     )
     names = (options.name, options.evaluation or "")
     training, *rest = [
-        tokenizer.chats(chats[:limit], name) for chats, limit, name in zip(parts, options.limits, names, strict=False)
+        tokenizer.chats(chats[:limit], name) if isinstance(chats[0], Conversation) else chats[:limit]
+        for chats, limit, name in zip(parts, options.limits, names, strict=False)
     ]
     if not rest and options.held_out:
         ids, held_out = _divided(len(training), options.held_out)

@@ -28,6 +28,9 @@ class DataOptions:
     """"pydoc" (Python's own documentation, half a megabyte of English) or "digits" (scikit-learn's 1797 handwritten
     digits); the path of a text, parquet, JSON (one object per line) or CSV file, or of a folder of text, tables or
     images; a data set on the Hugging Face hub; or module:function, a function of your own that takes a split."""
+    mixture: dict[str, float] = field(default_factory=dict)
+    """text, chat: other sources to train on beside `name`, and the share of the samples that each gives; `name` gives
+    the rest. {"general.jsonl": 0.2}."""
     kind: Literal["auto", "text", "chat", "pairs", "images"] = "auto"
     """The task: "text" predicts the next token, "chat" the answers in conversations, "pairs" classifies a text or a
     pair of texts, "images" classifies images. "auto" means images for "digits", else text."""
@@ -46,8 +49,9 @@ class DataOptions:
     evaluation_limit: int | None = None
     """The same for the `evaluation` data, if it has another limit."""
     columns: list[str] = field(default_factory=list)
-    """The columns of a table to read; empty takes all columns of the right type (for text, the column "text"; for chat,
-    messages, conversations, prompt and completion, or instruction, input and output)."""
+    """The columns of a table to read; empty takes all columns of the right type (for text, the column "text", or
+    "input_ids" with token ids; for chat, messages, conversations, prompt and completion, instruction, input and output,
+    or input_ids and labels)."""
     label: str = "label"
     """The column that holds the class, an integer."""
     tokenizer: str = BYTES
@@ -108,6 +112,15 @@ class DataOptions:
             (
                 kind != "chat" or self.tokenizer != BYTES,
                 f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
+            ),
+            (
+                not self.mixture or (kind in ("text", "chat") and self.name not in self.mixture),
+                f"mixture must be left out for kind {kind}, and must not name data.name, got {self.mixture}",
+            ),
+            (
+                all(share > 0 for share in self.mixture.values()) and sum(self.mixture.values()) < 1,
+                f"mixture must have shares above 0 and together below 1, because {self.name} has the rest, got "
+                f"{self.mixture}",
             ),
             (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),

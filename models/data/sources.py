@@ -21,6 +21,9 @@ from thinwire.models.errors import ModelError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
+
+    from thinwire.models.data.chats import ChatTokens
 
 ReadLabelled = Callable[[Part, Columns], Labelled]
 
@@ -33,9 +36,9 @@ class Source:
     """The name of the source. A user asks for bundled data by this name."""
     fits: Callable[[str], bool] | None = None
     """Whether a name in the options means this source. None for bundled data: only its own name does."""
-    texts: Callable[[Part, Columns], list[str]] | None = None
-    """Reads texts, which are concatenated; None if the source has no texts."""
-    chats: Callable[[Part, Columns], list[Conversation]] | None = None
+    texts: Callable[[Part, Columns], list[str] | Tensor] | None = None
+    """Reads texts, which are concatenated, or token ids; None if the source has no texts."""
+    chats: Callable[[Part, Columns], list[Conversation] | list[ChatTokens]] | None = None
     """Reads conversations; None if the source has none."""
     labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
     """Reads examples with labels, by kind: pairs of texts, or images."""
@@ -111,8 +114,8 @@ def source_of(part: Part, kind: Kind) -> Source:
     raise ModelError(f"{RULE}, got {part.name!r}: neither a file nor a folder")
 
 
-def read_texts(part: Part, columns: Columns = USUAL) -> list[str]:
-    """The texts of a part: the rows of a table, or the lines of a file with their line ends.
+def read_texts(part: Part, columns: Columns = USUAL) -> list[str] | Tensor:
+    """The texts of a part: the rows of a table, or the lines of a file with their line ends. Or token ids, int32 [N].
 
     Raises:
         ModelError: the part cannot be read, or has no such column of text.
@@ -122,8 +125,8 @@ def read_texts(part: Part, columns: Columns = USUAL) -> list[str]:
     return read(part, columns)
 
 
-def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation]:
-    """The conversations of a part.
+def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation] | list[ChatTokens]:
+    """The conversations of a part, or their tokens if it has those.
 
     Raises:
         ModelError: the part cannot be read, or a row is no conversation.

@@ -24,12 +24,12 @@ from torch import Tensor
 from thinwire.errors import attempt
 from thinwire.errors.names import first_of
 from thinwire.models import hub
-from thinwire.models.data.chats import LAYOUTS, conversation_of
+from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
 from thinwire.models.data.files import read_bytes, require_text
 from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import nests_beyond, told_by
-from thinwire.models.tasks import MOST_CLASSES
+from thinwire.models.tasks import IGNORE, MOST_CLASSES
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -139,16 +139,33 @@ def open_on_hub(part: Part) -> Splits:
     return dict(load_dataset(part.name, part.subset))
 
 
-def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str]:
-    """The texts of one column."""
-    usual = [name for name in ("text",) if name in table.column_names]
-    (column,) = _columns_of_text(table, part, columns.examples or usual, 1)
+def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str] | Tensor:
+    """The texts of one column, or its token ids in a row, int32 [N]."""
+    usual = [name for name in ("text", "input_ids") if name in table.column_names][:1]
+    (column,) = _columns(
+        table, part, columns.examples or usual, 1, "one column of text", lambda one: _is_text(one) or _is_ids(one)
+    )
     columns.report(f"of {part.name}, column {column} is read")
-    return _texts(table, column)
+    return _integers(table, column) if _is_ids(table.features[column]) else _texts(table, column)
 
 
-def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversation]:
-    """The conversations of one column of messages, or of columns with questions and, in the last one, answers."""
+def _integers(table: Dataset, column: str, least: int = 0) -> Tensor:
+    """The integers of all lists of a column in a row, int32 [N], none below `least`."""
+    rows = _arrow(table, column).combine_chunks()
+    values = rows.flatten()
+    whole = not (rows.null_count or values.null_count)
+    require((whole, f"column {column} must hold a list of integers in every row, got null in some"))
+    found = torch.from_numpy(values.to_numpy().astype(np.int64))
+    bad = found[(found < least) | (found >= 2**31)].tolist()
+    require((not bad, f"column {column} must hold token ids from {least} on, got {bad[:1]}"))
+    return found.int()
+
+
+def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversation] | list[ChatTokens]:
+    """The conversations of one column of messages, or of columns with questions and, in the last one, answers.
+
+    Columns of integers are token ids and, in the second one, labels.
+    """
     found = next((layout for layout in LAYOUTS if set(layout) <= set(table.column_names)), ())
     names = list(columns.examples or found)
     missing = ", ".join(name for name in names if name not in table.column_names)
@@ -164,7 +181,12 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
     rows = zip(
         *(table[name][:] for name in names), strict=True
     )  # decoded: messages of unlike fields are stored as JSON
-    return [conversation_of(values, f"row {row} of {part.name}") for row, values in enumerate(rows)]
+    places = [f"row {row} of {part.name}" for row in range(len(table))]
+    if len(names) < 3 and all(_is_ids(table.features[name]) for name in names):
+        for name, least in zip(names, (0, IGNORE), strict=False):
+            _integers(table, name, least)
+        return [encoded_of(row, at) for row, at in zip(rows, places, strict=True)]
+    return [conversation_of(values, at) for values, at in zip(rows, places, strict=True)]
 
 
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
@@ -306,6 +328,10 @@ def _named(table: Dataset) -> str:
 
 def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _is_ids(feature: Any) -> bool:
+    return _is_list(feature) and "int" in str(getattr(getattr(feature, "feature", None), "dtype", ""))
 
 
 def _is_list(feature: Any) -> bool:

@@ -8,11 +8,11 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from support.data_files import png, random_pixels, write_images, write_json, write_rows, write_tokenizer
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Part
-from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.data.sources import read_chats, read_labelled, read_texts
 from thinwire.models.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -232,3 +232,42 @@ def test_an_image_that_ends_too_soon_is_told_by_its_row_when_it_is_decoded(tmp_p
     data = load(DataOptions(name=str(path), kind="images", held_out=0, mean=[0.5] * 3, std=[0.5] * 3))
     with pytest.raises(ModelError, match=rf"cannot decode row 4 of {path}: "):
         data.training.inputs(torch.arange(8))
+
+
+def test_token_ids_are_read_as_they_are(tmp_path):
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8, 9]}]
+    for name in ("a.jsonl", "a.parquet"):
+        path = str(write_rows(tmp_path / name, rows[:1]) if name == "a.parquet" else write_json(tmp_path / name, rows))
+        tokens = read_texts(Part(path))
+        assert (tokens.tolist(), tokens.dtype) == ([5, 6, 7] if name == "a.parquet" else [5, 6, 7, 8, 9], torch.int32)
+    data = load(DataOptions(name=str(tmp_path / "a.jsonl"), block_size=2, held_out=0))
+    assert (data.training.inputs(torch.arange(2)).tolist(), data.vocab_size) == ([[5, 6], [7, 8]], 10)
+
+
+def test_token_ids_with_labels_are_conversations(tmp_path):
+    path = Part(str(write_rows(tmp_path / "a.parquet", [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}])))
+    [chat] = read_chats(path)
+    assert (chat.tokens.tolist(), chat.counted.tolist()) == ([5, 6, 7], [False, True, False])
+    [chat] = read_chats(path, Columns(["input_ids"]))
+    assert chat.counted.tolist() == [True] * 3
+    write_json(tmp_path / "b.jsonl", [{"input_ids": [5, 6], "labels": [6, -100]}])
+    with pytest.raises(ModelError, match=r"labels must be -100 or the token itself, .* got others in row 0 of"):
+        read_chats(Part(str(tmp_path / "b.jsonl")))
+    words = write_tokenizer(tmp_path / "words", pairs=False)
+    data = load(DataOptions(name=path.name, kind="chat", tokenizer=words, block_size=4, held_out=0))
+    assert data.training.targets(torch.tensor([0])).tolist() == [[6, -100, -100, -100]]
+    assert data.notes[-1].endswith("\nthe[[cat]]sat") and data.training.lengths.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([[1, -2]], r"column input_ids must hold token ids from 0 on, got \[-2\]"),
+        ([[1], None], "column input_ids must hold a list of integers in every row, got null in some"),
+        ([[1, None]], "column input_ids must hold a list of integers in every row, got null in some"),
+    ],
+)
+def test_what_are_no_token_ids_is_told(tmp_path, rows, told):
+    path = write_json(tmp_path / "a.jsonl", [{"input_ids": row} for row in rows])
+    with pytest.raises(ModelError, match=told):
+        read_texts(Part(str(path)))
