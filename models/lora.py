@@ -203,8 +203,8 @@ def _targets(
     require(
         (
             not nowhere,
-            f"model.lora.targets must name linear modules of the model, got {first_few(nowhere)}; it has "
-            f"{', '.join(ends)}",
+            f"model.lora.targets must name linear modules of the model in a list, such as [{', '.join(ends[:2])}], or "
+            f"be a regular expression for whole names, got {first_few(nowhere)}; it has {', '.join(ends)}",
         ),
         (not others, f"model.lora.targets must name linear modules, got {first_few(others)}"),
     )

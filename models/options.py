@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -37,6 +38,11 @@ class LoraOptions:
             (self.alpha is None or self.alpha > 0, f"model.lora.alpha must be at least 1, got {self.alpha}"),
             (0 <= self.dropout < 1, f"model.lora.dropout must lie in 0..1, below 1, got {self.dropout}"),
             (bool(self.targets), "model.lora.targets must name modules, got none"),
+            (
+                isinstance(self.targets, list) or _is_expression(self.targets),
+                f"model.lora.targets must be {ALL_LINEAR}, a list of ends of names, or a regular expression for whole "
+                f"names such as .*q_proj, got {self.targets}",
+            ),
             (bool(self.weights), f"model.lora.weights must be {FRESH} or a folder, got nothing"),
             (given or not others, "model.lora needs a rank, such as model.lora.rank 16"),
         )
@@ -46,6 +52,14 @@ class LoraOptions:
         """alpha, given or not."""
         assert self.rank is not None, "asked only of an adapter"
         return 2 * self.rank if self.alpha is None else self.alpha
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """What codecs cost SmolLM2 before any training: python docs/measured/real_model.py TEXT --tokens 6144 [CODEC ...].
 
 The unsplit model reads blocks of 512 tokens of a text; hidden states after some of its 30 blocks go through a codec and
-back, with the payloads that would cross a boundary. Printed are the bits really needed an element, and the loss more
-than uncompressed, with its standard error over the blocks of text.
+back, with the payloads that would cross a boundary. Printed are the bits really needed an element, signal to noise of
+all values and of the median row, and the loss more than uncompressed, with its standard error over the blocks of text.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,14 +20,29 @@ from thinwire.models.smollm2 import folder
 CUTS = {2: (15,), 4: (7, 14, 22), 8: (4, 8, 12, 15, 19, 23, 27)}
 """Stages -> after how many of the 30 blocks the model is cut."""
 BLOCK, BATCH = 512, 4
-CODECS = ("q(8, step=0.2)", "q(8, step=0.3)", 'q(7, grid="midtread", code="entropy")', 'q(4, grid="midrise")')
+CODECS = ("q(8, step=0.2)", "q(8, step=0.25)", 'q(7, grid="midtread", code="entropy")', 'q(4, grid="midrise")')
 _KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
 
 Hook = Callable[[object, object, Tensor], Tensor]
 
 
-def through(codec: Codec, bits: list[float], *, keeps_first: bool) -> Hook:
-    """A hook on a block of the model that sends its output through a codec, and notes the bits an element.
+@dataclass
+class Crossed:
+    """What crossed the boundaries so far, by message."""
+
+    bits: list[float] = field(default_factory=list)
+    powers: list[Tensor] = field(default_factory=list)
+    """Of each row: the squares of its values, and of its errors, [2, rows]."""
+
+    def decibels(self) -> tuple[float, float]:
+        """Signal to noise of all values, and of the median row."""
+        signal, noise = torch.cat(self.powers, 1).double()
+        whole, median = signal.sum() / noise.sum(), (signal / noise).median()
+        return 10 * math.log10(whole), 10 * math.log10(median)
+
+
+def through(codec: Codec, crossed: Crossed, *, keeps_first: bool) -> Hook:
+    """A hook on a block of the model that sends its output through a codec, and notes bits and errors.
 
     With `keeps_first` the first token of each block of text arrives as it was, for its bits all the same.
     """
@@ -35,9 +51,10 @@ def through(codec: Codec, bits: list[float], *, keeps_first: bool) -> Hook:
         sent = hidden.contiguous()
         payload = torch.empty(codec.nbytes(sent.shape, sent.dtype), dtype=torch.uint8)
         codec.encode(sent, payload, _KEY)
-        bits.append(8 * codec.used(payload) / sent.numel())
+        crossed.bits.append(8 * codec.used(payload) / sent.numel())
         received = torch.empty_like(sent)
         codec.decode(payload, received, _KEY)
+        crossed.powers.append(torch.stack([sent, received - sent]).square().sum(-1).flatten(1))
         if keeps_first:
             received[:, 0] = sent[:, 0]
         return received
@@ -80,14 +97,15 @@ def main() -> None:
     print(f"uncompressed {plain.mean():.4f} nats a token, {count * BLOCK} tokens")
     for stages in options.stages:
         for expression in options.codecs:
-            bits: list[float] = []
-            hook = through(parse(expression), bits, keeps_first=options.keep_first)
+            crossed = Crossed()
+            hook = through(parse(expression), crossed, keeps_first=options.keep_first)
             more = losses(model, blocks, CUTS[stages], hook) - plain
             error = more.std() / math.sqrt(count)
+            bits, (whole, median) = sum(crossed.bits) / len(crossed.bits), crossed.decibels()
             print(
-                f"{stages} stages  {expression:45}{sum(bits) / len(bits):6.2f} bits  {more.mean():+.4f} +- {error:.4f}",
-                flush=True,
+                f"{stages} stages  {expression:45}{bits:6.2f} bits  {whole:5.1f} dB  median row {median:5.1f}", end="  "
             )
+            print(f"{more.mean():+.4f} +- {error:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -221,9 +221,13 @@ MISTAKES = {
     "model.lora.dropout must lie in 0..1, below 1, got 1": {"dropout": 1},
     "model.lora.targets must name modules, got none": {"targets": []},
     "model.lora needs a rank, such as model.lora.rank 16": {"rank": None, "dropout": 0.1},
-    "model.lora.targets must name linear modules of the model, got k_porj; it has": {"targets": ["q_proj", "k_porj"]},
+    "model.lora.targets must name linear modules of the model in a list, such as [down_proj, gate_proj], or be": {
+        "targets": ["q_proj", "k_porj"]
+    },
     "model.lora.targets must name linear modules, got model.norm": {"targets": ["norm"]},
-    "name linear modules of the model, got .*xyz; it has": {"targets": ".*xyz"},
+    "whole names, got .*xyz; it has": {"targets": ".*xyz"},
+    "whole names, got q_proj; it has": {"targets": "q_proj"},
+    "a regular expression for whole names such as .*q_proj, got *.q_proj": {"targets": "*.q_proj"},
 }
 
 
