@@ -98,10 +98,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "training.steps must be at most 1000000000, got 1" + "0" * 25,
         ),
         (["quickstart", "--training.threads", "1000000000"], "training.threads must be at most 1024, got 1000000000"),
-        (
-            ["quickstart", "--pipeline.num-stages", "1000000000"],
-            "pipeline.num_stages must be at most 10000, got 1000000000",
-        ),
         (["quickstart", "--name", "../../x"], "name must have at most 200 bytes, and no / or control characters"),
         (["quickstart", "--name", ".."], "name must have at most 200 bytes"),
         (["quickstart", "--name", b"a\\nb\\x1b[31m".decode("unicode_escape")], r"got 'a\nb\x1b[31m'"),

@@ -1,7 +1,5 @@
 """A trainer that stopped and came back from a checkpoint is the one that never stopped, bit for bit."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -161,22 +159,3 @@ def test_a_checkpoint_of_another_model_is_a_sentence(alone, tmp_path):
         other.stages[1].submod[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"0.weight is torch.float32 of shape \[12, 12\] in the checkpoint"):
         resume(other, checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
-
-
-def test_a_part_that_lacks_a_moment_is_a_sentence(alone, tmp_path):
-    """The optimizer began with none, and the run went on without a word."""
-    options = {"num_stages": 2, "simulated": True, "steps": 2, "optimizer": {"name": "adamw"}}
-    trainer = make_trainer(0, **options)
-    trainer.train_step(0)
-    state = collect(trainer)
-    lost = "optimizer/0.weight/exp_avg_sq"
-    kept = {name: tensor for name, tensor in state[0].tensors.items() if name != lost}
-    assert len(kept) == len(state[0].tensors) - 1
-    checkpoints = checkpoints_of(trainer, tmp_path, dist.HashStore())
-    checkpoints.save(1, lambda: state | {0: replace(state[0], tensors=kept)})
-    checkpoints.wait()
-    again = make_trainer(0, **options)
-    with pytest.raises(
-        CheckpointError, match=r"what the optimizer keeps for 0\.weight, but exp_avg_sq is missing; take"
-    ):
-        resume(again, checkpoints_of(again, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
