@@ -60,7 +60,7 @@ class MidTreadGrid(Grid):
             ends = Ends(*passes.ends(values))
             scale = self._clipped(ends.largest)
             if self.step is not None:
-                wide = root_mean_square(values) * (self.half * self.step)
+                wide = (root_mean_square(values) * (self.half * self.step)).clamp(max=torch.finfo(torch.bfloat16).max)
                 scale = bfloat16_above(torch.maximum(scale, wide), _SMALLEST_SCALE)
                 # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
                 return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))

@@ -62,6 +62,14 @@ def test_a_massive_row_goes_apart():
     assert torch.equal(roundtrip("q(8, step=0.2)", x)[0], x[0].bfloat16().float())
 
 
+@pytest.mark.parametrize("rows", [1, 128])
+def test_the_largest_values_of_bf16_stay_finite(rows):
+    """Their scale was infinite, and what was decoded NaN."""
+    x = gaussian(rows, 64).bfloat16()
+    x[0] = torch.finfo(torch.bfloat16).max
+    assert assert_contract(parse("q(8, step=0.25)"), x).isfinite().all()
+
+
 def test_the_largest_value_of_fp16_in_a_row_apart_stays_finite():
     """Its bf16 is 65536, which fp16 does not have: the receiver stopped at an infinity that nobody had sent."""
     x = residual_stream().half()

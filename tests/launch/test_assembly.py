@@ -64,6 +64,16 @@ def test_outputs_are_known_before_anything_is_built():
     assert tuple(logits.shape) == (2, 16, 256)
 
 
+def test_what_becomes_of_tied_weights_is_said_before_training():
+    """It was said only with the export."""
+    (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
+    assert untied.endswith(
+        "here two stages train one each, so the exported model has two; set model.tied: sum to keep one"
+    )
+    (summed,) = [note for note in prepared("--model.tied", "sum").data.notes if "2 stages hold" in note]
+    assert summed.endswith("each step sums its gradients over them, 16 kB there and back")
+
+
 def test_a_batch_needs_as_many_samples():
     with pytest.raises(ModelError) as caught:
         prepared("--pipeline.microbatch_size", "60")
