@@ -46,6 +46,12 @@ class Layer(nn.Module):
     optional_side: tuple[str, ...] = ()
     """Side inputs that the forward takes as keyword arguments if the data has them."""
 
+    def remember(self, remembers: bool) -> None:
+        """Keep of all tokens from now on what later ones need, so that these come alone; or forget it.
+
+        A layer of `Blueprint.remembers` does; any other needs all tokens each time.
+        """
+
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the layer."""
         return {
@@ -115,6 +121,11 @@ class Blueprint:
     compare: Callable[..., str] | None = None
     """Compares a tiny copy of the model, cut, with the uncut one, and says in a sentence what it found. ModelError if
     they differ. None where the layers are the model itself."""
+    remembers: Callable[[], bool] | None = None
+    """Says whether layers that `remember` compute, token by token, what they compute of all tokens at once. None where
+    no layer remembers anything."""
+    ends: Callable[[], tuple[int, ...]] = tuple
+    """Reads which tokens end a text."""
     dtype: str = "float32"
     """The dtype of the weights in the original model."""
     weights_dtype: torch.dtype = torch.float32
@@ -188,6 +199,12 @@ class Stage(nn.Module):
         """Keep the weights, or those that do not train, in this dtype from now on. Batch norms stay as they are."""
         hold_weights(self, dtype, frozen_only=frozen_only)
         self.weights_dtype = dtype
+
+    def remember(self, remembers: bool) -> None:
+        """Let all layers keep of the tokens from now on what later ones need, or forget it."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.remember(remembers)
 
     def saved_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds of `full_state`: all, or what trains beside a frozen model."""

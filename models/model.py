@@ -165,7 +165,7 @@ def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None
 
 def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None) -> Blueprint:
     from thinwire.models.architectures.library import take_apart, tasks_of
-    from thinwire.models.architectures.parity import check_parity
+    from thinwire.models.architectures.parity import check_parity, remembers
 
     config = find_config(options)
     source = _source(options)
@@ -186,7 +186,7 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
     made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied)
-    return replace(made, compare=partial(check_parity, config, task))
+    return replace(made, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task))
 
 
 def find_config(options: ModelOptions) -> Any:

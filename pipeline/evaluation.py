@@ -7,7 +7,7 @@ for one batch before training: a pretrained model shows at once whether it bears
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,7 @@ from thinwire.compress import PassKind
 from thinwire.errors.words import were
 from thinwire.models.data.samples import Samples
 from thinwire.pipeline.errors import PipelineError
+from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.trainer import Trainer
@@ -108,6 +109,30 @@ class _Stop:
             yield batch
             if any([mine, *self._words.hear()]):
                 raise EvaluationStoppedError
+
+
+def answers(
+    trainer: Trainer, generator: Generator, prompts: Sequence[tuple[Tensor, int]], ends: Collection[int]
+) -> list[dict[Compression, list[int]]]:
+    """The most likely tokens after each prompt, with compression on and off; of several replicas, by the first.
+
+    Empty except in the process that reports. Neither training nor the seconds of its meters change.
+
+    Args:
+        trainer: gives the stages.
+        generator: that of these stages.
+        prompts: token ids, int64 [N], and the most tokens that may follow.
+        ends: the tokens that end an answer.
+    """
+    with _apart(trainer):
+        if trainer.sync.scorer(0) is None:
+            return []
+        trainer.runner.set_mode(trains=False)
+        found = [
+            {name: list(generator.tokens(prompt, most, ends, kind)) for name, kind in PASS_KINDS.items()}
+            for prompt, most in prompts
+        ]
+    return found if trainer.reports else []
 
 
 @dataclass(frozen=True)

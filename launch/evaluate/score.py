@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, assemble, simulated_placement
-from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.saved import check_inside, chosen_codecs, weights_of
-from thinwire.launch.run.weights import find_checkpoint
 from thinwire.launch.shared.interfaces import alone
 from thinwire.launch.shared.tables import Table
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, advice, evaluate
-from thinwire.pipeline.options import CompressionOptions
 
 
 def score(prepared: Prepared) -> dict[Compression, Score]:
@@ -48,32 +41,6 @@ def score(prepared: Prepared) -> dict[Compression, Score]:
             wire.discard_stores()
     assert scores is not None, "the last stage lives here"
     return scores
-
-
-def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
-    """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names."""
-    if Path(place).is_dir():
-        check_inside(Path(place))
-        if saved := find_checkpoint(Path(place)):
-            found = recipe.parse([str(saved.recipe), *options], prog=prog)
-            codecs = _codecs(found, saved.recipe, saved.choices, prog)
-            return replace(found, model=found.model.with_weights(str(saved.path)), compression=codecs)
-    exported = Path(place, "recipe.yaml")
-    if not exported.is_file():
-        return recipe.parse([place, *options], prog=prog)
-    if not any(exported.parent.glob("*.safetensors")):
-        raise OptionsError(
-            f"{place} must be an export, or the folder of a run with saved weights or a checkpoint, but it has neither "
-            f"yet: a run saves weights at its end, and before with save_every or checkpoint.every"
-        )
-    found = recipe.parse([str(exported), *options], prog=prog)
-    return replace(found, model=weights_of(found.model, exported.parent))
-
-
-def _codecs(found: Recipe, stored: Path, choices: Sequence[Mapping[str, Any]], prog: str) -> CompressionOptions:
-    """The codecs to score with: those that the run chose where its own recipe says auto; auto of an option stays."""
-    automatic = recipe.parse([str(stored)], prog=prog).compression.automatic
-    return chosen_codecs(found.compression, choices) if automatic else found.compression
 
 
 def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:

@@ -13,7 +13,7 @@ from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.run import tables
 from thinwire.launch.shared import pages
-from thinwire.launch.shared.tables import duration_text, size_text
+from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
 
 
@@ -52,6 +52,7 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
         "recipe": run.recipe,
         "loss": _loss_picture(run),
         "held_out": list(filter(None, [tables.scores(summary)])),
+        "answers": _answers(run),
         "bytes": list(filter(None, sent)),
         "shares": [(one["stage"], _shares(one["seconds"], summary["training_seconds"])) for one in summary["stages"]],
         "time": list(filter(None, spent)),
@@ -80,6 +81,13 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ),
         ("time of training steps", duration_text(summary["training_seconds"])),
     ]
+
+
+def _answers(run: RunFiles) -> list[Table]:
+    """What the model said to each prompt at each evaluation; empty without prompts."""
+    fields = ("step", "prompt", "on", "off")
+    rows = [[line[name] for name in fields] for line in run.answers]
+    return [Table("Answers", ("after step", "prompt", "compression on", "off"), rows)] if rows else []
 
 
 def _loss_picture(run: RunFiles) -> str:

@@ -40,6 +40,7 @@ class RunFiles:
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     documents: Sequence[Document]
+    answers: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def fields(self) -> Mapping[str, Any]:
@@ -94,9 +95,9 @@ def _read_run(folder: Path) -> RunFiles:
         return None
 
     summary, recipe = part("summary.json", _summary), part("recipe.yaml", partial(_recipe, folder))
-    steps, evaluations = (
+    steps, evaluations, answers = (
         [line for piece in pieces(folder / name) for line in part(piece.name, _json_lines, missing) or ()]
-        for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []))
+        for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []), ("answers.jsonl", []))
     )
     if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
         mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
@@ -107,7 +108,7 @@ def _read_run(folder: Path) -> RunFiles:
         mistakes += error.mistakes
     if mistakes:
         raise OptionsError(mistakes)
-    return RunFiles(folder, summary, recipe, steps, evaluations, found)
+    return RunFiles(folder, summary, recipe, steps, evaluations, found, answers)
 
 
 def _documents_in(folder: Path) -> list[Document]:

@@ -22,6 +22,7 @@ from thinwire.launch.run import parent
 from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.host_data import data_of
 from thinwire.launch.run.logs.hooks import check_hooks
+from thinwire.launch.run.prompts import Prompts, read_prompts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
@@ -53,6 +54,7 @@ from thinwire.models.precision import check_precision
 from thinwire.models.tasks import own_task
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
+from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.options.durations import in_steps
@@ -83,6 +85,8 @@ class Prepared:
 
     outputs: tuple[tuple[Tensor, ...], ...]
     """The output of each stage for a micro-batch, as meta tensors."""
+    prompts: Prompts | None = None
+    """What is answered at each evaluation; None without prompts."""
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -107,6 +111,8 @@ class Assembly:
     trainer: Trainer
     prepared: Prepared
     placement: Placement
+    generator: Generator | None
+    """Answers prompts; None without any."""
 
 
 def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None) -> Prepared:
@@ -187,7 +193,8 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     check_fit(prepared.blueprint, recipe.replicas)
-    return replace(prepared, outputs=outputs)
+    prompts = read_prompts(recipe, model, outputs) if recipe.training.prompts else None
+    return replace(prepared, outputs=outputs, prompts=prompts)
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
@@ -332,13 +339,16 @@ def assemble(
         causal=prepared.blueprint.compare is not None and data.num_labels is None,
         trace=recipe.debug.trace,
     )
+    generator = None
+    if prepared.prompts is not None:
+        generator = Generator(stages, where, prepared.outputs, remembers=prepared.prompts.remembers)
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others
     wire.cards = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
     for stage in stages:
         stage.connect()
     if training.compile:
         compile_stages(stages, prepared.outputs, data.training, where)
-    return Assembly(trainer, prepared, where)
+    return Assembly(trainer, prepared, where, generator)
 
 
 def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.device, wire: Wire) -> list[CompressedStage]:

@@ -28,7 +28,7 @@ from thinwire.pipeline.saving.checkpoint_folder import has_manifests, is_step, m
 if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
 
-_LOGS = ("metrics", "evaluations", "exchanges")
+_LOGS = ("metrics", "evaluations", "exchanges", "answers")
 _FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
 """The files that a run writes into its folder, as patterns."""
 _FOLDERS = ("weights", "best", "model", "tensorboard", "trace")

@@ -9,6 +9,7 @@ runs/NAME/
   best/                 one of the weights with the best held-out score, if the recipe asks for it
   model/                files that an export needs beside the weights
   evaluations.jsonl     one line for each evaluation
+  answers.jsonl         one line for each prompt of each evaluation, if the recipe has prompts
   exchanges.jsonl       one line for each step in which replicas exchanged
   trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
   summary.json          the numbers of the tables at the end, and more
@@ -55,15 +56,15 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def remove_earlier(recipe: Recipe) -> None:
-    """Remove files of an earlier run that this one does not replace at once: the summary, exchanges, other replicas.
+    """Remove files of an earlier run that this one does not replace at once: summary, some logs, other replicas.
 
     Folders of replicas go only with --overwrite, and only where this run has no replica of that number.
     """
     (recipe.folder / "summary.json").unlink(missing_ok=True)
     remove(best_folder(recipe.folder))
-    if recipe.replicas.count == 1:
-        for path in pieces(recipe.folder / "exchanges.jsonl"):
-            path.unlink(missing_ok=True)
+    kept = {"exchanges.jsonl": recipe.replicas.count > 1, "answers.jsonl": bool(recipe.training.prompts)}
+    for path in (path for name, stays in kept.items() if not stays for path in pieces(recipe.folder / name)):
+        path.unlink(missing_ok=True)
     if recipe.checkpoint.resume != "never":
         return
     own = len(recipe.replicas.here) if recipe.replicas.elastic else 1

@@ -237,6 +237,25 @@ def parse(
     return smoke(wanted)
 
 
+def check_place(place: str, options: Sequence[str], prog: str) -> None:
+    """Check that a place may be the folder of a run, a checkpoint or an export, or that it names a recipe.
+
+    Raises:
+        OptionsError: it is neither, or `options` do not fit the recipe.
+    """
+    folder = Path(place)
+    files = (folder / "recipe.yaml", folder / "manifest.json", *folder.glob("step-*/manifest.json"))
+    if any(path.is_file() for path in files):
+        return
+    known = packaged_names()
+    if place not in known and not folder.is_file():
+        raise OptionsError(
+            "RUN|RECIPE must be the folder of a run, a checkpoint or an export, a packaged recipe, or the path of a "
+            f"YAML file, got {place!r}{did_you_mean(place, known)}; thinwire recipes lists the packaged ones"
+        )
+    parse([place, *options], prog)
+
+
 def _at_home(value: Any) -> Any:
     """A value of an option, or several; a path that begins with ~/ begins with the user's home."""
     if isinstance(value, list):

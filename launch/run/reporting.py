@@ -31,12 +31,13 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import codecs_in_words, stage_report, sum_routes, summarize
 from thinwire.launch.run.times import Times
+from thinwire.models.data.chats import visible
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import Score, evaluate, look, score_first
+from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
@@ -62,6 +63,7 @@ class Reporting:
 
     def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.placement
+        self._generator = assembly.generator
         self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
         self._run = resumption.runs[0]
         with resumption.reading():
@@ -81,9 +83,16 @@ class Reporting:
             # without lines of what the checkpoint does not hold: that is done again
             with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
                 several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
+                asked = bool(self._recipe.training.prompts)
                 hooks = Hooks(self._recipe, self._run) if self._recipe.logging else None
                 self._log = MetricsLog(
-                    self._recipe.folder, self._first, limit, self.evaluated or 0, replicas=several, hooks=hooks
+                    self._recipe.folder,
+                    self._first,
+                    limit,
+                    self.evaluated or 0,
+                    replicas=several,
+                    prompts=asked,
+                    hooks=hooks,
                 )
 
     @property
@@ -173,23 +182,37 @@ class Reporting:
 
         Raises EvaluationStoppedError, in all processes, if one is asked to stop meanwhile.
         """
-        held_out = self._prepared.data.held_out
         if self.evaluated == done:
             return
-        if held_out is None:
-            self.evaluated = done
-            return
-        size, count = self._recipe.pipeline.pass_size, len(held_out)
+        held_out, scores = self._prepared.data.held_out, None
         with self.times.spent_on("evaluation"):
-            scores = evaluate(
-                self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding, self._asked
-            )
+            if held_out is not None:
+                size, count = self._recipe.pipeline.pass_size, len(held_out)
+                scores = evaluate(
+                    self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding, self._asked
+                )
+            answered = self._answers()
         self.evaluated = done
-        if self._log is not None and self._line is not None and scores is not None:
-            self._log.evaluation(done, scores)
-            self._line.evaluation(done, scores)
+        if self._log is not None and self._line is not None:
+            if scores is not None:
+                self._log.evaluation(done, scores)
+                self._line.evaluation(done, scores)
+            for prompt, said in answered:
+                self._log.answer(done, prompt, said)
+                told = "".join(f"\n  compression {mode}: {text}" for mode, text in said.items())
+                self.say(visible(f"step {done}, {prompt!r}{told}"))
         if self._recipe.training.best is not None:
             self._judge(done, None if scores is None else scores["off"], *self._recipe.training.best.split())
+
+    def _answers(self) -> list[tuple[str, dict[Compression, str]]]:
+        """Each prompt with its answers; empty except in the process that reports. Collective."""
+        asked, generator = self._prepared.prompts, self._generator
+        if asked is None or generator is None:
+            return []
+        prompts = list(zip(asked.tokens, asked.most, strict=True))
+        found = answers(self._trainer, generator, prompts, asked.ends)
+        texts = [{mode: asked.text(tokens) for mode, tokens in each.items()} for each in found]
+        return list(zip(self._recipe.training.prompts, texts, strict=False))
 
     def _judge(self, done: int, score: Score | None, way: str, name: str) -> None:
         """Compare the last score of this name with the best so far; collective."""

@@ -40,6 +40,32 @@ class SavedRun:
     """A line for each frozen weight beside an adapter, as those of a digest; empty without an adapter."""
 
 
+def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
+    """The recipe of a run, a checkpoint or an export, with its weights; or the recipe that `place` names."""
+    if Path(place).is_dir():
+        check_inside(Path(place))
+        if saved := find_checkpoint(Path(place)):
+            found = recipe.parse([str(saved.recipe), *options], prog=prog)
+            codecs = _codecs(found, saved.recipe, saved.choices, prog)
+            return replace(found, model=found.model.with_weights(str(saved.path)), compression=codecs)
+    exported = Path(place, "recipe.yaml")
+    if not exported.is_file():
+        return recipe.parse([place, *options], prog=prog)
+    if not any(exported.parent.glob("*.safetensors")):
+        raise OptionsError(
+            f"{place} must be an export, or the folder of a run with saved weights or a checkpoint, but it has neither "
+            f"yet: a run saves weights at its end, and before with save_every or checkpoint.every"
+        )
+    found = recipe.parse([str(exported), *options], prog=prog)
+    return replace(found, model=weights_of(found.model, exported.parent))
+
+
+def _codecs(found: Recipe, stored: Path, choices: Sequence[Mapping[str, Any]], prog: str) -> CompressionOptions:
+    """The codecs to use: those that the run chose where its own recipe says auto; auto of an option stays."""
+    automatic = recipe.parse([str(stored)], prog=prog).compression.automatic
+    return chosen_codecs(found.compression, choices) if automatic else found.compression
+
+
 def read_run(folder: Path, prog: str) -> SavedRun:
     """Read the newest weights that a run has saved.
 

@@ -37,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from thinwire.errors.calls import first_line
+from thinwire.errors.files import read_object
 from thinwire.models import hub
 from thinwire.models.architectures.conversion import as_in_model, as_stored
 from thinwire.models.checkpoint import find, open_checkpoint
@@ -57,6 +58,8 @@ _AUTO_CLASSES: Mapping[TaskName, str] = {
 }
 _SIDE = ("attention_mask", "token_type_ids", "position_ids")
 """The side inputs that a model may take, by the library's names."""
+_CACHES = ("cache", "past_key_values")
+"""What releases of the library call the cache of keys and values."""
 _ROWS, _LENGTH = 2, 3
 """The samples and tokens of the forward that shows which weights belong where."""
 
@@ -135,6 +138,26 @@ def _hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     return hidden
 
 
+class _Memory:
+    """What a stretch keeps of earlier tokens, as a cache of the library: the keys and values of its own block.
+
+    The places of all other blocks count the tokens: masks and positions are made from their number.
+    """
+
+    def __init__(self, config: Any, own: int | None) -> None:
+        """`own` is the index of the stretch's block, None if it has none."""
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
+        self.cache = DynamicCache(config=config)
+        self._counter = DynamicLayer()  # type: ignore[no-untyped-call]
+        self.cache.layers = [layer if index == own else self._counter for index, layer in enumerate(self.cache.layers)]
+
+    def count(self, tokens: int) -> None:
+        """Count tokens that have passed."""
+        self._counter.update(torch.zeros(1, 1, tokens, 1), torch.zeros(1, 1, tokens, 1))
+
+
 class Stretch(Layer):
     """One stretch of the library's forward. The first takes token ids [B, T], the others hidden states [B, T, C]."""
 
@@ -145,6 +168,9 @@ class Stretch(Layer):
         self.side, self.optional_side = skeleton.side, skeleton.optional_side
         self.first, self.inner = place == 0, 0 < place < last
         self.pad = skeleton.pad
+        self.make_memory = partial(_Memory, skeleton.config, place - 1 if self.inner else None)
+        self.cache_name = skeleton.cache_name
+        self.memory: _Memory | None = None
         self.start: _Start | None = None
         seats: dict[int, _Seat] = {}
         memo = skeleton.memo()
@@ -173,17 +199,24 @@ class Stretch(Layer):
             setattr(module, name, zero.expand(shape))
         if self.start is not None:
             self.start.received = x
+        remembered = {} if self.memory is None else {self.cache_name: self.memory.cache, "use_cache": True}
         config = self.around.config
         experts = config._experts_implementation
         if isinstance(x, FakeTensor):  # for which torch knows the products of single experts in 16 bits only
             config._experts_implementation = "batched_mm"
         try:
-            logits: Tensor = self.around(input_ids=ids_BT, **side).logits
+            logits: Tensor = self.around(input_ids=ids_BT, **side, **remembered).logits
         except _Reached as reached:
-            return reached.hidden
+            logits = reached.hidden
         finally:
             config._experts_implementation = experts
+        if self.memory is not None:
+            self.memory.count(ids_BT.shape[1])
         return logits
+
+    def remember(self, remembers: bool) -> None:
+        """Keep the keys and values of all tokens from now on, or forget them."""
+        self.memory = self.make_memory() if remembers else None
 
     def train(self, mode: bool = True) -> Stretch:
         """Set the mode of the layer's own modules; dropout before and after the blocks belongs to the layers there."""
@@ -228,6 +261,7 @@ class Skeleton:
         tied: names of parameters that the library ties -> the parameter that they share.
         side, optional_side: the side inputs that each layer needs, or takes if the data have them.
         pad: the number of the padding token.
+        cache_name: what the forward calls the cache that it takes; empty if it takes none.
         source: the module that makes the first hidden state, where the forward reads that state again after the first
             block, as the convolution of DeBERTa does.
     """
@@ -243,6 +277,7 @@ class Skeleton:
         accepted = tuple(name for name in _SIDE if name in taken)
         self.side = tuple(name for name in accepted if name == "attention_mask" and task == "classification")
         self.optional_side = tuple(name for name in accepted if name not in self.side and self._reads(name))
+        self.cache_name = next((name for name in _CACHES if name in taken), "")
         self.list_name, self.blocks = _list_of_blocks(model)
         self.length, found, source = _survey(self)
         self.parts, self.shared = _divide(self, found)
@@ -507,6 +542,7 @@ def take_apart(
         max_positions=max_positions,
         save_config=partial(_save_config, saved, source),
         tied=skeleton.tied if tied == "untie" else {},
+        ends=partial(_ends, skeleton.config, source),
         dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
     )
 
@@ -585,6 +621,17 @@ def _save_config(config: Any, source: str | None, folder: Path) -> None:
     generation = None if source is None else find(source, GENERATION)
     if generation is not None:
         shutil.copyfile(generation, folder / GENERATION)
+
+
+def _ends(config: Any, source: str | None) -> tuple[int, ...]:
+    """The tokens that end a text, by the source's generation settings, or else by the configuration."""
+    settings = None if source is None else find(source, GENERATION)
+    try:
+        given = {} if settings is None else read_object(settings)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{settings} must be an object of JSON, and cannot be read: {error}") from error
+    found = given.get("eos_token_id", getattr(config, "eos_token_id", None))
+    return tuple(token for token in (found if isinstance(found, list) else [found]) if type(token) is int)
 
 
 def _initialize(skeleton: Skeleton, full_name: str, module: nn.Module) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from thinwire.models.layers import Blueprint, Stage, build_stage, parameters_on_
 from thinwire.models.tasks import TaskName
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
+_PROMPT = 3
 _NOISE, _LARGEST = 65_537, 2**28
 _ROUNDING = 1e-5
 """The largest difference of two values, as a share of the largest; rounding in float32 makes about 1e-6."""
@@ -72,13 +74,20 @@ def check_parity(config: Any, task: TaskName, *, packed: bool = False) -> str:
     """
     found = _FOUND.get(key := (config.to_json_string(), task, packed))
     if found is None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a launcher with other threads would not fork
-        try:
+        with _one_thread():
             found = _FOUND[key] = _compare(config, task, packed)
-        finally:
-            torch.set_num_threads(threads)
     return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in this thread alone: a launcher with other threads would not fork."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compare(config: Any, task: TaskName, packed: bool) -> str:
@@ -123,6 +132,23 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
         f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and {len(pairs) - 1} gradients "
         f"differ by {difference:.1g} at most"
     )
+
+
+@_one_thread()
+def remembers(config: Any, task: TaskName) -> bool:
+    """Whether the layers of a tiny copy of a model, one token at a time, compute what they compute of all at once."""
+    try:
+        small, whole, blueprint = _tiny(config, task)
+        tokens, side = _samples(blueprint, small, task)
+        filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
+        stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
+        with torch.no_grad():
+            at_once = stage(tokens, **side)
+            stage.remember(True)
+            one_by_one = [stage(part) for part in tokens.split([_PROMPT] + [1] * (tokens.shape[1] - _PROMPT), dim=1)]
+        return _difference(torch.cat(one_by_one, dim=1), at_once) <= _ROUNDING
+    except Exception:  # of the library: a forward that takes no cache, or keeps it in another way
+        return False
 
 
 def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor]) -> Tensor:

@@ -217,9 +217,13 @@ def pack(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 def in_words(pieces: Sequence[tuple[str, bool]]) -> str:
     """Texts of a conversation in a note, those that count between [[ and ]], without control characters."""
-    said = "".join(f"[[{text}]]" if counts else text for text, counts in pieces)
-    shown = "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in said)
+    shown = visible("".join(f"[[{text}]]" if counts else text for text, counts in pieces))
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
+
+
+def visible(text: str) -> str:
+    """A text with a sign in place of each control character, which a terminal would act on."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 _SHOWN = 2000

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
-from thinwire.models.data.chats import ChatSamples, in_words
+from thinwire.models.data.chats import ChatSamples, ChatTokens, in_words
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.mixture import mix
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part
-from thinwire.models.data.samples import Data
+from thinwire.models.data.samples import Data, Samples
 from thinwire.models.data.sources import read_chats, read_labelled, read_texts
 from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import Pretrained, make_tokenizer
@@ -43,6 +43,31 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     parts = attempt(*(partial(read, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
     return mix(dict(zip(names, parts, strict=True)), shares)
+
+
+def without_texts(options: DataOptions, vocab_size: int, count: int) -> Data:
+    """Data for a language model in the shape that the options say, but of `count` samples of zeros, which nobody reads.
+
+    Raises:
+        ModelError: the options are for other data.
+    """
+    require_language(options)
+    length = options.block_size
+    samples: Samples
+    if options.chosen_kind == "text":
+        samples = TextBlocks(torch.zeros(count * length + 1, dtype=torch.uint8), length)
+    else:
+        one = ChatTokens(torch.zeros(length, dtype=torch.int32), torch.ones(length, dtype=torch.bool))
+        samples = ChatSamples([one] * count, length, 0, packing=options.packing)
+    return Data(samples, samples, LanguageModeling(), vocab_size=vocab_size)
+
+
+def require_language(options: DataOptions) -> None:
+    """Raise ModelError unless data are for a language model, which writes text."""
+    kind = options.chosen_kind
+    require(
+        (kind in ("text", "chat"), f"only a language model answers prompts, and data of kind {kind} are for others")
+    )
 
 
 def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
@@ -109,7 +134,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     samples, *held = (
         ChatSamples(part, options.block_size, tokenizer.padding, packing=options.packing) for part in (training, *rest)
     )
-    said = in_words([(tokenizer.decode(tokens), counts) for tokens, counts in samples.first()])
+    said = in_words([(tokenizer.decode(tokens.tolist()), counts) for tokens, counts in samples.first()])
     return Data(
         samples,
         held[0] if held else None,

@@ -34,6 +34,8 @@ class Bytes:
 
     vocab_size = 256
     """The largest token in text, plus 1."""
+    ends = ()
+    """The tokens that end a text: none."""
     padded_vocab_size = 259
     """The largest token in rows of one length, plus 1."""
 
@@ -41,6 +43,14 @@ class Bytes:
         """The first `limit` tokens, uint8 [N]. Lone surrogates become the bytes that were not UTF-8 again."""
         encoded = bytearray("".join(texts).encode(errors="surrogateescape")[:limit])
         return torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.empty(0, dtype=torch.uint8)
+
+    def prompt(self, text: str, *, chat: bool) -> Tensor:
+        """The tokens of a text that goes on, int64 [N]."""
+        return self.tokens([text]).long()
+
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """The text of tokens; what is no UTF-8, as in the middle of a sign, becomes U+FFFD."""
+        return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
 
     def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
         """One row of `length` tokens for each tuple of one or two texts, cut or padded to this length.
@@ -140,9 +150,28 @@ class Pretrained:
         known = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         return next(token for token in known if token is not None)
 
-    def decode(self, tokens: Tensor) -> str:
-        """The text of tokens, special ones included."""
-        return str(self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The token that ends a text, if there is one."""
+        return tuple(token for token in [self._tokenizer.eos_token_id] if token is not None)
+
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """The text of tokens, `special` ones included or not."""
+        options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(list(tokens), **options))
+
+    def prompt(self, text: str, *, chat: bool) -> Tensor:
+        """The tokens of a text that goes on, int64 [N]; of a `chat`, its first message and what opens the answer.
+
+        Raises:
+            ModelError: the tokenizer has no chat template, or it takes no such message.
+        """
+        [checked] = _utf8([text], self.name)
+        if not chat:
+            return self.tokens([checked]).long()
+        self._require_template()
+        said = self._render([{"role": "user", "content": checked}], "the prompt", add_generation_prompt=True)
+        return torch.tensor(self._encode([said], add_special_tokens=False)["input_ids"][0], dtype=torch.int64)
 
     def chats(self, conversations: Sequence[Conversation], source: str) -> list[ChatTokens]:
         """The tokens of each conversation, in the words of the tokenizer's chat template.
@@ -154,17 +183,7 @@ class Pretrained:
         Raises:
             ModelError: the tokenizer has no chat template, or it does not fit a conversation.
         """
-        require(
-            (
-                bool(self._tokenizer.chat_template),
-                f"tokenizer {self.name!r} must have a chat template, got none; take that of a model for chats, or put "
-                "a chat_template.jinja into its folder",
-            ),
-            (
-                self._tokenizer.is_fast,
-                f"tokenizer {self.name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
-            ),
-        )
+        self._require_template()
         places = [f"row {row} of {source}" for row in range(len(conversations))]
         if _GENERATION.search(self._tokenizer.get_chat_template()):
             return list(map(self._marked, conversations, places))
@@ -180,6 +199,19 @@ class Pretrained:
                     counted |= (begins >= begin) & (begins < end)
                 encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counted))
         return encoded
+
+    def _require_template(self) -> None:
+        require(
+            (
+                bool(self._tokenizer.chat_template),
+                f"tokenizer {self.name!r} must have a chat template, got none; take that of a model for chats, or put "
+                "a chat_template.jinja into its folder",
+            ),
+            (
+                self._tokenizer.is_fast,
+                f"tokenizer {self.name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
+            ),
+        )
 
     def _marked(self, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""

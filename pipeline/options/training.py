@@ -227,10 +227,16 @@ class TrainingOptions:
     """Functions of your own, module:function, for evaluations: of output and targets of a micro-batch, the sum over the
     targets that are not -100. The mean of each is shown by its name."""
 
+    prompts: list[str] = field(default_factory=list)
+    """What a language model answers at each evaluation, with compression on and off; of chats, the user's message."""
+    answer_tokens: int = 64
+    """The most tokens of an answer."""
+
     def __post_init__(self) -> None:
         mistakes = [
             f"training.{name} must be at least {least}, got {value}"
             for name, value, least in (
+                ("answer_tokens", self.answer_tokens, 1),
                 ("steps", self.steps, 0),
                 ("epochs", self.epochs, 0),
                 ("threads", self.threads, 1),
@@ -253,6 +259,8 @@ class TrainingOptions:
             mistakes.append(f"training.patience must be at least 1, and needs training.best, got {self.patience}")
         if not 0 <= self.label_smoothing < 1:
             mistakes.append(f"training.label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+        if self.prompts and self.compile:
+            mistakes.append("training.prompts must be left out beside training.compile: each length is another program")
         if self.label_smoothing and self.loss:
             mistakes.append(f"training.label_smoothing must be 0 beside a loss of your own, got {self.label_smoothing}")
         if mistakes:

@@ -93,6 +93,10 @@ class EndsOfReplicas:
         """The ends that a replica's passes use."""
         return self.own[replica][1] if replica in self.own else self.common
 
+    def wire_of(self, replica: int) -> Wire:
+        """The wire that makes the ends of a replica."""
+        return self.own[replica][0] if replica in self.own else self.wire
+
     def coders(self) -> dict[str, Coder]:
         """The coders at all ends, by boundary, channel and tensor, and by the replica if it has its own."""
         found = self.common.coders()

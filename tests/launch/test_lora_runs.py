@@ -15,6 +15,8 @@ from support.run_files import losses, summary, weights_of
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler, prepare
+from thinwire.models.data.chats import visible
+from thinwire.models.data.tokenizer import Bytes
 from thinwire.models.lora import for_peft
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -141,6 +143,16 @@ def test_a_run_starts_from_an_adapter(folder, tmp_path, source):
     start = folder / "trained" if source == "a run" else export(folder / "trained", tmp_path / "adapter")
     simulate("lora.yaml", tmp_path / "run", "--model.lora.weights", start, "--training.steps", "0")
     assert summary(tmp_path / "run")["weights_digest"] == summary(folder / "trained")["weights_digest"]
+
+
+def test_an_adapter_writes_what_the_merged_model_writes(folder, tmp_path, capsys):
+    assert cli.main(["export", "trained", "--to", str(tmp_path / "merged"), "--merged"]) == 0
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    asked = torch.tensor([list(b"abc")])
+    tokens = whole.generate(asked, do_sample=False, max_new_tokens=6, pad_token_id=0)[0, 3:].tolist()
+    capsys.readouterr()
+    assert cli.main(["generate", "trained", "--prompt", "abc", "--tokens", "6"]) == 0
+    assert capsys.readouterr().out == visible(Bytes().decode(tokens)) + "\n"
 
 
 def test_another_base_is_refused(folder, tmp_path, capsys):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from transformers import AutoConfig
+from transformers.cache_utils import DynamicLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from thinwire.models.architectures.parity import check_parity
+from thinwire.models.architectures.parity import check_parity, remembers
 from thinwire.models.errors import ModelError
 
 
@@ -48,3 +49,14 @@ def test_a_model_that_reads_positions_and_sees_other_conversations_is_not_packed
 def test_a_language_model_whose_tokens_see_later_ones_is_refused():
     with pytest.raises(ModelError, match="a token of a language model must not see later ones, and those of bert do"):
         check_parity(AutoConfig.for_model("bert"), "causal-lm")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba", "gemma3_text"])
+def test_a_copy_computes_token_by_token_what_it_computes_of_all_at_once(name):
+    """Windows of 4 tokens, states of a recurrence, positions that are counted by the cache."""
+    assert remembers(AutoConfig.for_model(name), "causal-lm")
+
+
+def test_a_model_that_remembers_something_else_is_found(monkeypatch):
+    monkeypatch.setattr(DynamicLayer, "update", lambda self, keys, values, *args: (keys, values))
+    assert not remembers(AutoConfig.for_model("llama", vocab_size=1235), "causal-lm")

@@ -1,6 +1,6 @@
 import pytest
 
-from support.data_files import write_tokenizer
+from support.data_files import CHAT, write_tokenizer
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError
 
@@ -92,3 +92,15 @@ def test_bytes_are_padded_and_cut_to_one_length(texts, length, row):
 def test_bytes_need_room_for_text():
     with pytest.raises(ModelError, match="block_size must be above the 3 special tokens of a sample, got 3"):
         Bytes().padded([("a", "b")], 3)
+
+
+def test_a_prompt_is_a_text_or_the_first_message_of_a_chat(tmp_path, folder):
+    words = Pretrained(write_tokenizer(tmp_path / "chat", pairs=False, chat=CHAT))
+    asked = words.prompt("the cat", chat=True)
+    assert words.decode(asked.tolist()) == "user the cat [SEP] assistant"
+    assert words.decode(asked.tolist(), special=False) == words.decode(asked.tolist()), "none is special there"
+    assert words.prompt("the cat", chat=False).tolist() == [5, 6]
+    with pytest.raises(ModelError, match="must have a chat template, got none"):
+        Pretrained(folder).prompt("the cat", chat=True)
+    assert Bytes().prompt("é", chat=False).tolist() == [0xC3, 0xA9]
+    assert Bytes().decode([0x41, 0xC3, 300]) == "A\N{REPLACEMENT CHARACTER}"

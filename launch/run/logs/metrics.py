@@ -77,6 +77,7 @@ class MetricsLog:
         limit: megabytes that a file may have before the next one begins; 0 for no limit.
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
         replicas: whether the run has several, whose exchanges have lines of their own.
+        prompts: whether evaluations have answers, in a file of their own.
         hooks: what gets the points of the curves as well.
     """
 
@@ -88,6 +89,7 @@ class MetricsLog:
         evaluated: int = 0,
         *,
         replicas: bool = False,
+        prompts: bool = False,
         hooks: Hooks | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,6 +100,10 @@ class MetricsLog:
         evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= evaluated)
         self._lines = LogFile(folder / "metrics.jsonl", nbytes, number)
         self._evaluation_lines = LogFile(folder / "evaluations.jsonl", nbytes, number)
+        self._answer_lines: LogFile | None = None
+        if prompts:
+            keep_lines(folder / "answers.jsonl", lambda line: 0 < line["step"] <= evaluated)
+            self._answer_lines = LogFile(folder / "answers.jsonl", nbytes, number)
         self._exchange_lines: LogFile | None = None
         if replicas:
             keep_lines(folder / "exchanges.jsonl", lambda line: line["step"] < first)
@@ -105,7 +111,7 @@ class MetricsLog:
         claim(folder / "tensorboard", run_of(folder) or "")
         self._hooks = hooks
         self._curves = Curves(folder / "tensorboard", nbytes, first)
-        of_lines = (self._lines, self._evaluation_lines, self._exchange_lines)
+        of_lines = (self._lines, self._evaluation_lines, self._answer_lines, self._exchange_lines)
         self._logs = [log for log in of_lines if log is not None]
         self._files = (*self._logs, self._curves.file)
         self._waited = False
@@ -230,6 +236,11 @@ class MetricsLog:
             for name, value in {"loss": score.loss, **score.metrics}.items()
         }
         self._add(step, points)
+
+    def answer(self, step: int, prompt: str, answers: Mapping[Compression, str]) -> None:
+        """Log the answers to a prompt after `step` steps."""
+        assert self._answer_lines is not None, "there are prompts"
+        self._answer_lines.add(_line({"step": step, "prompt": prompt, "on": answers["on"], "off": answers["off"]}))
 
     def written(self) -> Callable[[], None]:
         """Write what waits, and give a function that waits until the disk has every line. Call it once, on any thread.

@@ -1,0 +1,124 @@
+"""`thinwire generate RUN|RECIPE --prompt TEXT`: what the cut model answers, through its codecs, token by token.
+
+All stages run in this process, as in `thinwire eval`. No data are read: only the tokenizer and the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from thinwire.launch.run import recipe
+from thinwire.launch.shared.arguments import Parser, at_least_one, share
+from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.progress import telling
+
+if TYPE_CHECKING:
+    from thinwire.launch.run.prompts import Prompts
+    from thinwire.launch.run.recipe import Recipe
+
+PROG = "thinwire generate"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print an answer as its tokens come, and return the exit status."""
+    options, rest = make_parser().parse_known_args(argv)
+    recipe.check_place(options.place, rest, PROG)  # before the long imports
+    with telling("importing torch"):
+        from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
+        from thinwire.launch.run.saved import recipe_of
+        from thinwire.launch.shared.interfaces import alone
+        from thinwire.models.data.load import without_texts
+        from thinwire.models.data.tokenizer import make_tokenizer
+        from thinwire.pipeline.generation import Choice
+    wanted = _to_answer(recipe_of(options.place, rest, PROG), options.prompt, options.tokens)
+    data = without_texts(wanted.data, make_tokenizer(wanted.data.tokenizer).vocab_size, wanted.batch_size)
+    prepared = prepare(wanted, data)
+    prompts = prepared.prompts
+    assert prompts is not None, "there is one"
+    if not prompts.remembers:
+        print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
+    choice = Choice(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
+    with alone(), working():
+        assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
+        assert assembly.generator is not None, "there is a prompt"
+        assembly.trainer.runner.set_mode(trains=False)
+        tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", choice)
+        for piece in _pieces(tokens, prompts):
+            print(piece, end="", flush=True)
+        print()
+    return OK
+
+
+def _to_answer(wanted: Recipe, prompt: str, tokens: int) -> Recipe:
+    """The recipe without what an answer does not need."""
+    from thinwire.pipeline.options import ClientOptions, DebugOptions, ReplicaOptions, TrainingOptions
+
+    said, compression = wanted.training, wanted.compression.without_auto("an answer")
+    kept = {name: getattr(said, name) for name in ("seed", "precision", "device", "threads")}
+    return replace(
+        wanted,
+        logging=[],
+        clients=ClientOptions(),
+        replicas=ReplicaOptions(),
+        compression=compression,
+        training=TrainingOptions(steps=0, prompts=[prompt], answer_tokens=tokens, **kept),
+        debug=DebugOptions(),
+    )
+
+
+def _pieces(tokens: Iterable[int], prompts: Prompts) -> Iterator[str]:
+    """What each token adds to the text. The first bytes of a sign wait for the others."""
+    from thinwire.models.data.chats import visible
+
+    said, shown = list[int](), ""
+    for token in tokens:
+        said.append(token)
+        if not (text := prompts.text(said)).endswith("\N{REPLACEMENT CHARACTER}"):
+            yield visible(text[len(shown) :])
+            shown = text
+    yield visible(prompts.text(said)[len(shown) :])
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RUN|RECIPE --prompt TEXT [--tokens N] [--temperature T] [--top-p P] [options of the recipe]",
+        description="Let a cut language model write text, with its codecs at the boundaries; --codec none: without.",
+        allow_abbrev=False,
+        takes_recipe=True,
+    )
+    add = parser.add_argument
+    add("place", metavar="RUN|RECIPE", help="the folder of a run, a checkpoint or an export; or a recipe")
+    add("--prompt", required=True, metavar="TEXT", help="what to answer; for data of kind chat, the user's message")
+    add("--tokens", type=at_least_one, default=128, metavar="N", help="the most tokens (default: %(default)s)")
+    add(
+        "--temperature",
+        type=_not_negative,
+        default=0.0,
+        metavar="T",
+        help="draw tokens, by logits divided by this (default: 0, the most likely token each time)",
+    )
+    add(
+        "--top-p",
+        type=share,
+        default=1.0,
+        metavar="P",
+        help="draw among the most likely tokens alone, as few as have this probability together (default: 1)",
+    )
+    return parser
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return value

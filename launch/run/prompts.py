@@ -1,0 +1,67 @@
+"""The prompts of a recipe: read before a process starts, so that the first evaluation finds no mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from thinwire.launch.run.recipe import Recipe
+from thinwire.models.data.load import require_language
+from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
+from thinwire.models.errors import require
+from thinwire.models.layers import Blueprint
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as tokens, and what their answers need."""
+
+    tokenizer: Bytes | Pretrained
+    tokens: tuple[Tensor, ...]
+    """Of each prompt, int64 [N]."""
+    most: tuple[int, ...]
+    """The most tokens of each answer."""
+    ends: frozenset[int]
+    """The tokens that end an answer."""
+    remembers: bool
+    """Whether the layers remember earlier tokens, so that none passes twice."""
+
+    def text(self, answer: Sequence[int]) -> str:
+        """An answer as text, without special tokens."""
+        return self.tokenizer.decode(answer, special=False)
+
+
+def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tensor, ...]]) -> Prompts:
+    """The prompts of a recipe.
+
+    Args:
+        recipe: its training.prompts are texts.
+        model: the model.
+        outputs: the output of each stage for a micro-batch, as meta tensors.
+
+    Raises:
+        ModelError: the model does not write text, or a prompt leaves it no room.
+    """
+    data, training = recipe.data, recipe.training
+    require_language(data)
+    alike = all(one.dim() > 1 and one.shape[1] == data.block_size for crossing in outputs for one in crossing)
+    require(
+        (alike, "prompts need a model whose stages hand on tensors of [rows, tokens, ...], and this model's do not"),
+    )
+    tokenizer = make_tokenizer(data.tokenizer)
+    tokens = tuple(tokenizer.prompt(text, chat=data.chosen_kind == "chat") for text in training.prompts)
+    longest = max(map(len, tokens))
+    room = model.max_positions or longest + training.answer_tokens
+    require(
+        (all(map(len, tokens)), "a prompt must have at least one token, got none"),
+        (longest < room, f"a prompt must be shorter than the model's {room} positions, got {longest} tokens"),
+    )
+    return Prompts(
+        tokenizer,
+        tokens,
+        tuple(min(training.answer_tokens, room - len(each)) for each in tokens),
+        frozenset([*tokenizer.ends, *model.ends()]),
+        model.remembers is not None and model.remembers(),
+    )

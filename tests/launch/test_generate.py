@@ -1,0 +1,202 @@
+"""Text of a cut model: that of the unsplit one, through codecs, in a command and at the evaluations of a run."""
+
+import json
+from contextlib import chdir
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from support.commands import THINWIRE, completed
+from support.recipe_runs import export, simulate
+from support.run_files import summary
+from support.tiny_model import layers
+from support.tiny_run import alone
+from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
+from thinwire.models.architectures import parity
+from thinwire.models.data.chats import visible
+from thinwire.models.data.tokenizer import Bytes
+from thinwire.models.layers import build_stage
+
+SIZES = {
+    "gpt2": "vocab_size: 256, n_layer: 3, n_embd: 16, n_head: 2, n_positions: 64",
+    "llama": "vocab_size: 256, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, intermediate_size: 24",
+    "qwen3": "vocab_size: 256, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, num_key_value_heads: 1, "
+    "head_dim: 8, intermediate_size: 24",
+    "gemma3_text": "vocab_size: 256, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, head_dim: 8, "
+    "num_key_value_heads: 1, intermediate_size: 24, sliding_window: 4, layer_types: [sliding_attention, "
+    "full_attention, sliding_attention], pad_token_id: null, eos_token_id: 7, bos_token_id: null",
+}
+RECIPE = """
+model: {{name: {name}, config: {{{sizes}, initializer_range: 0.4}}}}
+data: {{name: text, block_size: 16, held_out: 0.2}}
+pipeline: {{num_stages: 3, num_microbatches: 2, microbatch_size: 2}}
+compression: {{activations: none, gradients: none}}
+training: {{steps: 1}}
+"""
+PROMPT = "Where is it?"
+
+
+def write(folder, name):
+    (folder / f"{name}.yaml").write_text(RECIPE.format(name=name, sizes=SIZES[name]))
+    (folder / "text").write_bytes(bytes(range(32, 132)) * 20)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a recipe for each model, and a run of the one of llama, `run`."""
+    folder = tmp_path_factory.mktemp("generate")
+    for name in SIZES:
+        write(folder, name)
+    with chdir(folder):
+        simulate("llama.yaml", folder / "run")
+    return folder
+
+
+@pytest.fixture
+def folder(made, monkeypatch):
+    monkeypatch.chdir(made)
+    return made
+
+
+def generated(capsys, place, *options, tokens=24):
+    """What the command prints."""
+    capsys.readouterr()
+    assert cli.main(["generate", str(place), "--prompt", PROMPT, "--tokens", str(tokens), *options]) == 0
+    return capsys.readouterr().out.removesuffix("\n")
+
+
+def answer_of(whole, tokens=24):
+    """What the library's own loop makes of an unsplit model."""
+    ids = torch.tensor([list(PROMPT.encode())])
+    out = whole.generate(ids, do_sample=False, max_new_tokens=tokens, pad_token_id=0)[0, ids.shape[1] :].tolist()
+    ends = whole.generation_config.eos_token_id
+    return visible(Bytes().decode(out[: out.index(ends)] if ends in out else out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_a_cut_model_writes_what_transformers_writes_with_the_exported_one(folder, capsys, monkeypatch, name):
+    run = folder / "run" if name == "llama" else simulate(f"{name}.yaml", folder / f"run-{name}")
+    whole = AutoModelForCausalLM.from_pretrained(export(run, folder / f"export-{name}"))
+    expected = answer_of(whole)
+    assert len(set(expected)) > 3, "it is no single token again and again"
+    assert generated(capsys, run) == expected
+    monkeypatch.setattr(parity, "remembers", lambda config, task: False)
+    assert generated(capsys, run) == expected
+
+
+def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
+    (folder / "own.yaml").write_text(
+        "model: {name: 'support.tiny_model:layers'}\ndata: {name: text, block_size: 16, held_out: 0.2}\n"
+        "pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}\n"
+        "compression: {activations: none, gradients: none}\n"
+    )
+    prepared = prepare(recipe.parse(["own.yaml"]))
+    whole = build_stage(prepared.blueprint, range(len(layers())), seed=0).eval()
+    text = list(PROMPT.encode())
+    with torch.no_grad():
+        for _ in range(5):
+            text.append(int(whole(torch.tensor([text]))[0, -1].argmax()))
+    assert generated(capsys, "own.yaml", tokens=5) == visible(Bytes().decode(text[len(PROMPT) :]))
+    cli.main(["generate", "own.yaml", "--prompt", PROMPT, "--tokens", "1"])
+    assert "each new one takes a pass of all" in capsys.readouterr().err
+
+
+def test_each_token_crosses_each_boundary_once_through_the_codec(folder):
+    """The prompt is one frame of 12 tokens; then each token is one of its own."""
+    options = ["--training.prompts", json.dumps([PROMPT]), "--training.answer_tokens", "4", "--codec", "q(8)"]
+    with alone():
+        ready = prepare(recipe.parse(["llama.yaml", *options]))
+        assembly = assemble(ready, simulated_placement(ready.recipe), rank=0)
+        assembly.trainer.runner.set_mode(trains=False)
+        asked = ready.prompts
+        [*found] = assembly.generator.tokens(asked.tokens[0], 4, (), "eval-on")
+        [*off] = assembly.generator.tokens(asked.tokens[0], 4, (), "eval-off")
+        sent = [stage.meter.sent for stage in assembly.trainer.stages]
+    assert len(found) == len(off) == 4
+    for stage in (0, 1):
+        on, off = (sent[stage][stage, "activations", phase] for phase in ("eval-on", "eval-off"))
+        assert on.frames == off.frames == 4
+        assert on.uncompressed == off.uncompressed == (12 + 3) * 16 * 4
+        # 64 bytes of header; a byte for each number and a scale in bf16 for each token
+        assert off.bytes == 4 * 64 + on.uncompressed
+        assert on.bytes < off.bytes - 2 * 15 * 16
+
+
+def test_a_coarse_codec_changes_the_answer_and_none_takes_it_away(folder, capsys):
+    plain = generated(capsys, "run")
+    assert generated(capsys, "run", "--codec", "q(2)") != plain
+    assert generated(capsys, "run", "--codec", "aqsgd(q(2))/q(2)") == plain, "a first visit goes in full"
+
+
+def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
+    hot = ["--temperature", "2.5"]
+    drawn = generated(capsys, "run", *hot)
+    assert generated(capsys, "run", *hot) == drawn != generated(capsys, "run", *hot, "--training.seed", "1")
+    assert generated(capsys, "run", *hot, "--top-p", "0.000001") == generated(capsys, "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["deberta-tiny", "--prompt", "a"], "only a language model answers prompts, and data of kind pairs are for"),
+        (["gpt2.yaml", "--prompt", "a" * 64], "a prompt must be shorter than the model's 64 positions, got 64 tokens"),
+        (["run", "--prompt", ""], "a prompt must have at least one token, got none"),
+        (["run", "--prompt", "a", "--temperature", "-1"], "argument --temperature: must be a number of at least 0"),
+        (["run", "--prompt", "a", "--top-p", "2"], "argument --top-p: must be above 0 and at most 1, got '2'"),
+        (["run", "--prompt", "a", "--tokens", "0"], "argument --tokens: must be a whole number of at least 1, got '0'"),
+        (["run", "--prompt", "a", "--codec", "auto"], "an answer needs the names of codecs"),
+        (["run"], "the following arguments are required: --prompt"),
+        (["nowhere", "--prompt", "a"], "RUN|RECIPE must be the folder of a run"),
+    ],
+)
+def test_mistakes_are_sentences(folder, capsys, arguments, said):
+    capsys.readouterr()
+    assert cli.main(["generate", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(said)
+    assert told.err.count("\n") == 1
+
+
+ASKED = ["--training.prompts", '["Where is it?", "And you?"]', "--training.answer_tokens", "3", "--codec", "q(1)/q(4)"]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_prompts_are_answered_at_each_evaluation_in_processes_as_in_one(folder, capsys):
+    often = ["--training.steps", "2", "--training.evaluate_every", "1 step", "--data.limit", "700"]
+    here = simulate("qwen3.yaml", folder / "asked", *ASKED, *often)
+    quiet = simulate("qwen3.yaml", folder / "quiet", *ASKED[-2:], *often)
+    there = folder / "apart"
+    trained = completed([*THINWIRE, "train", "qwen3.yaml", *ASKED, *often, "--output", str(there)], folder)
+    assert trained.status == 0, trained.stderr
+    found = lines(here / "answers.jsonl")
+    assert [(line["step"], line["prompt"]) for line in found] == [
+        (step, prompt) for step in (1, 2) for prompt in ("Where is it?", "And you?")
+    ]
+    assert found == lines(there / "answers.jsonl")
+    assert any(line["on"] != line["off"] for line in found)
+    assert visible(found[2]["on"]) == generated(capsys, here, tokens=3)
+    assert visible(found[2]["off"]) == generated(capsys, here, "--codec", "none", tokens=3)
+    assert lines(here / "evaluations.jsonl") == lines(quiet / "evaluations.jsonl") == lines(there / "evaluations.jsonl")
+    digests = {summary(run)["weights_digest"] for run in (here, quiet, there)}
+    assert len(digests) == 1, "answers change nothing in training"
+    assert cli.main(["report", str(here), "--out", str(folder / "page.html")]) == 0
+    page = (folder / "page.html").read_text()
+    assert "And you?" in page
+
+
+def test_prompts_of_a_recipe_are_read_before_the_run(folder, capsys):
+    capsys.readouterr()
+    assert cli.main(["simulate", "gpt2.yaml", "--training.prompts", json.dumps(["a" * 64])]) == 2
+    assert capsys.readouterr().err.startswith("a prompt must be shorter than the model's 64 positions, got 64 tokens")
+    assert cli.main(["simulate", "gpt2.yaml", *ASKED, "--training.compile", "true"]) == 2
+    assert capsys.readouterr().err.startswith("training.prompts must be left out beside training.compile")
