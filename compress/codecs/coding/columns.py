@@ -101,7 +101,7 @@ class ColumnCoded(Coded):
         packed = torch.empty(packed_size(columns.count, _CLASS_BITS), dtype=torch.uint8)
         pack(classes, _CLASS_BITS, packed)
         # within a class columns keep their order, which the receiver knows
-        by_class = _unsigned(_by_column(values)[classes.argsort(stable=True)])
+        by_class = _unsigned(_by_column(values).index_select(0, classes.argsort(stable=True)))
         blocks = [_unsigned(means), *(by_class[start:stop] for start, stop in pairwise(bounds))]
         return [*parts, torch.tensor([weight], dtype=torch.uint8), packed, huffman(*blocks)]
 
@@ -116,9 +116,7 @@ class ColumnCoded(Coded):
         symbols = unhuffman_exactly(rest, columns.count + prod(shape))
         means, by_class = symbols.tensor_split([columns.count])
         order = unpack(packed, _CLASS_BITS, columns.count).argsort(stable=True)
-        by_column = torch.empty(columns.count, columns.outer * columns.inner, dtype=torch.int8)
-        by_column[order] = _signed(by_class).view_as(by_column)
-        values = _by_row(by_column, columns)
+        values = _by_row(_signed(by_class).view(columns.count, -1).index_select(0, order.argsort()), columns)
         _add_up(_along(values), _signed(means), int(weight[0]))
         return _unsigned(values.view(-1))
 
