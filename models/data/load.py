@@ -6,7 +6,7 @@ targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,9 +21,10 @@ from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part
 from thinwire.models.data.samples import Data, Samples
-from thinwire.models.data.sources import read_chats, read_labelled, read_texts
+from thinwire.models.data.sources import read_chats, read_labelled, read_texts, stream_texts
+from thinwire.models.data.stream import TextStream
 from thinwire.models.data.texts import TextBlocks
-from thinwire.models.data.tokenizer import Pretrained, make_tokenizer
+from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import Classification, LanguageModeling
@@ -79,7 +80,39 @@ def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
     return [*limited, *shared]
 
 
+def _load_stream(options: DataOptions, seed: int) -> Data:
+    training, evaluation = _parts(options)
+    columns, notes = _columns(options)
+    buffer, limit, size = options.stream, options.limit, options.block_size
+    assert buffer is not None and limit is not None, "the options are checked"
+    tokenizer, rows, *rest = attempt(
+        lambda: make_tokenizer(options.tokenizer),
+        lambda: stream_texts(training, columns, buffer, seed),
+        *([partial(read_texts, evaluation, columns)] if evaluation else []),
+    )
+    tokens = partial(_tokens, tokenizer)
+    told = repr((training, options.columns, options.tokenizer, buffer, limit, seed))
+    return Data(
+        TextStream(rows, tokens, (limit - 1) // size, size, told),
+        TextBlocks(tokens(rest[0])[: options.limits[1]], size) if rest else None,
+        LanguageModeling(),
+        vocab_size=tokenizer.vocab_size,
+        notes=tuple(notes),
+    )
+
+
+def _tokens(tokenizer: Bytes | Pretrained, texts: Sequence[str] | Tensor) -> Tensor:
+    """The tokens of texts, or token ids as they are. ModelError if one is beyond the tokenizer's."""
+    if not isinstance(texts, Tensor):
+        return tokenizer.tokens(texts)
+    size, largest = tokenizer.vocab_size, int(texts.max()) if len(texts) else 0
+    require((largest < size, f"token ids of a stream must be below the {size} of data.tokenizer, got {largest}"))
+    return texts
+
+
 def _load_text(options: DataOptions, seed: int) -> Data:
+    if options.stream is not None:
+        return _load_stream(options, seed)
     training, evaluation = _parts(options)
     columns, notes = _columns(options)
     tokenizer, *texts = attempt(

@@ -48,6 +48,10 @@ class DataOptions:
     """How many tokens of text, or samples, of each part to use, from its start; null uses all."""
     evaluation_limit: int | None = None
     """The same for the `evaluation` data, if it has another limit."""
+    stream: int | None = None
+    """text of tables, folders and the hub: how many rows are shuffled with each other while the run reads them; 1 does
+    not shuffle. Then a pass is `limit` tokens, begun anew at the end of the data, and `evaluation` names what is held
+    out. null reads all before the run."""
     columns: list[str] = field(default_factory=list)
     """The columns of a table to read; empty takes all columns of the right type (for text, the column "text", or
     "input_ids" with token ids; for chat, messages, conversations, prompt and completion, instruction, input and output,
@@ -114,13 +118,25 @@ class DataOptions:
                 f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
             ),
             (
-                not self.mixture or (kind in ("text", "chat") and self.name not in self.mixture),
-                f"mixture must be left out for kind {kind}, and must not name data.name, got {self.mixture}",
+                not self.mixture
+                or (kind in ("text", "chat") and self.name not in self.mixture and self.stream is None),
+                f"mixture must be left out for kind {kind} or a stream, and name other data than data.name, got "
+                f"{self.mixture}",
             ),
             (
                 all(share > 0 for share in self.mixture.values()) and sum(self.mixture.values()) < 1,
                 f"mixture must have shares above 0 and together below 1, because {self.name} has the rest, got "
                 f"{self.mixture}",
+            ),
+            (
+                self.stream is None
+                or (kind == "text" and self.stream >= 1 and self.limit is not None and self.shuffle == "never"),
+                f"stream must be at least 1, and needs text, a limit, and shuffle never, got {self.stream}, {kind}, "
+                f"limit {self.limit} and shuffle {self.shuffle}",
+            ),
+            (
+                self.stream is None or self.held_out == 0 or self.evaluation is not None,
+                f"stream needs evaluation, or held_out 0, got {self.held_out}",
             ),
             (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),

@@ -44,6 +44,8 @@ class Part:
     """None means the only split, or "train" if there are several."""
     subset: str | None = None
     """The configuration of a data set that has several: "cola" of GLUE."""
+    streamed: bool = False
+    """Whether a table is read row by row when it is needed."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ plain text files do not import `datasets`, which takes seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from thinwire.models.data.bundled import read_digits, read_halves, read_paragrap
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
 from thinwire.models.data.own import read_own_chats, read_own_pairs, read_own_pictures, read_own_texts
 from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path
-from thinwire.models.errors import ModelError
+from thinwire.models.errors import ModelError, require
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,6 +38,8 @@ class Source:
     """Whether a name in the options means this source. None for bundled data: only its own name does."""
     texts: Callable[[Part, Columns], list[str] | Tensor] | None = None
     """Reads texts, which are concatenated, or token ids; None if the source has no texts."""
+    stream: Callable[[Part, Columns, int, int], tables.Rows] | None = None
+    """Reads texts row by row, shuffled within so many rows by a seed; None if the source is read at once."""
     chats: Callable[[Part, Columns], list[Conversation] | list[ChatTokens]] | None = None
     """Reads conversations; None if the source has none."""
     labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
@@ -63,6 +65,7 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
         name=name,
         fits=fits,
         texts=lambda part, columns: tables.read_texts(split(part), part, columns),
+        stream=lambda part, columns, buffer, seed: tables.stream_texts(split(part), part, columns, buffer, seed),
         chats=lambda part, columns: tables.read_chats(split(part), part, columns),
         labelled={
             "pairs": lambda part, columns: tables.read_pairs(split(part), part, columns),
@@ -123,6 +126,18 @@ def read_texts(part: Part, columns: Columns = USUAL) -> list[str] | Tensor:
     read = source_of(part, "text").texts
     assert read is not None, "a source of this kind has texts"
     return read(part, columns)
+
+
+def stream_texts(part: Part, columns: Columns, buffer: int, seed: int) -> tables.Rows:
+    """The texts of a part or its token ids, read when they are needed, shuffled within `buffer` rows.
+
+    Raises:
+        ModelError: the part cannot be read, is no table, or has no such column.
+    """
+    read = source_of(part, "text").stream
+    require((read is not None, f"data.stream needs a table, a folder or a data set on the hub, got {part.name}"))
+    assert read is not None
+    return read(replace(part, streamed=True), columns, buffer, seed)
 
 
 def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation] | list[ChatTokens]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.errors.calls import first_line
 from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 Splits = dict[str, "Dataset"]
 Open = Callable[[Part], Splits]
 """Opens the splits of one source."""
+Rows = Callable[[], Iterator[list[str] | Tensor]]
+"""Begins to read texts, or token ids in a row, int32 [N]: a part of them at a time, the same each time."""
+_STREAMED = 1000
+"""The rows of such a part."""
 _TEXTS = {".txt", ".text", ".md", ".rst"}
 """Suffixes of files that are read as text where a folder holds nothing else."""
 _NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
@@ -64,7 +69,7 @@ def open_file(part: Part) -> Splits:
         raise OSError(f"it is {said}")
     _check_readable(path)
     # the library takes the path for a pattern
-    return _opened(path, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
+    return _opened(part, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
 
 
 def _check_readable(path: Path) -> None:
@@ -104,18 +109,20 @@ def open_folder(part: Part) -> Splits:
         raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        return _opened(path, "text", data_dir=str(path), keep_linebreaks=True)
-    return _opened(path, str(path), part.subset)
+        return _opened(part, "text", data_dir=str(path), keep_linebreaks=True)
+    return _opened(part, str(path), part.subset)
 
 
-def _opened(path: Path, *arguments: str | None, **options: Any) -> Splits:
+def _opened(part: Part, *arguments: str | None, **options: Any) -> Splits:
     """The splits that `datasets` makes of a file or folder, from its cache if the files are those of then."""
     import datasets
 
-    folder = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(path)}")
+    folder = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(Path(part.name))}")
     builder = datasets.load_dataset_builder(*arguments, cache_dir=str(folder), **options)
     if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
+    if part.streamed:
+        return dict(builder.as_streaming_dataset())
     builder.download_and_prepare()
     return dict(builder.as_dataset())
 
@@ -136,17 +143,49 @@ def open_on_hub(part: Part) -> Splits:
     """Open a data set on the hub."""
     from datasets import load_dataset
 
-    return dict(load_dataset(part.name, part.subset))
+    return dict(load_dataset(part.name, part.subset, streaming=part.streamed))
 
 
 def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str] | Tensor:
     """The texts of one column, or its token ids in a row, int32 [N]."""
+    return _column_read(table, _column_of_tokens(table, part, columns))
+
+
+def _column_of_tokens(table: Dataset, part: Part, columns: Columns) -> str:
     usual = [name for name in ("text", "input_ids") if name in table.column_names][:1]
     (column,) = _columns(
         table, part, columns.examples or usual, 1, "one column of text", lambda one: _is_text(one) or _is_ids(one)
     )
     columns.report(f"of {part.name}, column {column} is read")
+    return column
+
+
+def _column_read(table: Dataset, column: str) -> list[str] | Tensor:
     return _integers(table, column) if _is_ids(table.features[column]) else _texts(table, column)
+
+
+def stream_texts(table: Any, part: Part, columns: Columns, buffer: int, seed: int) -> Rows:
+    """As `read_texts`, a thousand rows at a time, shuffled within a buffer of rows."""
+    from datasets import Dataset
+
+    column = _column_of_tokens(Dataset.from_list(list(table.take(1))), part, columns)
+    alone = table.select_columns([column])
+    shuffled = alone if buffer == 1 else alone.shuffle(seed=seed, buffer_size=buffer)  # which shuffles files, too
+
+    def rows() -> Iterator[list[str] | Tensor]:
+        batches = shuffled.iter(_STREAMED)
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as error:  # of the readers of every format
+                raise ModelError(
+                    f"{part.name} cannot be read to its end: {first_line(error.__cause__ or error)}"
+                ) from error
+            if batch is None:
+                return
+            yield _column_read(Dataset.from_dict(batch), column)
+
+    return rows
 
 
 def _integers(table: Dataset, column: str, least: int = 0) -> Tensor:
@@ -235,10 +274,11 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     known = ", ".join(splits)
     require((wanted in splits, f"the split of {part.name} must be one of {known}, got {wanted!r}"))
     table: Dataset = splits[wanted]
+    some = next(iter(table.take(1)), None) if part.streamed else len(table) > 0
     require(
-        (len(table) > 0, f"split {wanted!r} of {part.name} must have at least one row, got none"),
+        (bool(some), f"split {wanted!r} of {part.name} must have at least one row, got none"),
         (
-            not (_EXTRA in table.column_names and _holds_csv(Path(part.name))),
+            not (_EXTRA in (table.column_names or ()) and _holds_csv(Path(part.name))),
             f"the rows of {part.name} must have as many fields as its header, and have more: put texts with commas in "
             f"quotes",
         ),

@@ -1,0 +1,80 @@
+"""Text that is read while a run goes on: the blocks of an id, their order, and what is refused."""
+
+import pytest
+import torch
+
+from support.data_files import write_json, write_rows
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
+from thinwire.models.errors import ModelError
+
+pytestmark = pytest.mark.usefixtures("hub_cache")
+STREAM = {"shuffle": "never", "held_out": 0, "block_size": 2}
+
+
+def folder(tmp_path, files=3, rows=4):
+    """Rows of two bytes: "00", "01" and so on, in several files."""
+    for index in range(files):
+        texts = [{"text": f"{index * rows + row:02}"} for row in range(rows)]
+        write_json(tmp_path / "files" / f"{index}.jsonl", texts)
+    return str(tmp_path / "files")
+
+
+def blocks(data, *ids):
+    return [bytes(row.tolist()).decode() for row in data.training.inputs(torch.tensor(ids))]
+
+
+def test_a_stream_has_the_blocks_of_the_text_and_begins_anew(tmp_path):
+    data = load(DataOptions(name=folder(tmp_path), stream=1, limit=29, **STREAM))
+    assert len(data.training) == 14
+    assert blocks(data, 11, 12, 13) == ["11", "00", "01"]
+    assert blocks(data, 1, 0) == ["01", "00"]
+    assert bytes(data.training.targets(torch.tensor([4]))[0].tolist()) == b"40"
+    assert data.training.example(3).shape == (3, 2)
+
+
+def test_a_buffer_shuffles_alike_each_time_and_by_the_seed(tmp_path):
+    options = DataOptions(name=folder(tmp_path), stream=5, limit=25, **STREAM)
+    data, again, other = load(options), load(options), load(options, seed=1)
+    whole = blocks(data, *range(12))
+    assert sorted(whole) == [f"{row:02}" for row in range(12)] != whole
+    assert [blocks(again, at)[0] for at in (7, 8, 3)] == [whole[at] for at in (7, 8, 3)]  # as a resume does
+    assert blocks(other, *range(12)) != whole
+    assert data.training.digest == again.training.digest != other.training.digest
+
+
+def test_token_ids_stream_too_and_evaluation_is_read_at_once(tmp_path):
+    write_rows(tmp_path / "a.parquet", [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
+    given = {**STREAM, "name": str(tmp_path / "a.parquet"), "evaluation": str(tmp_path / "a.parquet")}
+    data = load(DataOptions(stream=1, limit=9, **given))
+    assert data.training.inputs(torch.arange(4)).tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
+    assert len(data.held_out) == 1
+    write_rows(tmp_path / "a.parquet", [{"input_ids": [256]}])
+    with pytest.raises(ModelError, match=r"token ids of a stream must be below the 256 of data\.tokenizer, got 256"):
+        load(DataOptions(stream=1, limit=9, **given))
+
+
+def test_a_file_that_ends_in_the_middle_is_told_when_it_is_reached(tmp_path):
+    name = folder(tmp_path)
+    (tmp_path / "files" / "2.jsonl").write_text('{"text": "08"}\n{"text": "0')
+    data = load(DataOptions(name=name, stream=1, limit=29, **STREAM))
+    assert blocks(data, 0) == ["00"]
+    with pytest.raises(ModelError, match=r"files cannot be read to its end: "):
+        blocks(data, 11)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"limit": None}, "stream must be at least 1, and needs text, a limit, and shuffle never, got 1, text"),
+        ({"shuffle": "epoch"}, "limit 9 and shuffle epoch"),
+        ({"held_out": 0.1}, "stream needs evaluation, or held_out 0, got 0.1"),
+        ({"mixture": {"a": 0.5}}, "mixture must be left out"),
+        ({"limit": 2}, r"a stream must have a limit of at least 3 tokens; raise data\.limit"),
+        ({}, r"data\.stream needs a table, a folder or a data set on the hub, got pydoc"),
+    ],
+)
+def test_what_cannot_be_streamed_is_told(options, told, tmp_path):
+    name = folder(tmp_path) if options else "pydoc"
+    with pytest.raises(ModelError, match=told):
+        load(DataOptions(**{"name": name, "stream": 1, "limit": 9, **STREAM, **options}))
