@@ -78,7 +78,7 @@ def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
 
     monkeypatch.setattr(hub_cache, "load_dataset", load_dataset)
     assert read_texts(Part("nyu-mll/glue", "validation", "cola")) == TEXTS
-    assert asked == [(("nyu-mll/glue", "cola"), {})]
+    assert asked == [(("nyu-mll/glue", "cola"), {"streaming": False})]
 
 
 def test_what_cannot_be_a_name_on_the_hub_is_a_wrong_path(tmp_path):
