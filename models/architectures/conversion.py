@@ -59,8 +59,9 @@ def _converted(
     once = copy.deepcopy(converter)
     for (key, pattern), tensor in zip(pairs, tensors, strict=True):
         once.add_tensor(first, key, pattern, tensor)
-    made = once.convert(first, model=model, config=model.config)[name]
-    result: Tensor = made[0] if isinstance(made, list) else made
+    made = once.convert(first, model=model, config=model.config)
+    found = (made[0] if isinstance(made, tuple) else made)[name]  # transformers 5.0 gives its errors beside them
+    result: Tensor = found[0] if isinstance(found, list) else found
     return result
 
 
