@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from thinwire.launch.report.numbers import (
@@ -170,27 +170,28 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
 
 def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table | None:
     """Mean and spread of runs whose recipes differ only in the seed; None if there are no two such runs."""
-    groups: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        groups.setdefault(_alike(run), []).append(run)
-    if max(map(len, groups.values())) < 2:
+    from pandas import DataFrame  # takes half a second
+
+    scores = DataFrame({mode: [score(run, mode) for run in runs] for mode in MODES}, dtype=float)
+    kinds = [_alike(run) for run in runs]
+    groups = scores.groupby(kinds, sort=False)
+    if groups.size().max() < 2:
         return None
+    means, spreads = groups.mean(), groups.std()
+    apart = means - means.loc[_alike(baseline)] if baseline is not None else means[[]]
     columns = ["runs", "activations/gradients", "seeds"]
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
-    reference = groups[_alike(baseline)] if baseline is not None else None
-    columns += [f"loss {mode}, difference of means" for mode in MODES if reference]
-    rows: list[list[Value]] = []
-    for group in groups.values():
-        means = {mode: _scores(group, mode) for mode in MODES}
-        rows.append(
-            [
-                ", ".join(names[runs.index(run)] for run in group),
-                codecs(group[0]),
-                len(group),
-                *(_rounded(value, 4) for mode in MODES for value in (_mean(means[mode]), _spread(means[mode]))),
-                *(_difference(_mean(means[mode]), _mean(_scores(reference, mode))) for mode in MODES if reference),
-            ]
-        )
+    columns += [f"loss {mode}, difference of means" for mode in apart]
+    rows: list[list[Value]] = [
+        [
+            ", ".join(names[index] for index in group),
+            codecs(runs[group[0]]),
+            len(group),
+            *(_rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
+            *(_rounded(apart.at[kind, mode], 4) for mode in apart),
+        ]
+        for kind, group in groups.groups.items()
+    ]
     note = "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation."
     return Table("Over seeds", columns, rows, note)
 
@@ -296,16 +297,8 @@ def _difference(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else round(value - other, 4)
 
 
-def _scores(runs: Sequence[RunFiles], mode: str) -> list[float]:
-    return [found for run in runs if (found := score(run, mode)) is not None]
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
 
 
 def _megabytes(count: float) -> float:
@@ -314,7 +307,7 @@ def _megabytes(count: float) -> float:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+    return None if value is None or math.isnan(value) else round(float(value), digits)
 
 
 def _as_text(value: Any) -> str:
