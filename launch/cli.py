@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
     "partition": ("partition.command", "show the cost of each layer of a recipe, and the best cut"),
     "outline": ("outline", "write what processes must know of data that they never read"),
-    "meet": ("meet", "run the server through which replicas on several hosts exchange"),
+    "server": ("server", "run the server through which replicas on several hosts exchange"),
     "predict": ("predict.command", "predict the speed of a recipe over slow links"),
     "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
@@ -88,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in _FULL or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _tell(f"the output, or a file, cannot be written: {error.strerror}; free some space", FAILED)
+        return _print_error(f"the output, or a file, cannot be written: {error.strerror}; free some space", FAILED)
     except KeyboardInterrupt:  # outside of the command itself
-        return _tell(_INTERRUPTED, status_of(StoppedError()))
+        return _print_error(_INTERRUPTED, status_of(StoppedError()))
     return status
 
 
@@ -131,7 +131,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
             known = [*COMMANDS, *others]
             hint = did_you_mean(command, known)
-            return _tell(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
+            return _print_error(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
         for sentence in _clashes(command):
             print(sentence, file=sys.stderr)
     return run(lambda rest: _load(command)(rest), arguments[1:])
@@ -154,7 +154,7 @@ def run(command: Main, arguments: Sequence[str]) -> int:
         if raised.errno not in REFUSALS or raised.filename is None:
             raise
         error = FailedError(f"{raised.filename} cannot be used: {raised.strerror}")
-    return _tell(str(error), status_of(error))
+    return _print_error(str(error), status_of(error))
 
 
 def _shown(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
@@ -163,7 +163,7 @@ def _shown(message: Warning | str, category: type[Warning], *place: Any, **line:
     return f"warning: {message}\n" if is_ours else _FORMAT_OF_PYTHON(message, category, *place, **line)
 
 
-def _tell(sentence: str, status: int) -> int:
+def _print_error(sentence: str, status: int) -> int:
     """Print a sentence without what a terminal would act on; of a word that is very long, only the beginning."""
     shown = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in sentence)
     print(_LONG_WORD.sub(r"\1...", shown), file=sys.stderr)

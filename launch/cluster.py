@@ -36,7 +36,7 @@ MASTER_PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class HostCommands:
     """What each host runs."""
 
     commands: Sequence[Sequence[str]]
@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
     if reports and job.stages_of is not None and not came:
         # a host only says that one of its processes failed; the process without a report is the one
         silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
-        told = failures.tell(reports, silent, job.stages_of, replica_of=job.replica_of)
+        told = failures.explain(reports, silent, job.stages_of, replica_of=job.replica_of)
     if told:
         print(told, file=sys.stderr)
     return outcome.status
@@ -124,7 +124,7 @@ ACTIONS: Mapping[str, tuple[str, Callable[[Sequence[str]], int]]] = MappingProxy
 """Every action by name: its purpose and its function."""
 
 
-def plan(command: Sequence[str], num_hosts: int) -> Job:
+def plan(command: Sequence[str], num_hosts: int) -> HostCommands:
     """The job of each host: a torchrun node if the command is `thinwire train`, else the command itself.
 
     Raises:
@@ -134,7 +134,7 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
     if not command:
         raise OptionsError(f"{PROG} run needs a command after --, as in {PROG} run -- thinwire train RECIPE")
     if Path(command[0]).name != "thinwire" or len(command) < 2 or command[1] not in ("train", "simulate"):
-        return Job(commands=[list(command)] * num_hosts)
+        return HostCommands(commands=[list(command)] * num_hosts)
     if command[1] == "simulate":
         raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
     wanted = recipe.parse(command[2:])
@@ -144,7 +144,7 @@ def plan(command: Sequence[str], num_hosts: int) -> Job:
     return training(wanted, command[2:], num_hosts)
 
 
-def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
+def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> HostCommands:
     """A torchrun node for each host, with an equal part of the processes of the recipe."""
     from thinwire.launch.run.assembly import real_placement
 
@@ -153,12 +153,12 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     if left:
         advice = "change --hosts or pipeline.num_stages" + ", or replicas.count" * (wanted.replicas.count > 1)
         raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
-    meet = ["--master-addr", shaping.address(0), "--master-port", str(MASTER_PORT)]
+    rendezvous = ["--master-addr", shaping.address(0), "--master-port", str(MASTER_PORT)]
     commands = [
         [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", str(num_hosts), "--node-rank", str(host), "--nproc-per-node", str(each)),
-            *meet,
+            *rendezvous,
             *("-m", "thinwire.launch.train", *arguments),
         ]
         for host in range(num_hosts)
@@ -168,7 +168,7 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> Job:
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
     settings = {"OMP_NUM_THREADS": str(wanted.training.threads), **{k: os.environ.get(k, v) for k, v in quiet.items()}}
     where = real_placement(wanted)
-    return Job(
+    return HostCommands(
         commands=commands,
         environment=settings,
         num_processes=processes,

@@ -132,9 +132,9 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
 
     wanted = recipe.parse(argv, prog=PROG)
     from thinwire.launch.shared.tables import document, show
-    from thinwire.pipeline.devices.device import num_cards
+    from thinwire.pipeline.devices.device import num_gpus
 
-    pairs, refused = pairs_table(wanted, options.gpus or [num_cards()])
+    pairs, refused = pairs_table(wanted, options.gpus or [num_gpus()])
     if options.json:
         print(dumps(document(f"transports of {wanted.name}", [pairs]), indent=2))
     else:

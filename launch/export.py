@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.launch.shared.arguments import Parser, new_folder, run_folder
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 
 PROG = "thinwire export"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -17,10 +17,10 @@ def main(argv: Sequence[str]) -> int:
     """Export a run, and return the exit status."""
     options = make_parser().parse_args(argv)
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
-    with telling("importing torch"):
+    with showing("importing torch"):
         from thinwire.launch.run.export import export, merged
         from thinwire.launch.run.saved import read_run
-    with telling("writing the model"):
+    with showing("writing the model"):
         run = read_run(place, PROG)
         run = merged(run) if options.merged else run
         notes = export(run, target, options.dtype)

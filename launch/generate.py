@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, share
 from thinwire.launch.shared.exit_codes import OK, working
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 
 if TYPE_CHECKING:
     from thinwire.launch.run.prompts import Prompts
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Print an answer as its tokens come, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
     recipe.check_place(options.place, rest, PROG)  # before the long imports
-    with telling("importing torch"):
+    with showing("importing torch"):
         from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
         from thinwire.launch.run.saved import recipe_of
         from thinwire.launch.shared.interfaces import alone

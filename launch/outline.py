@@ -13,7 +13,7 @@ from thinwire.compress.stores.durable import write_for_user
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire outline"
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.models.data.load import load
     from thinwire.models.data.outline import outline_text
 
-    with telling("reading the data"):
+    with showing("reading the data"):
         data = load(wanted.data, seed=wanted.training.seed)
     text = outline_text(data, labels=options.labels)
     try:

@@ -25,7 +25,7 @@ from thinwire.launch.run.heartbeat import pulse, watch
 from thinwire.launch.run.heartbeat.pulse import Doing
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
-from thinwire.launch.shared.rank import check_meeting, is_spread, own_rank
+from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
@@ -53,7 +53,7 @@ def _main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
-            check_meeting()
+            check_rendezvous()
             watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
         beating = pulse.begin()
     from thinwire.launch.run.elastic.reach import check_reach
@@ -99,10 +99,10 @@ def _check_transport(wanted: Recipe) -> None:
     if wanted.wire.transport != "nccl":
         return
     from thinwire.launch.run.assembly import real_placement
-    from thinwire.pipeline.devices.device import num_cards
+    from thinwire.pipeline.devices.device import num_gpus
     from thinwire.pipeline.devices.transports import carrying, placed
 
-    found = placed(wanted.group_processes, [num_cards()], wanted.training.device)
+    found = placed(wanted.group_processes, [num_gpus()], wanted.training.device)
     for pair in real_placement(wanted).neighbours:
         carrying(wanted.wire.transport, pair, found)
 
@@ -129,13 +129,13 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.run.elastic.launcher import Launcher
     from thinwire.launch.shared import scratch
-    from thinwire.launch.shared.progress import tell
+    from thinwire.launch.shared.progress import show
     from thinwire.pipeline.processes.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
     here = len(wanted.replicas.here)
     copies = f"{here} times " if here > 1 else ""
-    tell(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
+    show(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
     start = _starting(prepared, arguments, descriptor)
     scratch.remove_orphans()
     with gathered_signals() as came:
@@ -159,8 +159,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                 return
             if came:
                 left_over = folders.what_is_left(wanted)
-                raise StoppedError(failures.tell_stopped(came[0], reports.values(), left_over), came[0])
-            told = failures.tell(reports, end.failed, where.stages_of, end.hung, where.replica_of)
+                raise StoppedError(failures.explain_stopped(came[0], reports.values(), left_over), came[0])
+            told = failures.explain(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
                 began, left_over = left < wanted.checkpoint.restarts, folders.what_is_left(wanted)
                 told = "\n".join(filter(None, [told, left_over]))

@@ -91,23 +91,23 @@ class _Stop:
     """Whether any process was asked to stop: all report while a batch runs, so that nobody waits for the answer."""
 
     def __init__(self, trainer: Trainer, asked: Callable[[], bool] | None) -> None:
-        self._asked, self._words = asked, None
+        self._asked, self._notes = asked, None
         if asked is not None:
             timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
             here = trainer.placement.stages_of(dist.get_rank())
             what = f"{were(here)} telling the others, in an evaluation, whether to stop, or waiting for their word"
-            self._words = collectives.Words(None, collectives.Kind.STOP, lambda rank: what, timeout)
+            self._notes = collectives.Notes(None, collectives.Kind.STOP, lambda rank: what, timeout)
 
     def through(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, up to a stop. This process reports before each, and reads the others' before the next."""
-        if self._words is None or self._asked is None:
+        if self._notes is None or self._asked is None:
             yield from batches
             return
         for batch in batches:
-            self._words.expect()
-            self._words.say(mine := self._asked())
+            self._notes.expect()
+            self._notes.send(mine := self._asked())
             yield batch
-            if any([mine, *self._words.hear()]):
+            if any([mine, *self._notes.receive()]):
                 raise EvaluationStoppedError
 
 
@@ -229,7 +229,7 @@ def _apart(trainer: Trainer) -> Iterator[None]:
             stack.enter_context(stage.meter.apart())
         yield
         # whoever is through first would wait for the others in its next training step
-        collectives.meet(trainer.placement, "waiting for the end of an evaluation")
+        collectives.barrier(trainer.placement, "waiting for the end of an evaluation")
 
 
 @contextmanager

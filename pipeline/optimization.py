@@ -209,10 +209,10 @@ class Update:
         """The norm of the gradients of all stages. Collective."""
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
         with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages", Work("norm")):
-            self._squares.tell(squares)
+            self._squares.send(squares)
             for stage in self._stages if step + 1 < self.steps else ():
                 stage.post_ahead()
-            return math.sqrt(sum(self._squares.hear()))
+            return math.sqrt(sum(self._squares.receive()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""

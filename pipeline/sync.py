@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from thinwire.compress import PassKind, Progress
 from thinwire.pipeline.optimization import Update, ends_of, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
-from thinwire.pipeline.processes.collectives import Kind, Words
+from thinwire.pipeline.processes.collectives import Kind, Notes
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
@@ -192,10 +192,10 @@ class SumEachStep(Sync):
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
-        self.losses_of_others.tell(self._losses)
+        self.losses_of_others.send(self._losses)
         self.replicas.finish(self._progress)
         losses, norm = super().step(update)
-        return [*losses, *self.losses_of_others.hear()], norm
+        return [*losses, *self.losses_of_others.receive()], norm
 
 
 @dataclass(eq=False)
@@ -302,24 +302,24 @@ class LossesOfOthers:
 
     def __init__(self, where: Placement, timeout: timedelta, *, travels: bool) -> None:
         self._where = where
-        self._words = Words(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
+        self._notes = Notes(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
 
     def expect(self) -> None:
         """Make room for those of the step that begins."""
-        if self._words is not None:
-            self._words.expect()
+        if self._notes is not None:
+            self._notes.expect()
 
-    def tell(self, losses: Sequence[Tensor]) -> None:
+    def send(self, losses: Sequence[Tensor]) -> None:
         """Send those of this replica, and wait for nobody."""
-        if self._words is not None:
-            self._words.say([float(loss) for loss in losses])
+        if self._notes is not None:
+            self._notes.send([float(loss) for loss in losses])
 
-    def hear(self) -> list[float]:
+    def receive(self) -> list[float]:
         """Those of all other replicas, in their order, in the process that reports; else none.
 
         PeerError if a process is gone or silent.
         """
-        return [] if self._words is None else [*chain(*self._words.hear())]
+        return [] if self._notes is None else [*chain(*self._notes.receive())]
 
     def _in_words(self, process: int) -> str:
         if process == dist.get_rank():

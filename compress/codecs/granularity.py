@@ -32,7 +32,7 @@ _WHOLE_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BlockRange:
     """Elements of a tensor that follow each other, as [outer, count, inner]: those of some blocks, whole or not."""
 
     start: int
@@ -74,11 +74,11 @@ class Blocks:
         return self.whole.view(x.reshape(-1))
 
     @property
-    def whole(self) -> Stretch:
+    def whole(self) -> BlockRange:
         """All of the tensor as one part."""
-        return Stretch(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
+        return BlockRange(0, self.numel, (self.outer, self.count, self.inner), slice(0, self.count))
 
-    def parts(self, size: int) -> Iterator[Stretch]:
+    def parts(self, size: int) -> Iterator[BlockRange]:
         """Yield the tensor in parts of about `size` elements, a multiple of 8."""
         if not self.are_whole(size):
             yield from self._parts_of_blocks(size)
@@ -87,25 +87,27 @@ class Blocks:
         for first in range(0, self.count, step):
             blocks = slice(first, min(first + step, self.count))
             start, stop = (min(block * self.inner, self.numel) for block in (blocks.start, blocks.stop))
-            yield Stretch(start, stop, (1, blocks.stop - first, self.inner), blocks)
+            yield BlockRange(start, stop, (1, blocks.stop - first, self.inner), blocks)
 
     def are_whole(self, size: int) -> bool:
         """Whether blocks are whole in parts of `size`: none lies in two."""
         return self.outer == 1 and (self.inner <= size or (self.count > 1 and self.inner % _WHOLE_BYTES > 0))
 
-    def _parts_of_blocks(self, size: int) -> Iterator[Stretch]:
+    def _parts_of_blocks(self, size: int) -> Iterator[BlockRange]:
         """Yield parts of which each has elements of all blocks, or of one."""
         if self.outer > 1:
             row = self.count * self.inner
             step = _aligned(size, row)
             for first in range(0, self.outer, step):
                 outer = min(step, self.outer - first)
-                yield Stretch(first * row, (first + outer) * row, (outer, self.count, self.inner), slice(0, self.count))
+                yield BlockRange(
+                    first * row, (first + outer) * row, (outer, self.count, self.inner), slice(0, self.count)
+                )
             return
         for block in range(self.count):
             for start in range(block * self.inner, min((block + 1) * self.inner, self.numel), size):
                 stop = min(start + size, (block + 1) * self.inner, self.numel)
-                yield Stretch(start, stop, (1, 1, stop - start), slice(block, block + 1))
+                yield BlockRange(start, stop, (1, 1, stop - start), slice(block, block + 1))
 
     def spread(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """`values`, which broadcast to the view, as a tensor of `shape`, without the padding."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from thinwire.compress.codec import Key, Words, is_finite
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size
-from thinwire.compress.codecs.granularity import Blocks, Stretch
+from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 
 _PART = 1 << 20
@@ -120,7 +120,7 @@ class GridQuantizer(Quantizer):
             if not in_place:
                 saturating_copy(values.view(-1)[: part.stop - part.start], flat[part.start : part.stop])
 
-    def _parts(self, payload: Tensor, shape: Sequence[int]) -> Iterator[tuple[Stretch, Callable[[Tensor], None]]]:
+    def _parts(self, payload: Tensor, shape: Sequence[int]) -> Iterator[tuple[BlockRange, Callable[[Tensor], None]]]:
         """Yield the parts of a tensor, and for each what reads its values from the payload into a view of its shape."""
         blocks = self.blocks(shape)
         scales, size = self._scales(payload, blocks), self.grid.scales_size(blocks.count)
@@ -129,7 +129,7 @@ class GridQuantizer(Quantizer):
             yield part, partial(self.read_part, packed, own, numel=part.stop - part.start)
 
     def write_part(
-        self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
+        self, part: BlockRange, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
     ) -> Tensor:
         """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
         grid = self.grid
@@ -159,12 +159,12 @@ class GridQuantizer(Quantizer):
         """Scales as they arrive."""
         return self.grid.unpack_scales(self.grid.pack_scales(scales), len(scales))
 
-    def _scales_place(self, part: Stretch) -> slice:
+    def _scales_place(self, part: BlockRange) -> slice:
         """Where a part's scales lie in a payload."""
         size = self.grid.scale_bytes
         return slice(part.blocks.start * size, part.blocks.stop * size)
 
-    def _codes_place(self, part: Stretch) -> slice:
+    def _codes_place(self, part: BlockRange) -> slice:
         """Where a part's codes lie among those of a payload."""
         return slice(packed_size(part.start, self.grid.bits), packed_size(part.stop, self.grid.bits))
 

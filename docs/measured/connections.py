@@ -22,8 +22,8 @@ def seconds(connections: int) -> float:
     keys, stream, taken = Keys.fresh(), Stream(1, 0), []
     first, second = (Mesh(rank, keys, interface="127.0.0.1", connections=connections) for rank in range(2))
     relay = Relay(second.address.endpoint, DELAY)
-    first.meet({1: Address(relay.endpoint, second.address.life)})
-    second.meet({0: first.address})
+    first.add_addresses({1: Address(relay.endpoint, second.address.life)})
+    second.add_addresses({0: first.address})
     for _ in range(TURNS + 1):
         pending = second.receive(0, stream, memoryview(bytearray(NBYTES)))
         started = time.perf_counter()

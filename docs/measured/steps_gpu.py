@@ -40,7 +40,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.worker import join
 from thinwire.pipeline.devices.device import CPU, choose, described, seconds_now, use
-from thinwire.pipeline.devices.memory import peak_on_card
+from thinwire.pipeline.devices.memory import peak_on_gpu
 from thinwire.pipeline.processes.placement import Placement
 
 PLAIN = "PipelineStage"
@@ -186,7 +186,7 @@ def work(options: argparse.Namespace, device: torch.device) -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         for name, contender in contenders.items():
             trace(contender, batches[0], options.folder / f"{file_name(name)}-stage-{rank}.json", device)
-    peak = peak_on_card(device)
+    peak = peak_on_gpu(device)
     told = {"device": described(device), "peak": peak, "steps": found, "tiny": options.tiny}
     Path(options.work, str(rank)).write_text(json.dumps(told))
     for contender in contenders.values():

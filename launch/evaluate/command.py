@@ -12,7 +12,7 @@ from pathlib import Path
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Evaluate, print a table or JSON, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
     recipe.check_place(options.place, rest, PROG)  # before the long imports
-    with telling("importing torch"):
+    with showing("importing torch"):
         from thinwire.launch.evaluate.score import score, table_of
         from thinwire.launch.run.assembly import prepare
         from thinwire.launch.run.model_files import check_classes
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
     prepared = prepare(recipe_of(options.place, rest, PROG))
     check_classes(Path(options.place), prepared.data.classes)
-    with working(), telling("scoring the held-out samples"):
+    with working(), showing("scoring the held-out samples"):
         scores = score(prepared)
     table = table_of(prepared.recipe.name, scores)
     if options.json:

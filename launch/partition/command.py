@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.assembly import prepare
 
     prepared = prepare(wanted)
-    with telling("timing the layers"):
+    with showing("timing the layers"):
         found = examine(prepared, options)
     if options.json:
         measured = {} if found.measured is None else {"measured": found.measured.to_json()}

@@ -18,7 +18,7 @@ from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.network import parse_link
 from thinwire.pipeline.errors import OptionsError
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
     where = Path(", ".join(map(str, options.runs)))
-    with telling("drawing the page"), as_written(where, OptionsError):
+    with showing("drawing the page"), as_written(where, OptionsError):
         comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
         page = render(runs, documents, comparison)
     write(options.out, page)

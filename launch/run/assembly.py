@@ -26,7 +26,7 @@ from thinwire.launch.run.prompts import Prompts, read_prompts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
-from thinwire.launch.shared.progress import counting, telling
+from thinwire.launch.shared.progress import counting, showing
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.launch.shared.tables import size_text
 from thinwire.models.checkpoint import first_few
@@ -62,7 +62,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
-from thinwire.pipeline.replicas.membership.steps import meet
+from thinwire.pipeline.replicas.membership.steps import replicas_of
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
 from thinwire.pipeline.shared import SharedWeights
@@ -127,7 +127,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         OptionsError: there is no GPU where one is wanted.
     """
     device = choose(recipe.training.device)
-    with telling("reading the data"):
+    with showing("reading the data"):
         data, *_ = attempt(
             lambda: with_own_task(given or data_of(recipe, rank), recipe.training),
             lambda: check_name(recipe.model),
@@ -135,10 +135,10 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,
         )
-    with telling("cutting the model"):
+    with showing("cutting the model"):
         prepared = _cut_model(recipe, data)
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
-        with telling("comparing a tiny copy of the model, cut, with the uncut one"):
+        with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)
         shared = _notes_on_shared(prepared.blueprint, prepared.cuts) if recipe.model.lora.rank is None else []  # frozen
         notes = (*prepared.data.notes, found, *shared)
@@ -303,8 +303,8 @@ def assemble(
 ) -> Assembly:
     """Build and connect the stages of process `rank`. Collective over the default process group.
 
-    `observer` is called with every tuple of tensors that these stages send. `attendance` is this process at the meeting
-    place of replicas that may be lost.
+    `observer` is called with every tuple of tensors that these stages send. `attendance` is this process as a member
+    of replicas that may be lost.
     """
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
@@ -327,7 +327,7 @@ def assemble(
     loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
     shared = _shared_weights(prepared.blueprint, stages, where)
     passes = recipe.replicas.passes(pipeline.accumulation)
-    replicas = meet(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)
+    replicas = replicas_of(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)
     trainer = Trainer(
         runner=Runner(stages, _schedule(recipe, where, stages, loss), loss),
         placement=where,

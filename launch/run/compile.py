@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.run.inputs import stage_inputs
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
 from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
@@ -53,7 +53,7 @@ def compile_stages(
     contact = threading.Thread(target=stay_in_touch, name="compiling", daemon=True)
     contact.start()
     try:
-        with telling("compiling the layers"):
+        with showing("compiling the layers"):
             for stage in stages:
                 _compile(stage, outputs, samples)
     finally:

@@ -69,7 +69,7 @@ class Report:
                 written.write_text(json.dumps(asdict(self)))
                 written.rename(_next_place(Path(folder)))
                 return
-        say_to_the_end(self.line())
+        print_to_the_end(self.line())
 
     def line(self) -> str:
         """The report in words."""
@@ -78,7 +78,7 @@ class Report:
         return f"{named(self.stages, self.replica)} {heads[self.kind]} {self.text}"
 
 
-def say_to_the_end(line: str) -> None:
+def print_to_the_end(line: str) -> None:
     """Write a line for the user, if there is one, past all buffers: the process may end at once."""
     with suppress(OSError):  # the terminal may be gone too
         os.write(2, f"{line}\n".encode() if line else b"")
@@ -118,7 +118,7 @@ def read_reports(folder: Path) -> dict[int, Report]:
     return {report.rank: report for report in reports}
 
 
-def tell(
+def explain(
     reports: Mapping[int, Report],
     exit_codes: Mapping[int, int | None],
     stages_of: Callable[[int], list[int]],
@@ -160,7 +160,7 @@ def failure(
 ) -> ThinwireError:
     """The error that ends a run at its first start: the mistake of the user, if all that failed say the same.
 
-    Else what `tell` told of the same reports, exit codes and processes that hang.
+    Else what `explain` makes of the same reports, exit codes and processes that hang.
     """
     unexplained = (exit_codes.keys() - reports.keys()) | {*hung}
     found = {(report.mistake, report.text) for report in reports.values() if report.kind == "own"}
@@ -186,7 +186,7 @@ def silences(
     }
 
 
-def tell_stopped(number: signal.Signals, reports: Iterable[Report], left: str) -> str:
+def explain_stopped(number: signal.Signals, reports: Iterable[Report], left: str) -> str:
     """How a run ended that a signal stopped, in words; `left` says what is left of one that wrote nothing then."""
     saved = next((report.text for report in reports if report.kind == "saved"), None)
     return f"stopped by {number.name}" + (f" {saved}" if saved else f"; {left}" if left else "")

@@ -35,7 +35,7 @@ from thinwire.launch.run.fields import (
 )
 from thinwire.launch.run.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
 from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
 from thinwire.models.options import ModelOptions
@@ -155,7 +155,7 @@ class Recipe:
 
     @property
     def group_processes(self) -> int:
-        """Processes that meet in one process group: all, or those of one replica if the others may be lost."""
+        """Processes of one process group: all, or those of one replica if the others may be lost."""
         return self.pipeline.num_processes if self.replicas.elastic else self.num_processes
 
     @property
@@ -228,7 +228,7 @@ def parse(
     values = _at_home(values)
     before(values)
     # the checks need torch
-    with telling("importing torch") if "torch" not in sys.modules else nullcontext():
+    with showing("importing torch") if "torch" not in sys.modules else nullcontext():
         wanted = _instantiate(values)
     if not wanted.debug.smoke:
         return wanted

@@ -17,7 +17,7 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
-from thinwire.launch.run.stage_processes import MEETING_VARIABLE, FileWords
+from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
@@ -203,7 +203,7 @@ class Resumption:
     def stop(self, done: int, said: Said) -> NoReturn:
         """Write a checkpoint in all processes, and stop; collective. It raises StoppedError."""
         self.finish(done, said)
-        collectives.meet(self._trainer.placement, "waiting for the last checkpoint of all stages")
+        collectives.barrier(self._trainer.placement, "waiting for the last checkpoint of all stages")
         raise StoppedError(
             f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
         )
@@ -250,9 +250,9 @@ def _check_replaced(folder: Path, where: Placement, runs: Sequence[str]) -> None
 
 def words_of_run() -> WordStore:
     """Where the processes of a run post what they have written for a checkpoint."""
-    meeting = os.environ.get(MEETING_VARIABLE)
-    if meeting is not None:
-        return FileWords(Path(meeting).parent)
+    rendezvous = os.environ.get(RENDEZVOUS_VARIABLE)
+    if rendezvous is not None:
+        return FileWords(Path(rendezvous).parent)
     store: dist.Store = dist.distributed_c10d._get_default_store()
     return store
 

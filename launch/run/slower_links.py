@@ -34,7 +34,7 @@ PREDICTED = "predicted from the compute, codec times and bytes of this run, by i
 
 def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
     """The predicted speeds for each of `LINKS`; empty if the run measured too little."""
-    if not _tells(recipe, summary):
+    if not _is_measured(recipe, summary):
         return []
     pipeline = asdict(recipe.pipeline)
     measured = summary["training_seconds"] / summary["steps"]
@@ -76,7 +76,7 @@ def how_to_measure(recipe: Recipe) -> str:
     return f"to measure it on Linux, as root: {command}"
 
 
-def _tells(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
+def _is_measured(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
     """Whether compressed frames went between processes of one machine, in enough steps."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process

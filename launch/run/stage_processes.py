@@ -1,7 +1,7 @@
 """The stage processes of this machine: started together, watched, and stopped together.
 
-They meet through a file in a private folder and use loopback, so no other machine can reach a run. A TCP store of torch
-would listen on every address, and torch's elastic agents keep pickles in it.
+Their rendezvous is a file in a private folder, and they use loopback, so no other machine can reach a run. A TCP store
+of torch would listen on every address, and torch's elastic agents keep pickles in it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from thinwire.launch.run.heartbeat.silence import Hearing
 from thinwire.launch.shared.interfaces import loopback
 from thinwire.pipeline.errors import CheckpointError
 
-MEETING_VARIABLE = "THINWIRE_MEETING"
-"""The file through which the processes that `thinwire train` starts meet."""
+RENDEZVOUS_VARIABLE = "THINWIRE_RENDEZVOUS"
+"""The file that is the rendezvous of the processes that `thinwire train` starts."""
 
 GRACE = 5.0
 """Seconds that a process gets to end after it was asked to."""
@@ -56,7 +56,7 @@ def environments(num_processes: int, threads: int, folder: Path) -> list[dict[st
         **os.environ,
         parent.VARIABLE: str(os.getpid()),
         failures.FOLDER_VARIABLE: str(folder),
-        MEETING_VARIABLE: str(folder / "meeting"),
+        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
         "OMP_NUM_THREADS": str(threads),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),

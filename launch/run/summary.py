@@ -17,13 +17,13 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.auto import Choice
 from thinwire.pipeline.devices.device import described
-from thinwire.pipeline.devices.memory import peak_on_card
+from thinwire.pipeline.devices.memory import peak_on_gpu
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
-from thinwire.pipeline.replicas.step_exchanges import told
+from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stage import CompressedStage
 
 
@@ -42,7 +42,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
         "seconds": dict(stage.meter.seconds),
         "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
         "device": described(stage.device),
-        "peak_on_card": peak_on_card(stage.device),
+        "peak_on_gpu": peak_on_gpu(stage.device),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest_lines": tensor_lines(module_of(stage).saved_state()),
     }
@@ -133,7 +133,7 @@ def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> l
     rows = [_without(stage, "digest_lines", "traffic", "exchange") for stage in stages]
     if not with_exchange:
         return rows
-    exchanges = told([stage["exchange"] for stage in stages])
+    exchanges = reported([stage["exchange"] for stage in stages])
     return [{**row, "exchange": exchange} for row, exchange in zip(rows, exchanges, strict=True)]
 
 

@@ -106,10 +106,10 @@ def exchange(summary: Summary) -> Table | None:
 def stages(summary: Summary) -> Table:
     """Where the time of training went in each stage, and the peak of its memory."""
     total = max(1e-9, summary["training_seconds"])
-    on_gpus = any(stage.get("peak_on_card") is not None for stage in summary["stages"])
+    on_gpus = any(stage.get("peak_on_gpu") is not None for stage in summary["stages"])
     rows: list[list[Value]] = []
     for stage in summary["stages"]:
-        peaks = [stage["peak_memory"], stage.get("peak_on_card")][: 1 + on_gpus]
+        peaks = [stage["peak_memory"], stage.get("peak_on_gpu")][: 1 + on_gpus]
         memory = [None if peak is None else round(peak / 1e6) for peak in peaks]
         rows.append([stage["stage"], *_shares(stage["seconds"], total), *memory])
     note = (

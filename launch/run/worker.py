@@ -16,15 +16,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.elastic.agent import tell
+from thinwire.launch.run.elastic import agent
 from thinwire.launch.run.elastic.own import attend, enter
 from thinwire.launch.run.failures import (
     FOLDER_VARIABLE,
     Report,
     named,
     once,
+    print_to_the_end,
     report_of,
-    say_to_the_end,
     stop_on_signals,
 )
 from thinwire.launch.run.folders import replacing, what_is_left
@@ -32,7 +32,7 @@ from thinwire.launch.run.heartbeat.neighbours import Neighbours
 from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.stage_processes import MEETING_VARIABLE
+from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient
@@ -68,7 +68,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             report.save()
             # 3. say what is left, once for each host, where no launcher of ours does
             if parent.VARIABLE not in os.environ and rank == processes_here(rank).start and report.kind != "saved":
-                say_to_the_end(what_is_left(prepared.recipe))
+                print_to_the_end(what_is_left(prepared.recipe))
 
     def stopping() -> None:
         doing = run.doing if run is not None else "starting"
@@ -105,12 +105,12 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             dist.barrier()
         dist.destroy_process_group()
         if attendance is not None:
-            attendance.close(tell)
+            attendance.close(agent.report)
     except Exception as error:
         # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages, replica))
         if attendance is not None and isinstance(error, StoppedError):
-            attendance.close(tell)  # it may have given its weights to another replica
+            attendance.close(agent.report)  # it may have given its weights to another replica
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
 
@@ -157,7 +157,7 @@ def refuse_replacing(prepared: Prepared, where: Placement) -> None:
 
 
 def join(prepared: Prepared, rank: int) -> None:
-    """Meet the other processes. MismatchError if their number is not that of the recipe."""
+    """Connect to the other processes. MismatchError if their number is not that of the recipe."""
     needed, found = prepared.recipe.group_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:
         raise MismatchError(
@@ -169,24 +169,24 @@ def join(prepared: Prepared, rank: int) -> None:
     several_hosts = is_spread(rank)
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
     advice += "only the stages may reach the ports of a run"
-    meeting, wire = os.environ.get(MEETING_VARIABLE), prepared.recipe.wire
+    file, wire = os.environ.get(RENDEZVOUS_VARIABLE), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
     if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
         raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
     group = group_arguments(wire, found)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
-            store, _, _ = next(rendezvous(f"file://{meeting}" if meeting else "env://", rank, found, timeout=timeout))
+            store, _, _ = next(rendezvous(f"file://{file}" if file else "env://", rank, found, timeout=timeout))
             store.set_timeout(timeout)
-            fresh = store if meeting else of_this_start(store, rank, found, timeout)
-            # they all meet at saves and checkpoints, for which a replica that steps alone may be late
+            fresh = store if file else of_this_start(store, rank, found, timeout)
+            # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
             longest = timedelta(seconds=prepared.recipe.replicas.longest_wait(wire.timeout))
             dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
     except PeerError as error:
         if "EADDRINUSE" not in str(error):
             raise
         raise MismatchError(
-            "the port where all processes meet must be free, but another program uses "
+            "the port of the rendezvous must be free, but another program uses "
             f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
             "every machine"
         ) from error

@@ -109,10 +109,10 @@ def probe_gpus() -> Finding:
 
 def probe_transport() -> Finding:
     """What carries frames between processes on this host, and to others, with wire.transport auto."""
-    from thinwire.pipeline.devices.device import num_cards
+    from thinwire.pipeline.devices.device import num_gpus
     from thinwire.pipeline.devices.transports import advice
 
-    return Finding(advice(num_cards()))
+    return Finding(advice(num_gpus()))
 
 
 def probe_cores() -> Finding:

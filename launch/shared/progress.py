@@ -18,16 +18,16 @@ _REST_ERASED = "\x1b[K"
 _COUNTER = "thinwire seconds"
 
 
-def tell(doing: str) -> None:
+def show(doing: str) -> None:
     """Print what happens now, if the output is a terminal, in the first process alone."""
     if _is_watched():
         print(f"{doing} ...", flush=True)
 
 
 @contextmanager
-def telling(doing: str) -> Iterator[None]:
+def showing(doing: str) -> Iterator[None]:
     """Print what happens inside, as `tell` does. After some seconds, the line below counts them until the end."""
-    tell(doing)
+    show(doing)
     with counting(_is_watched()):
         yield
 

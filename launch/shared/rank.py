@@ -36,7 +36,7 @@ def own_rank() -> int | None:
     return rank
 
 
-def check_meeting() -> None:
+def check_rendezvous() -> None:
     """Raise OptionsError if a process with a rank does not know where the others of its run connect."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     cure = "start the processes with torchrun or thinwire train, or set it to that of process 0 on every machine"

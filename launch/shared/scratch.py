@@ -64,7 +64,7 @@ def _check_room(made: Path) -> None:
             file.flush()
     except OSError as error:
         raise FailedError(
-            f"TMPDIR must have room for {_ROOM >> 20} MiB, in which the processes of a run meet, but {made.parent} has "
+            f"TMPDIR must have room for {_ROOM >> 20} MiB, for the rendezvous of a run, but {made.parent} has "
             f"not: {error.strerror}; name another folder, and see ulimit -f"
         ) from error
 

@@ -17,7 +17,7 @@ from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.shared.progress import telling
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_stage
@@ -65,7 +65,7 @@ def from_recipe(
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.training.threads)
     try:
-        with telling("timing the stages and codecs"):
+        with showing("timing the stages and codecs"):
             times = [time_stage(prepared, index) for index in range(len(prepared.cuts))]
             return replace(
                 workload,

@@ -27,7 +27,7 @@ def choose(wanted: DeviceName, local_rank: int = 0) -> torch.device:
     Raises:
         OptionsError: `cuda` is wanted, and torch can use no GPU.
     """
-    count = 0 if wanted == "cpu" else num_cards()
+    count = 0 if wanted == "cpu" else num_gpus()
     if count:
         return torch.device("cuda", local_rank % count)
     if wanted == "cuda":
@@ -46,7 +46,7 @@ def _without() -> str:
     )
 
 
-def num_cards() -> int:
+def num_gpus() -> int:
     """The GPUs that torch can use here."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the question starts the driver
     kind = torch.accelerator.current_accelerator()

@@ -63,7 +63,7 @@ def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
     return gradient.data_ptr(), gradient.data_ptr() + (last + 1) * gradient.element_size()
 
 
-def peak_on_card(device: torch.device) -> int | None:
+def peak_on_gpu(device: torch.device) -> int | None:
     """The most bytes of tensors that this process has had on its GPU; None on the CPU."""
     if device.type == "cpu":
         return None

@@ -55,7 +55,7 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
         _exchange(tiny, rank, target, source, group)
 
     goodput = _goodput(send, [source], PROBE_SECONDS, min, group)
-    return LinkSpeed(goodput=goodput, latency=_said_by(source, statistics.median(round_trips) / 2, group))
+    return LinkSpeed(goodput=goodput, latency=_of_rank(source, statistics.median(round_trips) / 2, group))
 
 
 def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> float:
@@ -105,7 +105,7 @@ def _goodput(
         started = time.perf_counter()
         send(message, nbytes // len(message))
         taken = time.perf_counter() - started
-        return statistics.mean(_said_by(rank, taken, group) for rank in timed)
+        return statistics.mean(_of_rank(rank, taken, group) for rank in timed)
 
     nbytes, spent = FIRST_BYTES // 2, 0.0
     while spent < least:
@@ -123,6 +123,6 @@ def _exchange(message: Tensor, rank: int, source: int, target: int, group: dist.
         dist.recv(message, group=group, group_src=source)
 
 
-def _said_by(rank: int, value: float, group: dist.ProcessGroup | None) -> float:
+def _of_rank(rank: int, value: float, group: dist.ProcessGroup | None) -> float:
     """Give the number of one process to all processes."""
     return float(all_gather_json(value, f"waiting for what process {rank} has measured", group)[rank])

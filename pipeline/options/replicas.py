@@ -75,13 +75,13 @@ class ReplicaOptions:
     membership: Literal["fixed", "elastic"] = "fixed"
     """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
     comes back (elastic). Elastic needs sync.every above 1."""
-    meeting: str | None = None
-    """For elastic replicas on several hosts: ADDRESS:PORT where `thinwire meet` listens; null if all are on one."""
+    server: str | None = None
+    """For elastic replicas on several hosts: ADDRESS:PORT where `thinwire server` listens; null if all are on one."""
     number: int | None = None
-    """The replica that this host trains, counted from 0, if replicas.meeting is given."""
+    """The replica that this host trains, counted from 0, if replicas.server is given."""
 
     def __post_init__(self) -> None:
-        mistakes = self._mistakes_of_membership() + self._mistakes_of_meeting()
+        mistakes = self._mistakes_of_membership() + self._mistakes_of_server()
         if not 1 <= self.count <= MOST_REPLICAS:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         try:
@@ -123,24 +123,24 @@ class ReplicaOptions:
             f"cannot go on without one; got {self.sync.every}"
         ]
 
-    def _mistakes_of_meeting(self) -> list[str]:
-        """Mistakes of a replica that meets others on other hosts."""
-        if self.meeting is None and self.number is None:
+    def _mistakes_of_server(self) -> list[str]:
+        """Mistakes of a replica that exchanges with others on other hosts."""
+        if self.server is None and self.number is None:
             return []
         rules = [
             (
                 self.elastic,
-                "replicas.membership must be elastic, and replicas.count above 1, beside replicas.meeting and number: "
+                "replicas.membership must be elastic, and replicas.count above 1, beside replicas.server and number: "
                 "replicas on other hosts may be lost",
             ),
             (
-                _is_place(self.meeting),
-                f"replicas.meeting must be ADDRESS:PORT, where thinwire meet listens, beside replicas.number; got "
-                f"{self.meeting}",
+                _is_place(self.server),
+                f"replicas.server must be ADDRESS:PORT, where thinwire server listens, beside replicas.number; got "
+                f"{self.server}",
             ),
             (
                 self.number is not None and 0 <= self.number < self.count,
-                f"replicas.number must be from 0 to {self.count - 1} beside replicas.meeting, because it says which "
+                f"replicas.number must be from 0 to {self.count - 1} beside replicas.server, because it says which "
                 f"replica this host trains; got {self.number}",
             ),
         ]

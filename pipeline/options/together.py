@@ -131,9 +131,9 @@ def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
 
 
 def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
-    if replicas.meeting is None or wire.keys is not None:
+    if replicas.server is None or wire.keys is not None:
         return []
-    return ["wire.keys must name a file of keys for replicas.meeting; make one with thinwire keys FILE"]
+    return ["wire.keys must name a file of keys for replicas.server; make one with thinwire keys FILE"]
 
 
 def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list[str]:

@@ -54,14 +54,14 @@ def check_installed() -> None:
         ) from error
 
 
-def check_keys(options: WireOptions, *, meets: bool) -> None:
+def check_keys(options: WireOptions, *, across_hosts: bool) -> None:
     """Raise OptionsError if keys are needed from a file, and it holds none, or others may read it.
 
     Args:
         options: the options that name the file.
-        meets: whether replicas meet on another host, which needs the keys whatever the transport is.
+        across_hosts: whether a server on another host connects replicas, which needs the keys with any transport.
     """
-    if options.keys is None or not (meets or options.transport == "zmq"):
+    if options.keys is None or not (across_hosts or options.transport == "zmq"):
         return
     check_installed()
     from thinwire.pipeline.processes.zeromq.keys import Keys

@@ -51,7 +51,7 @@ _AHEAD = _FIRST_BYTES - HEADER_BYTES - _LENGTH_BYTES
 
 @unique
 class Kind(IntEnum):
-    """What a note is about; its tag too, so notes of two kinds never meet."""
+    """What a note is about; its tag too, so notes of two kinds are never mixed up."""
 
     ALL = 0
     """A value of every process for all."""
@@ -235,7 +235,7 @@ def anyone(where: Placement, mine: bool) -> bool:
     return any(everyone(where, mine))
 
 
-def meet(where: Placement, what: str) -> None:
+def barrier(where: Placement, what: str) -> None:
     """Wait until all processes are here. A PeerError says `what` if one is gone or silent."""
     with reaching(f"{_here(where)} {what}"):
         dist.barrier()
@@ -274,11 +274,11 @@ def _here(where: Placement) -> str:
     return were(where.stages_of(dist.get_rank()))
 
 
-# 4. Words that nobody waits for
+# 4. Notes that nobody waits for
 
 
-class Words:
-    """JSON values whose notes have at most `SMALL` bytes: a process sends them to one other or to all, and goes on.
+class Notes:
+    """Notes of at most `SMALL` bytes, a JSON value each: a process sends them to one other or to all, and goes on.
 
     A collective call makes room for what arrives only when it is called: over a slow link, all wait for two latencies
     after the last process has come. Here room is made before. So the process that comes last waits for nobody, and the
@@ -286,7 +286,7 @@ class Words:
 
     Args:
         group: the group; None is the default group.
-        kind: of the notes; a group has one Words of a kind.
+        kind: of the notes; a group has one Notes of a kind.
         what: says in words what goes from a process, by its rank in the default group; a PeerError names it.
         timeout: of a wait.
         to: the process that gets them, by its rank in the default group; None is all.
@@ -316,14 +316,14 @@ class Words:
         }
 
     def expect(self) -> None:
-        """Make room for the next word of each process, in a process that gets them."""
+        """Make room for the next note of each process, in a process that gets them."""
         for rank, receiver in self._receivers.items():
             receiver.post(1, self._what(rank))
 
-    def say(self, mine: Any) -> None:
-        """Send a word, and wait for nobody."""
+    def send(self, mine: Any) -> None:
+        """Send a note, and wait for nobody."""
         body = _written(mine)
-        assert len(body) <= SMALL - HEADER_BYTES, f"a word has at most {SMALL - HEADER_BYTES} bytes, got {len(body)}"
+        assert len(body) <= SMALL - HEADER_BYTES, f"a note has at most {SMALL - HEADER_BYTES} bytes, got {len(body)}"
         for rank, sender in self._senders.items():
             note = seal(self._kind, _next(self._group, self._kind, f"to {rank}"), body)
             sender.flush()
@@ -331,18 +331,18 @@ class Words:
             buffer[: len(note)] = note
             sender.send(buffer, len(note), self._what(dist.get_rank()))
 
-    def hear(self) -> list[Any]:
-        """The oldest word of each other process, in a process that gets them; it waits for those not there yet.
+    def receive(self) -> list[Any]:
+        """The oldest note of each other process, in a process that gets them; it waits for those not there yet.
 
         Raises WireError if a process sent something else, and PeerError if one sends nothing.
         """
-        words = []
+        notes = []
         for rank, receiver in self._receivers.items():
             buffer = receiver.receive(self._what(rank))
             number = _next(self._group, self._kind, f"from {rank}")
-            words.append(_parsed(opened(self._kind, number, buffer, rank), rank))
+            notes.append(_parsed(opened(self._kind, number, buffer, rank), rank))
             receiver.give(buffer)
-        return words
+        return notes
 
 
 class StageNumbers:
@@ -356,28 +356,28 @@ class StageNumbers:
 
     def __init__(self, where: Placement, what: str, timeout: timedelta) -> None:
         self._where, self._what = where, what
-        self._words = Words(where.pipeline, Kind.NORM, self._in_words, timeout)
+        self._notes = Notes(where.pipeline, Kind.NORM, self._in_words, timeout)
         self._mine: list[tuple[int, float]] = []
 
     def expect(self) -> None:
         """Make room for the numbers of the step that begins."""
-        self._words.expect()
+        self._notes.expect()
 
-    def tell(self, local: Mapping[int, float]) -> None:
+    def send(self, local: Mapping[int, float]) -> None:
         """Send the numbers of the stages here, and wait for nobody."""
         self._mine = [(stage, float(value)) for stage, value in local.items()]
-        self._words.say(self._mine)
+        self._notes.send(self._mine)
 
-    def hear(self) -> list[float]:
+    def receive(self) -> list[float]:
         """The numbers of all stages, in stage order. PeerError if a process is gone or silent."""
-        found = _by_stage(self._where, [self._mine, *self._words.hear()])
+        found = _by_stage(self._where, [self._mine, *self._notes.receive()])
         assert found is not None, "they are there"
         return found
 
     def _in_words(self, rank: int) -> str:
         mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(rank)
         if rank == dist.get_rank():
-            return f"{were(mine)} telling the other stages {self._what}"
+            return f"{were(mine)} sending the other stages {self._what}"
         return f"{were(mine)} waiting for {self._what} of {numbered('stage', theirs)}"
 
 

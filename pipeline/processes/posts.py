@@ -1,4 +1,4 @@
-"""Words in the store where processes meet: JSON behind the CRC-32 of its text, eight hex digits and a space.
+"""Words in the rendezvous store: JSON behind the CRC-32 of its text, eight hex digits and a space.
 
 The store belongs to torch, which sends its values without a checksum; and whoever reaches it can write there.
 """
@@ -27,4 +27,4 @@ def read(word: bytes, must: str) -> Any:
             raise ValueError("it does not match its CRC-32: it was damaged, or another program wrote it")
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"{must}, and the store where the processes meet has something else: {error}") from error
+        raise WireError(f"{must}, and the rendezvous store has something else: {error}") from error

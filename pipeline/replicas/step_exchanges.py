@@ -27,7 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.errors.words import numbered, were
-from thinwire.pipeline.processes.collectives import Kind, Words
+from thinwire.pipeline.processes.collectives import Kind, Notes
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
@@ -65,18 +65,18 @@ class StepExchanges:
     def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
         self._stages, self._where = stages, where
         self._tells = num_replicas > 1 and where.replica == 0
-        self._words: Words | None = None
+        self._notes: Notes | None = None
         if self._tells and where.num_processes > 1:
             timeout = timedelta(seconds=stages[0].wire.options.timeout)
-            self._words = Words(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
+            self._notes = Notes(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
         self._began, self._before = 0.0, [(0, 0.0)] * len(stages)
         self._untold: deque[tuple[int, list[Any]]] = deque()
 
     def begin(self) -> None:
         """Say that a step begins."""
         self._began, self._before = time.perf_counter(), self._spent()
-        if self._words is not None:
-            self._words.expect()
+        if self._notes is not None:
+            self._notes.expect()
 
     def end(self, step: int) -> list[StepExchanged]:
         """Say that a step is over: what was exchanged in the steps before it, and has not been returned yet.
@@ -92,22 +92,22 @@ class StepExchanges:
                 self._stages, self._spent(), self._before, strict=True
             )
         ]
-        if self._words is not None:
-            self._words.say(mine)
+        if self._notes is not None:
+            self._notes.send(mine)
         if dist.get_rank() != self._where.last_process:
             return []
         self._untold.append((step, mine))
-        return self._hear(all_but=1)
+        return self._receive(all_but=1)
 
     def settle(self) -> list[StepExchanged]:
         """What was exchanged in all steps so far, and has not been returned yet. It waits for the last words."""
-        return self._hear(all_but=0)
+        return self._receive(all_but=0)
 
-    def _hear(self, *, all_but: int) -> list[StepExchanged]:
+    def _receive(self, *, all_but: int) -> list[StepExchanged]:
         found = []
         while len(self._untold) > all_but:
             step, mine = self._untold.popleft()
-            everyone = [mine] if self._words is None else [mine, *self._words.hear()]
+            everyone = [mine] if self._notes is None else [mine, *self._notes.receive()]
             reports = sorted((each for reports in everyone for each in reports), key=lambda each: each["stage"])
             if any(report["bytes"] or report["seconds"] for report in reports):
                 stages = [
@@ -154,7 +154,7 @@ def last_exchanges(stage: CompressedStage, where: Placement, since: float = -mat
     }
 
 
-def told(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def reported(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """By stage: seconds of its exchange in each section, and `hidden`, the share hidden of the last ones.
 
     `hidden` is None if it is not known. Takes the reports of all stages, in order.

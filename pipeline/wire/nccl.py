@@ -87,12 +87,12 @@ def _communicators(
             made = dist.new_group([low, high], timeout=timeout, backend=BACKEND)
             if isinstance(made, dist.ProcessGroup):  # else this process is no member
                 sender, receiver = ends if name == "activations" else reversed(ends)
-                _meet(made, sender, receiver, device)
+                _connect(made, sender, receiver, device)
                 mine[boundary, name] = made
     return mine
 
 
-def _meet(group: dist.ProcessGroup, sender: int, receiver: int, device: torch.device) -> None:
+def _connect(group: dist.ProcessGroup, sender: int, receiver: int, device: torch.device) -> None:
     """Send one byte. NCCL connects two GPUs at their first message, and its sender waits for the receiver there.
 
     In the midst of a schedule both could be senders, of frames of two channels, and wait for each other.

@@ -76,7 +76,7 @@ def test_two_cards_train_over_nccl_as_over_gloo(tmp_path):
 
 
 @pytest.mark.processes
-def test_one_card_over_nccl(tmp_path):
+def test_one_gpu_over_nccl(tmp_path):
     """`make test-gpu` shows what this prints: whether NCCL lets two processes on one GPU pass for two hosts."""
     write_recipe(tmp_path)
     wanted = summary_of("train", tmp_path)["weights_digest"]

@@ -31,7 +31,7 @@ def summary(*codecs):
     stage = {
         "seconds": dict.fromkeys(SECTIONS, 2000.0),
         "peak_memory": 12_345_000_000,
-        "peak_on_card": None,
+        "peak_on_gpu": None,
         "device": "cpu",
     }
     return {
@@ -260,7 +260,7 @@ def test_the_peak_on_a_card_has_a_column_where_there_is_a_card(capsys, monkeypat
     found = summary("q(4)", "q(8)")
     show_summary(found)
     assert "on GPU" not in capsys.readouterr().out
-    found["stages"][1] |= {"peak_on_card": 7_890_000_000, "device": "cuda:0 (NVIDIA H200)"}
+    found["stages"][1] |= {"peak_on_gpu": 7_890_000_000, "device": "cuda:0 (NVIDIA H200)"}
     show_summary(found)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {line[0]: line for line in lines if line[:1] in (["0"], ["1"]) and "->" not in line}

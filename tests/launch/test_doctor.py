@@ -287,7 +287,7 @@ def test_a_pair_without_a_transport_is_a_row_and_a_status(capsys):
 
 
 def test_a_launcher_refuses_what_the_doctor_refuses_before_it_starts_a_process(monkeypatch):
-    monkeypatch.setattr(device, "num_cards", lambda: 1)
+    monkeypatch.setattr(device, "num_gpus", lambda: 1)
     for words, said in (
         ([], "process 0 computes on the CPU"),
         (["--training.device", "cuda"], "processes 0 and 1 share one of host 0; start fewer processes there"),

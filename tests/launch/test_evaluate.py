@@ -109,7 +109,7 @@ def test_what_is_neither_a_folder_nor_a_recipe_is_told_what_it_may_be(here, caps
 
 def test_a_folder_that_holds_no_run_is_told_before_the_long_imports(here, capsys, monkeypatch):
     (here / "bare").mkdir()
-    monkeypatch.setattr(command, "telling", lambda doing: pytest.fail(doing))
+    monkeypatch.setattr(command, "showing", lambda doing: pytest.fail(doing))
     assert cli.main(["eval", "bare"]) == 2
     assert capsys.readouterr().err.startswith(f"{RULE}'bare'")
 

@@ -10,7 +10,7 @@ import pytest
 from support.commands import started
 from thinwire.compress import CodecError
 from thinwire.launch.run import failures
-from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, once, read_reports, report_of, tell
+from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, explain, once, read_reports, report_of
 from thinwire.launch.run.parent import STOPPED
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.models.errors import ModelError
@@ -32,7 +32,7 @@ def report(rank, kind, text="something", stages=None):
 
 def told(*reports, exit_codes, stages_of=lambda rank: [rank], hung=()):
     """What is told of reports that were left in this order."""
-    return tell({report.rank: report for report in reports}, exit_codes, stages_of, hung).splitlines()
+    return explain({report.rank: report for report in reports}, exit_codes, stages_of, hung).splitlines()
 
 
 def test_a_mistake_that_all_replicas_found_is_one_sentence():
@@ -91,7 +91,7 @@ def test_who_leaves_first_is_told_and_others_wait_for_it():
     assert told == ["own"]
 
 
-# --- the order of the telling -------------------------------------------------------------------------------------
+# --- the order of what is printed -------------------------------------------------------------------------------------
 
 
 def test_a_killed_stage_stands_above_those_that_noticed():
@@ -152,7 +152,7 @@ def test_a_process_whose_end_nobody_saw_stands_on_top():
 
 
 def test_where_nobody_failed_the_first_report_comes_first():
-    """One stage asked to stop by SIGTERM left a telling without a cause: only what the others had been waiting for."""
+    """One stage asked to stop by SIGTERM left sentences without a cause: only what the others had been waiting for."""
     assert told(
         report(1, "stopped", "computing"),
         report(2, "peer", "awaited b"),

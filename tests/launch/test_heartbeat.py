@@ -39,10 +39,10 @@ class Clock:
 
 def test_a_process_that_trains_may_be_silent_for_so_long_and_no_longer():
     clock = Clock()
-    clock.silence.heard(0, Doing.TRAINING)
-    clock.silence.heard(1, Doing.TRAINING)
+    clock.silence.received(0, Doing.TRAINING)
+    clock.silence.received(1, Doing.TRAINING)
     assert clock.wait(3) == {}
-    clock.silence.heard(1, Doing.TRAINING)
+    clock.silence.received(1, Doing.TRAINING)
     assert clock.wait(0.5) == {0: TOO_LONG}
 
 
@@ -57,8 +57,8 @@ def test_a_process_that_trains_may_be_silent_for_so_long_and_no_longer():
 )
 def test_a_process_that_does_not_train_may_be_silent_for_the_timeout_unless_it_is_stopped(doing, said):
     clock = Clock()
-    clock.silence.heard(0, doing)
-    clock.silence.heard(1, doing)
+    clock.silence.received(0, doing)
+    clock.silence.received(1, doing)
     assert clock.wait(20) == {}
     stopped = (
         "is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for 20.0 s; wire.heartbeat of 3 s allows 1.5 s "
@@ -77,7 +77,7 @@ def test_a_stopped_process_is_told_after_half_the_time(doing):
     """After all of it, a busy machine had no time left to tell it within `wire.heartbeat`."""
     clock = Clock()
     for rank in (0, 1):
-        clock.silence.heard(rank, doing)
+        clock.silence.received(rank, doing)
     assert clock.wait(1.5, is_stopped=lambda rank: rank == 1) == {}
     assert clock.wait(0.5, is_stopped=lambda rank: rank == 1).keys() == {1}
 
@@ -85,7 +85,7 @@ def test_a_stopped_process_is_told_after_half_the_time(doing):
 def test_who_had_no_turn_to_listen_blames_nobody():
     """After a suspended machine wakes, or a container is paused, everybody has been silent."""
     clock = Clock()
-    clock.silence.heard(0, Doing.TRAINING)
+    clock.silence.received(0, Doing.TRAINING)
     clock.now += 3600
     assert clock.silence.too_long() == {}
     assert clock.wait(3) == {}
@@ -95,7 +95,7 @@ def test_who_had_no_turn_to_listen_blames_nobody():
 def test_a_listener_that_often_has_no_turn_still_notices():
     """Every time without a turn excused all the silence before it, so that a busy machine noticed no dead host."""
     clock = Clock()
-    clock.silence.heard(0, Doing.TRAINING)
+    clock.silence.received(0, Doing.TRAINING)
     for _ in range(3):
         assert clock.wait(1) == {}
         clock.now += 10
@@ -119,7 +119,7 @@ def test_a_process_tells_at_once_that_it_trains(monkeypatch):
 
 def test_who_is_forgotten_is_not_expected():
     clock = Clock()
-    clock.silence.heard(0, Doing.TRAINING)
+    clock.silence.received(0, Doing.TRAINING)
     clock.silence.forget(0)
     assert clock.wait(100) == {}
 

@@ -66,13 +66,13 @@ def test_elastic_replicas_exchange(folder, hosts):
             command = host.command([*NEW_THINWIRE, *map(str, words)])
             return commands.enter_context(started(command, folder))
 
-        server = begin(hosts[0], "meet", "tiny.yaml", "--listen", listens, *ELASTIC)
-        server.wait_until(lambda: f"--replicas.meeting '{listens}' --replicas.number 1" in server.stdout)
+        server = begin(hosts[0], "server", "tiny.yaml", "--listen", listens, *ELASTIC)
+        server.wait_until(lambda: f"--replicas.server '{listens}' --replicas.number 1" in server.stdout)
         launchers = [
             begin(
                 host,
                 *("train", "tiny.yaml", *ELASTIC, "--output", f"host-{number}"),
-                *("--replicas.meeting", listens, "--replicas.number", number),
+                *("--replicas.server", listens, "--replicas.number", number),
             )
             for number, host in enumerate(hosts)
         ]

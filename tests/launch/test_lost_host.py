@@ -47,9 +47,9 @@ def test_a_host_that_dies_may_come_back_under_another_address(tmp_path, monkeypa
 
         def node(rank, *restarts):
             where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1, *restarts]
-            meet = ["--master-addr", hosts[0].address, "--master-port", 29500]
+            rendezvous = ["--master-addr", hosts[0].address, "--master-port", 29500]
             options = [*OPTIONS, "--checkpoint.every", "10 steps", "--output", "run"]
-            command = hosts[rank].command([*TORCHRUN, *where, *meet, *TRAIN, "tiny.yaml", *options])
+            command = hosts[rank].command([*TORCHRUN, *where, *rendezvous, *TRAIN, "tiny.yaml", *options])
             return commands.enter_context(started(command, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE))
 
         lives, dies = node(0, "--max-restarts", 1), node(1)

@@ -216,5 +216,5 @@ def test_another_release_of_torch_is_told_and_let_in():
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_sentence(options, said, capsys):
-    assert cli.main(["meet", "quickstart", *options]) == 2
+    assert cli.main(["server", "quickstart", *options]) == 2
     assert said in capsys.readouterr().err

@@ -24,7 +24,7 @@ training: {{steps: {STEPS}}}
 """
 
 # Bytes of both interfaces that are no frames, all headers and acknowledgements included; measured like this test.
-# Meeting (the store of rank 0, gloo's connections), comparing, reporting, parting: three runs of 0 steps with nothing
+# Rendezvous (the store of rank 0, gloo's connections), comparing, reporting, ending: three runs of 0 steps with nothing
 # held out sent 42,857, 43,694 and 41,963 bytes.
 START_UP = 42_000
 # Gathering the norm of the gradients: over 60 steps with frames of under a kilobyte, two runs with clipping sent 91,414

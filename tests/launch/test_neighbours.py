@@ -31,8 +31,8 @@ class Noted(Silence):
         super().__init__(1.5, 60)
         self.first = threading.Event()
 
-    def heard(self, rank, doing):
-        super().heard(rank, doing)
+    def received(self, rank, doing):
+        super().received(rank, doing)
         if doing is Doing.TRAINING:
             self.first.set()
 

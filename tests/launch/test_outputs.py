@@ -29,7 +29,7 @@ ELASTIC = [
     *("--replicas.sync.every", "2"),
 ]
 
-OF_THIS_HOST = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0", "--wire.keys", "run.keys"]
+OF_THIS_HOST = ["--replicas.server", "10.0.0.1:29600", "--replicas.number", "0", "--wire.keys", "run.keys"]
 
 
 def entry(step):

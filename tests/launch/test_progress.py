@@ -58,7 +58,7 @@ def wait_for(condition):
 def test_long_work_counts_its_seconds_and_leaves_no_line(screen):
     """A model of many layers was cut for minutes, and nothing moved."""
     shown = screen()
-    with progress.telling("cutting the model"):
+    with progress.showing("cutting the model"):
         wait_for(lambda: " s" in shown.getvalue())
     first, _, rest = shown.getvalue().partition("\n")
     assert first == "cutting the model ..."
@@ -67,7 +67,7 @@ def test_long_work_counts_its_seconds_and_leaves_no_line(screen):
 
 def test_no_thread_is_left_to_fork_with(screen):
     screen()
-    with pytest.raises(ZeroDivisionError), progress.telling("cutting the model"):
+    with pytest.raises(ZeroDivisionError), progress.showing("cutting the model"):
         wait_for(counters)
         1 / 0  # noqa: B018
     assert counters() == []
@@ -75,14 +75,14 @@ def test_no_thread_is_left_to_fork_with(screen):
 
 def test_work_inside_of_other_work_is_not_counted_twice(screen):
     screen()
-    with progress.telling("scoring"), progress.counting():
+    with progress.showing("scoring"), progress.counting():
         assert len(counters()) == 1
 
 
 def test_work_that_is_soon_done_counts_nothing(screen, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 60.0)
     shown = screen()
-    with progress.telling("cutting the model"):
+    with progress.showing("cutting the model"):
         pass
     assert shown.getvalue() == "cutting the model ...\n"
 
@@ -91,6 +91,6 @@ def test_work_that_is_soon_done_counts_nothing(screen, monkeypatch):
 def test_programs_and_other_processes_are_told_nothing(screen, monkeypatch, watched, rank):
     monkeypatch.setenv("RANK", rank)
     shown = screen(watched)
-    with progress.telling("cutting the model"):
+    with progress.showing("cutting the model"):
         assert counters() == []
     assert shown.getvalue() == ""

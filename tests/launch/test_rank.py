@@ -8,7 +8,7 @@ from support.run_files import summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli, train
 from thinwire.launch.run import assembly
-from thinwire.launch.shared.rank import check_meeting, is_spread, own_rank, processes_of_host
+from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank, processes_of_host
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.errors import OptionsError
 
@@ -69,7 +69,7 @@ def test_a_process_with_a_rank_is_told_where_the_others_are(monkeypatch, address
         if value is not None:
             monkeypatch.setenv(name, value)
     with pytest.raises(OptionsError) if said else nullcontext() as caught:
-        check_meeting()
+        check_rendezvous()
     if said:
         assert all(part in told for part, told in zip(said, caught.value.mistakes, strict=True)), caught.value
 
@@ -133,7 +133,7 @@ def test_a_simulation_takes_the_first_card_whatever_the_environment_says(told, t
     def use(device):
         raise Chosen(device)
 
-    monkeypatch.setattr(device, "num_cards", lambda: 4)
+    monkeypatch.setattr(device, "num_gpus", lambda: 4)
     monkeypatch.setattr(assembly, "use", use)
     told(RANK="1", LOCAL_RANK="3", WORLD_SIZE="8")
     with pytest.raises(Chosen, match="cuda:0"):

@@ -40,12 +40,12 @@ def hosts(folder, *options):
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         server = stack.enter_context(
-            started([*THINWIRE, "meet", "tiny.yaml", "--listen", address, *OPTIONS, *options], folder)
+            started([*THINWIRE, "server", "tiny.yaml", "--listen", address, *OPTIONS, *options], folder)
         )
         server.wait_until(lambda: "--replicas.number 1" in server.stdout)
 
         def launcher(replica):
-            own = ["--output", f"host-{replica}", "--replicas.meeting", address, "--replicas.number", replica]
+            own = ["--output", f"host-{replica}", "--replicas.server", address, "--replicas.number", replica]
             return stack.enter_context(started([*THINWIRE, "train", "tiny.yaml", *OPTIONS, *options, *own], folder))
 
         yield server, launcher
@@ -116,13 +116,13 @@ def test_all_start_again_if_their_membership_server_was_started_again(folder):
 
 
 def test_what_cannot_be_is_refused(folder):
-    rest = ["--replicas.meeting", "10.0.0.1:29600", "--replicas.number", "0"]
+    rest = ["--replicas.server", "10.0.0.1:29600", "--replicas.number", "0"]
     for options, said in [
-        (["--replicas.number", "2"], "replicas.number must be from 0 to 1 beside replicas.meeting"),
+        (["--replicas.number", "2"], "replicas.number must be from 0 to 1 beside replicas.server"),
         (["--replicas.membership", "fixed"], "replicas.membership must be elastic, and replicas.count above 1, beside"),
-        (["--replicas.meeting", "null"], "replicas.meeting must be ADDRESS:PORT, where thinwire meet listens"),
-        (["--replicas.meeting", "host:99999"], "replicas.meeting must be ADDRESS:PORT, where thinwire meet listens"),
-        (["--wire.keys", "null"], "wire.keys must name a file of keys for replicas.meeting"),
+        (["--replicas.server", "null"], "replicas.server must be ADDRESS:PORT, where thinwire server listens"),
+        (["--replicas.server", "host:99999"], "replicas.server must be ADDRESS:PORT, where thinwire server listens"),
+        (["--wire.keys", "null"], "wire.keys must name a file of keys for replicas.server"),
     ]:
         with pytest.raises(OptionsError) as caught:
             recipe.parse(["tiny.yaml", *OPTIONS, *rest, *options])
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused(folder):
 
 def test_what_all_must_agree_on(folder):
     known = agreed(recipe.parse(["tiny.yaml", *OPTIONS]))
-    own = ["--replicas.meeting", "h:1", "--replicas.number", "1", "--output", "here", "--wire.timeout", "9"]
+    own = ["--replicas.server", "h:1", "--replicas.number", "1", "--output", "here", "--wire.timeout", "9"]
     assert difference(known, agreed(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
     for option, value, there in [
         ("training.seed", "7", "0"),
@@ -150,11 +150,11 @@ def test_what_all_must_agree_on(folder):
     ("options", "said"),
     [
         (["--wire.keys", "none"], "wire.keys must be a file that thinwire keys made, got none: No such file"),
-        (["--replicas.meeting", "x..y:29600"], "replicas.meeting must name a host that this one finds, got x..y: "),
+        (["--replicas.server", "x..y:29600"], "replicas.server must name a host that this one finds, got x..y: "),
     ],
 )
-def test_what_keeps_a_replica_from_its_meeting_is_told_before_the_data_are_read(folder, options, said, capsys):
-    rest = ["--replicas.meeting", "127.0.0.1:29600", "--replicas.number", "0"]
+def test_what_keeps_a_replica_from_its_server_is_told_before_the_data_are_read(folder, options, said, capsys):
+    rest = ["--replicas.server", "127.0.0.1:29600", "--replicas.number", "0"]
     assert cli.main(["train", "tiny.yaml", *OPTIONS, *rest, *options]) == 2
     told = capsys.readouterr().err
     assert said in told and "reading the data" not in told and not (folder / "runs").exists()

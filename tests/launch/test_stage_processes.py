@@ -133,7 +133,7 @@ def test_processes_meet_in_the_private_folder_and_speak_over_loopback(tmp_path, 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     first, second = environments(2, 3, tmp_path)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("0", "1", "2", "3")
-    assert Path(first[stage_processes.MEETING_VARIABLE]).parent == tmp_path
+    assert Path(first[stage_processes.RENDEZVOUS_VARIABLE]).parent == tmp_path
     assert first["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wg0")
     assert environments(2, 3, tmp_path)[1]["GLOO_SOCKET_IFNAME"] == "wg0"

@@ -67,7 +67,7 @@ def test_a_folder_for_words_without_room_is_one_sentence(tmp_path):
     before += "try:\n    scratch.folder().__enter__()\nexcept ThinwireError as error:\n    sys.exit(str(error))"
     found = run(before, TMPDIR=str(tmp_path))
     assert found.stderr == (
-        f"TMPDIR must have room for 1 MiB, in which the processes of a run meet, but {tmp_path} has not: "
+        f"TMPDIR must have room for 1 MiB, for the rendezvous of a run, but {tmp_path} has not: "
         f"File too large; name another folder, and see ulimit -f\n"
     )
 

@@ -58,7 +58,7 @@ class Machine:
 
 
 def answers(command, address):
-    """Whether the port where a run meets answers to a host, which is named by its way to run a command."""
+    """Whether the port of the rendezvous answers to a host, which is named by its way to run a command."""
     call = command([sys.executable, "-c", CALL, address, "29500"])
     return subprocess.run(call, capture_output=True, text=True, check=False).stdout == "answers\n"
 

@@ -38,7 +38,7 @@ def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):
         with pytest.raises(MismatchError) as caught:
             join(prepared(2), rank=0)
     assert str(caught.value) == (
-        f"the port where all processes meet must be free, but another program uses {port}; set MASTER_PORT to another "
+        f"the port of the rendezvous must be free, but another program uses {port}; set MASTER_PORT to another "
         "one (torchrun: --master-port), the same on every machine"
     )
 
@@ -86,7 +86,7 @@ def test_all_processes_wait_for_a_replica_that_steps_alone_as_its_counterparts_d
     tmp_path, monkeypatch, every, seconds
 ):
     """A save between two exchanges ended the run, because a slower replica was not there within `wire.timeout`."""
-    given = {"WORLD_SIZE": 1, worker.MEETING_VARIABLE: tmp_path / "meeting"}
+    given = {"WORLD_SIZE": 1, worker.RENDEZVOUS_VARIABLE: tmp_path / "rendezvous"}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
     join(prepared(1, count=2, sync=SyncOptions(every=every)), rank=0)

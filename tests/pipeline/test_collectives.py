@@ -18,8 +18,8 @@ from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
     LARGEST,
     Kind,
+    Notes,
     StageNumbers,
-    Words,
     all_gather_json,
     gather_json,
     seal,
@@ -133,12 +133,12 @@ def in_words(process):
 
 
 def saying_words(rank, words):
-    to_last = Words(None, Kind.LOSSES, in_words, timedelta(seconds=60), 2)
+    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 2)
     for _ in words:
         to_last.expect()
     for word in words:
-        to_last.say([rank, word])
-    told = [to_last.hear() for _ in words]
+        to_last.send([rank, word])
+    told = [to_last.receive() for _ in words]
     dist.barrier()
     return told
 
@@ -152,14 +152,14 @@ def test_words_reach_one_process_in_rank_order():
 
 
 def interrupted(rank, body):
-    to_last = Words(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
     if rank == 0:
         collectives.send(Kind.LOSSES, torch.frombuffer(bytearray(body), dtype=torch.uint8), 1)
         dist.barrier()
         return ""
     to_last.expect()
     with pytest.raises(WireError) as caught:
-        to_last.hear()
+        to_last.receive()
     dist.barrier()
     return str(caught.value)
 
@@ -169,11 +169,11 @@ def test_a_word_that_is_no_json_is_refused_in_a_sentence():
 
 
 def left_without_a_word(rank):
-    to_last = Words(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
     processes.left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         to_last.expect()
-        to_last.hear()
+        to_last.receive()
     return str(caught.value)
 
 
@@ -201,17 +201,17 @@ FLIPPED = {
 def norm_of(rank, where):
     numbers = StageNumbers(where, "the number", timedelta(seconds=60))
     numbers.expect()
-    numbers.tell({rank: 0.5})
-    return numbers.hear()
+    numbers.send({rank: 0.5})
+    return numbers.receive()
 
 
 def losses_of(rank):
-    words = Words(None, Kind.LOSSES, in_words, timedelta(seconds=60), 0)
+    words = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 0)
     words.expect()
-    words.say([0.5])
+    words.send([0.5])
     for sender in words._senders.values():
         sender.flush()
-    return words.hear()
+    return words.receive()
 
 
 def shared_of(rank, where):

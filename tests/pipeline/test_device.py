@@ -25,12 +25,12 @@ from thinwire.pipeline.options import TrainingOptions
     ],
 )
 def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, local_rank, wanted, got):
-    monkeypatch.setattr(device, "num_cards", lambda: cards)
+    monkeypatch.setattr(device, "num_gpus", lambda: cards)
     assert choose(wanted, local_rank) == torch.device(got)
 
 
 def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(device, "num_cards", lambda: 0)
+    monkeypatch.setattr(device, "num_gpus", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(OptionsError, match=r"training.device cuda needs a GPU .* add --training.device cpu") as refused:
         choose("cuda")
@@ -38,7 +38,7 @@ def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
 
 
 def test_cards_that_are_hidden_are_told_apart_from_cards_that_are_not_there(monkeypatch):
-    monkeypatch.setattr(device, "num_cards", lambda: 0)
+    monkeypatch.setattr(device, "num_gpus", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for seen in ("", "7"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.pipeline.replicas.step_exchanges import hidden, told
+from thinwire.pipeline.replicas.step_exchanges import hidden, reported
 
 # stage 2 is done first; stage 0 begins at 6 and at 16
 EXCHANGES = [[(6.0, 8.0), (16.0, 18.0)], [(4.0, 5.0), (14.0, 18.0)], [(2.0, 7.0), (12.0, 16.0)]]
@@ -24,12 +24,12 @@ def test_times_are_put_on_one_clock_stage_by_stage():
         }
         for clock, pairs, line in zip(clocks, EXCHANGES, [*lines, (1.0, 0.0)], strict=True)
     ]
-    shares = [stage["hidden"] for stage in told(reports)]
+    shares = [stage["hidden"] for stage in reported(reports)]
     assert shares == pytest.approx(hidden(EXCHANGES))
-    assert told(reports)[0]["encode"] == 1.0
+    assert reported(reports)[0]["encode"] == 1.0
 
 
 @pytest.mark.parametrize("unknown", [{"last": []}, {"next_clock": None}])
 def test_nothing_is_said_about_what_is_not_known(unknown):
     report = {"seconds": {"wire": 2.0}, "last": [(1.0, 2.0)], "next_clock": (1.0, 0.0)}
-    assert told([report, {**report, **unknown}]) == [{"wire": 2.0, "hidden": None}] * 2
+    assert reported([report, {**report, **unknown}]) == [{"wire": 2.0, "hidden": None}] * 2

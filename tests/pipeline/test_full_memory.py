@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from support.toy import make_trainer
-from thinwire.pipeline.devices.memory import peak_on_card, told_if_full
+from thinwire.pipeline.devices.memory import peak_on_gpu, told_if_full
 from thinwire.pipeline.errors import MemoryFullError
 
 WAYS_OUT = "lower pipeline.microbatch_size, set training.recompute to block, or raise pipeline.num_stages"
@@ -89,8 +89,8 @@ class Card:
 def test_a_card_tells_its_peak_and_what_is_held(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda device: Card)
     card = torch.device("cuda", 1)
-    assert peak_on_card(card) == 7_000_000_000
-    assert peak_on_card(torch.device("cpu")) is None
+    assert peak_on_gpu(card) == 7_000_000_000
+    assert peak_on_gpu(torch.device("cpu")) is None
     with (
         pytest.raises(MemoryFullError, match=r"on cuda:1: its process holds 6\.5 GB of 8\.0 GB; lower"),
         told_if_full(0, card),

@@ -44,7 +44,7 @@ def connected(heartbeat=0.5, timeout=float(LONG)):
     server, told = Echo(), []
     relay = Relay(server.mesh.address.endpoint)
     place = relay.endpoint.removeprefix("tcp://")
-    client = Client(place, KEYS, heartbeat, timeout, KINDS, tell=told.append)
+    client = Client(place, KEYS, heartbeat, timeout, KINDS, report=told.append)
     try:
         yield server, relay, client, told
     finally:
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_waits_while_the_server_takes_its_last_message(monk
     with connected(heartbeat=60.0) as (server, relay, client, _):
         echo(client, "first")
         relay._delay, server.answers = 0.1, False
-        client.say({"kind": "deliver", "text": "last"}, [DATA * 4])
+        client.send({"kind": "deliver", "text": "last"}, [DATA * 4])
         said = []
         client.close(said.append)
         assert client.left == 0

@@ -42,7 +42,7 @@ class World:
             self.say(replica, process, words, [f"weights of {replica}.{process}".encode()] if gives else [])
 
     def say(self, replica, process, words, blobs=()):
-        self.rules.said(replica, process, (words, list(blobs)))
+        self.rules.received(replica, process, (words, list(blobs)))
 
     def given_to(self, replica):
         """The answer to process 1 of a replica that comes back: its kind, step and blobs."""

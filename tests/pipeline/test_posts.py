@@ -1,4 +1,4 @@
-"""Words in the store where processes meet: none is read that is not as it was written."""
+"""Words in the rendezvous store: none is read that is not as it was written."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ def test_a_word_is_what_was_written_and_with_any_bit_flipped_an_error_that_names
     for bit in range(8 * len(word)):
         flipped = bytearray(word)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(WireError, match=r"process 3 must send its address, and the store .* CRC-32"):
+        with pytest.raises(WireError, match=r"process 3 must send its address, and the rendezvous store .* CRC-32"):
             posts.read(bytes(flipped), "process 3 must send its address")
 
 
@@ -28,7 +28,7 @@ def test_json_that_is_none_or_nested_too_deep_is_one_sentence_although_its_check
         with monkeypatch.context() as patched:
             patched.setattr(posts.json, "dumps", lambda value: value)
             word = posts.written(text).encode()
-        with pytest.raises(WireError, match="process 3 must send its address, and the store"):
+        with pytest.raises(WireError, match="process 3 must send its address, and the rendezvous store"):
             posts.read(word, "process 3 must send its address")
 
 

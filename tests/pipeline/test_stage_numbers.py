@@ -26,8 +26,8 @@ def gathered(rank):
     numbers, found = numbers_of(IN_A_V), []
     for step in range(3):
         numbers.expect()
-        numbers.tell({stage: math.pi * 10.0**stage + step for stage in IN_A_V.stages_of(rank)})
-        found.append(numbers.hear())
+        numbers.send({stage: math.pi * 10.0**stage + step for stage in IN_A_V.stages_of(rank)})
+        found.append(numbers.receive())
     dist.barrier()
     return found
 
@@ -41,10 +41,10 @@ def last_to_come(rank):
     numbers, store = numbers_of(Placement({0: 0, 1: 1, 2: 2})), dist.distributed_c10d._get_default_store()
     numbers.expect()
     dist.barrier()
-    numbers.tell({rank: rank + 7.0})
+    numbers.send({rank: rank + 7.0})
     if rank:
         store.wait(["through"])
-    found = numbers.hear()
+    found = numbers.receive()
     store.set("through", "")
     return found
 
@@ -58,8 +58,8 @@ def left_alone(rank):
     left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         numbers.expect()
-        numbers.tell({1: 1.0})
-        numbers.hear()
+        numbers.send({1: 1.0})
+        numbers.receive()
     return str(caught.value)
 
 
@@ -71,14 +71,14 @@ def test_a_process_that_is_gone_is_named():
 
 def room_while_it_listens(rank):
     """For how many frames of the next step the last stage has room while it waits for the norm."""
-    trainer, rooms, hear = make_trainer(rank, steps=3, microbatches=2, optimizer=CLIPPED), [], StageNumbers.hear
+    trainer, rooms, receive = make_trainer(rank, steps=3, microbatches=2, optimizer=CLIPPED), [], StageNumbers.receive
 
     def listening(numbers):
         for end in trainer.stages[0].ends:
             rooms.append((end.incoming.channel.name, end.incoming._room, len(end.incoming._way._transport._pending)))
-        return hear(numbers)
+        return receive(numbers)
 
-    StageNumbers.hear = listening
+    StageNumbers.receive = listening
     trainer.train(lambda record: None)
     return rooms
 

@@ -32,7 +32,7 @@ def test_an_address_that_no_socket_can_connect_to_is_refused(endpoint):
 
 def test_a_process_leaves_although_a_failure_has_left_a_socket_open():
     mesh = Mesh(0, KEYS, interface="127.0.0.1", patience=QUICK)
-    mesh.meet({1: Address("tcp://127.0.0.\u0661:80", bytes(16))})
+    mesh.add_addresses({1: Address("tcp://127.0.0.\u0661:80", bytes(16))})
     send = mesh.send(1, STREAM, memoryview(b"hello"))
     assert send.wait(LONG) and "Invalid argument" in send.error
     leaves = Thread(target=mesh.close, daemon=True)

@@ -24,7 +24,7 @@ class Host:
     def __init__(self, settings):
         self.replica, self.life = settings.replica, os.urandom(4).hex()
         self.launcher = LauncherClient(settings)
-        self.launcher.say({"kind": "comes", "replica": self.replica, "life": self.life})
+        self.launcher.send({"kind": "comes", "replica": self.replica, "life": self.life})
         keys = Keys.of(self.launcher.secret.encode())
         self.client = Client(settings.place, keys, settings.heartbeat, settings.timeout, ANSWERED)
         self.attendance = Attendance(self.client, self.replica, 0, self.life)
@@ -39,7 +39,7 @@ class Host:
     def leave(self):
         """End as a replica does that is done: first its process, then its launcher; why there was no server, if so."""
         self.attendance.close(lambda text: None)
-        self.launcher.say({"kind": "loses", "replica": self.replica, "life": self.life, "for_good": True})
+        self.launcher.send({"kind": "loses", "replica": self.replica, "life": self.life, "for_good": True})
         time.sleep(0.1)
         self.launcher.client.close()
         return self.launcher.client.ending

@@ -8,9 +8,12 @@ from support.commands import TIMEOUT, completed, free_port, started
 
 def on_two_processes(script: Path, folder: Path, *arguments: str) -> str:
     """What a script prints where two processes have the variables of torchrun; AssertionError where one fails."""
-    meet = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rendezvous = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, script, *arguments]
-    with started(command, folder, RANK="0", **meet) as first, started(command, folder, RANK="1", **meet) as second:
+    with (
+        started(command, folder, RANK="0", **rendezvous) as first,
+        started(command, folder, RANK="1", **rendezvous) as second,
+    ):
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
         return first.stdout + second.stdout
 

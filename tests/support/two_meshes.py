@@ -27,12 +27,12 @@ class Two:
         ]
         second = self.meshes[1].address
         self.relay = Relay(second.endpoint)
-        self.meshes[0].meet({1: Address(self.relay.endpoint, life or second.life)})
+        self.meshes[0].add_addresses({1: Address(self.relay.endpoint, life or second.life)})
         if acquainted:
             self.acquaint()
 
     def acquaint(self):
-        self.meshes[1].meet({0: self.meshes[0].address})
+        self.meshes[1].add_addresses({0: self.meshes[0].address})
 
     def __enter__(self):
         return self

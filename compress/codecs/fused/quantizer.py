@@ -16,7 +16,7 @@ from torch import Tensor
 from thinwire.compress.codec import Key, Words
 from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.codecs.fused.trial import is_card, work
-from thinwire.compress.codecs.granularity import Blocks, Per, Stretch, blocks_per
+from thinwire.compress.codecs.granularity import BlockRange, Blocks, Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
@@ -63,7 +63,7 @@ class FusedQuantizer(GridQuantizer):
         return True
 
     def write_part(
-        self, part: Stretch, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
+        self, part: BlockRange, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
     ) -> Tensor:
         """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
         if words is None and not part.is_padded and cpu.covers(self.grid, values):

@@ -69,7 +69,7 @@ class Agent:
     def __init__(self, recipe: Recipe, agreed: Mapping[str, str]) -> None:
         if sys.platform != "linux":
             raise OptionsError("replicas.membership elastic needs Linux; use fixed elsewhere")
-        replicas, wire, place = recipe.replicas, recipe.wire, recipe.replicas.meeting
+        replicas, wire, place = recipe.replicas, recipe.wire, recipe.replicas.server
         remote = {"keys": wire.keys, "replica": replicas.number, "agreed": dict(agreed)} if place else {}
         settings = AgentSettings(replicas.count, recipe.group_processes, wire.heartbeat, wire.timeout, place, **remote)  # type: ignore[arg-type]
         self._lives: dict[int, str] = {}
@@ -81,8 +81,8 @@ class Agent:
             text=True,
             start_new_session=True,  # Ctrl-C is for the launcher
         )
-        self._say(asdict(settings))
-        self._server: dict[str, str] = self._heard(wait=True) or {}
+        self._send(asdict(settings))
+        self._server: dict[str, str] = self._received(wait=True) or {}
         if "text" in self._server:
             self._ending = self._server
 
@@ -90,7 +90,7 @@ class Agent:
     def is_gone(self) -> bool:
         """Whether it has ended or says that it ends, or was stopped, and answers no more."""
         is_over = self._process.poll() is not None or is_stopped(self._process.pid)
-        self._ending = self._ending or self._heard()  # after the look at the process, whose last words are there then
+        self._ending = self._ending or self._received()  # after the look at the process, whose end it sent before
         return is_over or self._ending is not None
 
     def ending(self) -> tuple[str, bool]:
@@ -102,27 +102,27 @@ class Agent:
     def comes(self, replica: int) -> str:
         """Say that a replica starts; what its processes need to reach the server, as text."""
         life = self._lives[replica] = secrets.token_hex(8)
-        self._say({"kind": "comes", "replica": replica, "life": life})
+        self._send({"kind": "comes", "replica": replica, "life": life})
         return json.dumps({**self._server, "replica": replica, "life": life})
 
     def loses(self, replica: int, *, for_good: bool) -> None:
         """Say that a replica has ended, and whether it comes again."""
-        self._say({"kind": "loses", "replica": replica, "life": self._lives[replica], "for_good": for_good})
+        self._send({"kind": "loses", "replica": replica, "life": self._lives[replica], "for_good": for_good})
 
     def stop(self) -> None:
         """Have all replicas stop after the next exchange."""
         for replica in self._lives:
-            self._say({"kind": "stop", "replica": replica})
+            self._send({"kind": "stop", "replica": replica})
 
     def end(self, hurries: Callable[[], bool]) -> None:
         """Wait until it has passed on the last messages, unless somebody hurries."""
-        self._say({"kind": "end"})
+        self._send({"kind": "end"})
         while not (self.is_gone or hurries()):
             time.sleep(_POLL)
 
     def close(self) -> None:
         """End it, if it has not ended."""
-        self._say({"kind": "end"})
+        self._send({"kind": "end"})
         with suppress(subprocess.TimeoutExpired):
             if not self.is_gone:
                 self._process.wait(_GRACE)
@@ -133,13 +133,13 @@ class Agent:
             with suppress(OSError):
                 pipe.close()
 
-    def _say(self, words: Mapping[str, object]) -> None:
+    def _send(self, words: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):  # it is gone, which the launcher sees
             self._process.stdin.write(json.dumps(words) + "\n")
             self._process.stdin.flush()
 
-    def _heard(self, *, wait: bool = False) -> dict[str, Any] | None:
+    def _received(self, *, wait: bool = False) -> dict[str, Any] | None:
         """The next line of the agent, if there is one."""
         pipe = self._process.stdout
         assert pipe is not None
@@ -149,7 +149,7 @@ class Agent:
         return json.loads(line) if line else None
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print a sentence for the user."""
     with suppress(OSError):  # the terminal may be gone
         print(text, file=sys.stderr, flush=True)
@@ -184,7 +184,7 @@ def _serve(settings: AgentSettings) -> None:
 
     keys = Keys.fresh()
     size = Size(settings.replicas, settings.processes, settings.timeout, settings.timeout)
-    server, mesh = listen("127.0.0.1", "*", keys, size, None, 1 << 62, tell)
+    server, mesh = listen("127.0.0.1", "*", keys, size, None, 1 << 62, report)
     _answer(place=mesh.place, secret=keys.secret.decode())
     for words in _lines(lambda: mesh.broken):
         mesh.ask(partial(server.launch, words))
@@ -206,21 +206,21 @@ class LauncherClient:
         self._is_welcome = False
         self._waits_since: float | None = None
         keys, wire = Keys.read(Path(settings.keys)), (settings.heartbeat, settings.timeout)
-        self.client = Client(settings.place, keys, *wire, WELCOMED, self._take, tell)
+        self.client = Client(settings.place, keys, *wire, WELCOMED, self._take, report)
         self.secret = keys.secret.decode()
         self._greet()
 
-    def say(self, words: dict[str, Any]) -> None:
+    def send(self, words: dict[str, Any]) -> None:
         """Pass on what the launcher says, as soon as it is welcome."""
         self.client.later(0, partial(self._pass_on, words))
 
     def _greet(self) -> None:
         words = {"replica": self._settings.replica, "agreed": self._settings.agreed}
-        self.client.say({"kind": "launcher", **words})
+        self.client.send({"kind": "launcher", **words})
 
     def _pass_on(self, words: dict[str, Any]) -> None:
         if self._is_welcome:
-            self.client.say(words)
+            self.client.send(words)
         else:
             self._held.append(words)
 
@@ -229,16 +229,16 @@ class LauncherClient:
         place, replica, timeout = self._settings.place, self._settings.replica, self._settings.timeout
         if words["kind"] == "welcome":
             noted = f"; {words['noted']}" if words["noted"] else ""
-            tell(f"replica {replica} is connected to the membership server at {place}{noted}")
+            report(f"replica {replica} is connected to the membership server at {place}{noted}")
             self._is_welcome = True
             for held in self._held:
-                self.client.say(held)
+                self.client.send(held)
         elif words["kind"] == "refused":
             self.client.end(f"the membership server at {place} refuses this replica: {words['text']}")
         else:
             if self._waits_since is None:
                 self._waits_since = time.monotonic()
-                tell(f"{words['text']}; this one waits until it is gone, and then comes")
+                report(f"{words['text']}; this one waits until it is gone, and then comes")
             if time.monotonic() - self._waits_since > timeout:
                 self.client.end(
                     f"the membership server at {place} let this replica wait for {timeout:g} s (wire.timeout), because "
@@ -252,7 +252,7 @@ def _connect(settings: AgentSettings) -> None:
     ours = LauncherClient(settings)
     _answer(place=settings.place, secret=ours.secret)
     for words in _lines(lambda: ours.client.ending):
-        ours.say(words)
+        ours.send(words)
     if (ending := ours.client.ending) is not None:
         _answer(**asdict(ending))
     ours.client.close()

@@ -85,7 +85,7 @@ class Launcher:
             again = True
         if self._came and len(self._ended.well) < len(self._here):
             left = what_is_left(self._recipe)
-            raise StoppedError(failures.tell_stopped(self._came[0], self._ended.reports, left), self._came[0])
+            raise StoppedError(failures.explain_stopped(self._came[0], self._ended.reports, left), self._came[0])
         self._report_end()
 
     def _run(self, *, again: bool) -> bool:
@@ -160,7 +160,7 @@ class Launcher:
         if end.finished or self._came:
             agent.loses(replica, for_good=True)
             return
-        told = failures.tell(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
+        told = failures.explain(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
         # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
         if not running.again and any(report.of_all for report in reports.values()):
             agent.loses(replica, for_good=True)

@@ -11,19 +11,19 @@ from thinwire.pipeline.processes.backends import check_installed, check_keys
 
 def check_reach(recipe: Recipe) -> None:
     """Raise OptionsError if the file of keys, the host of the membership server or an interface cannot be used."""
-    place = recipe.replicas.meeting
+    place = recipe.replicas.server
     # zmq takes addresses, too, and says so itself
     if recipe.wire.transport != "zmq" or recipe.group_processes == 1:
         check_interface()
     if recipe.replicas.elastic:
         check_installed()
-    check_keys(recipe.wire, meets=place is not None)
+    check_keys(recipe.wire, across_hosts=place is not None)
     if place is not None:
         try:
             found(place)
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else error
             raise OptionsError(
-                f"replicas.meeting must name a host that this one finds, got {parted(place)[0]}: {said}; give its "
+                f"replicas.server must name a host that this one finds, got {parted(place)[0]}: {said}; give its "
                 f"address"
             ) from error

@@ -71,7 +71,7 @@ class Neighbours:
 
     def begin(self, lost: Callable[[int, str], None]) -> None:
         """Listen from now on; `lost` is called with the rank of a lost neighbour, and what is wrong with it."""
-        threading.Thread(target=self._hear, args=[lost], name="neighbours", daemon=True).start()
+        threading.Thread(target=self._receive, args=[lost], name="neighbours", daemon=True).start()
 
     def _listen(self, store: dist.Store) -> None:
         address = run_address()
@@ -99,7 +99,7 @@ class Neighbours:
         self._add(connection)
         self._greet(connection, rank)
 
-    def _hear(self, lost: Callable[[int, str], None]) -> None:
+    def _receive(self, lost: Callable[[int, str], None]) -> None:
         while True:
             for key, _ in self._waiting.select(_POLL):
                 assert isinstance(key.fileobj, socket.socket)
@@ -128,7 +128,7 @@ class Neighbours:
         """From now on the connection is that of a neighbour."""
         self._ranks[connection] = rank
         self._missing.discard(rank)
-        self._silence.heard(rank, Doing.BUILDING)
+        self._silence.received(rank, Doing.BUILDING)
         self._send(connection, self._pulse.doing())  # at once: who has not named itself may have to go for a stranger
         self._pulse.add(partial(self._send, connection))
 
@@ -155,7 +155,7 @@ class Neighbours:
             if token != self._token or self._ranks.get(connection) != rank or said not in _SAID:
                 received = b""
             else:
-                self._silence.heard(rank, Doing(said))
+                self._silence.received(rank, Doing(said))
         if not received:
             self._close(connection)
 

@@ -74,9 +74,9 @@ def begin() -> Pulse:
     if VARIABLE in os.environ:
         descriptor = int(os.environ[VARIABLE])
 
-        def tell(doing: Doing) -> None:
+        def show(doing: Doing) -> None:
             with suppress(OSError):  # a launcher that is stopped does not read, and the pipe is full some day
                 os.write(descriptor, doing.value)
 
-        pulse.add(tell)
+        pulse.add(show)
     return pulse

@@ -49,7 +49,7 @@ class Silence:
         self._heard: dict[int, tuple[float, Doing]] = {}
         self._looked = clock()
 
-    def heard(self, rank: int, doing: Doing) -> None:
+    def received(self, rank: int, doing: Doing) -> None:
         """Note a beat of a process, and what it does."""
         self._heard[rank] = (self._clock(), doing)
 
@@ -108,7 +108,7 @@ class Hearing:
         self._pipes[rank], writing = os.pipe()
         for descriptor in (self._pipes[rank], writing):
             os.set_blocking(descriptor, False)
-        self._silence.heard(rank, Doing.BUILDING)
+        self._silence.received(rank, Doing.BUILDING)
         try:
             yield {**environment, VARIABLE: str(writing)}
         finally:
@@ -119,7 +119,7 @@ class Hearing:
         for rank, pipe in self._pipes.items():
             with suppress(BlockingIOError):
                 if beats := os.read(pipe, 1 << 16):
-                    self._silence.heard(rank, Doing(beats[-1:]))
+                    self._silence.received(rank, Doing(beats[-1:]))
             if rank not in pids:
                 self._silence.forget(rank)
         return self._silence.too_long(lambda rank: is_stopped(pids[rank]))

@@ -49,13 +49,13 @@ def begin(heartbeat: float, timeout: float) -> None:
 def _watch(watched: int, reading: int, silence: Silence) -> None:
     """Watch until the process has ended, or kill it for its silence."""
     rank = int(os.environ["RANK"])
-    silence.heard(rank, Doing.IMPORTING)
+    silence.received(rank, Doing.IMPORTING)
     while os.getppid() == watched:
         if select.select([reading], [], [], EVERY)[0]:
             beats = os.read(reading, 1 << 12)
             if not beats:
                 return
-            silence.heard(rank, Doing(beats[-1:]))
+            silence.received(rank, Doing(beats[-1:]))
         for said in silence.too_long(lambda rank: is_stopped(watched)).values():
             os.kill(watched, signal.SIGKILL)  # before it is reported: the terminal may be gone
             os.write(2, f"process {rank} {said}; it was killed\n".encode())

@@ -239,7 +239,7 @@ class Connection:
             return
         self._is_open = True
         self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
-        self._loop.watch(self._socket, self._hear)
+        self._loop.watch(self._socket, self._receive)
         self._loop.watch(self._monitor, self._notice)
         self._socket.connect(self._endpoint)
 
@@ -343,7 +343,7 @@ class Connection:
         elif time.monotonic() - self._refused > self._patience.gone:
             self._failed("it does not listen any more, so it has ended")
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Handle what the other process answers or sends."""
         before = self._inflow.expected
         for header, *data in received(self._socket):

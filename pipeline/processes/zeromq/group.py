@@ -124,7 +124,7 @@ class Group(dist.ProcessGroup):
         """Give one process the tensor of every process, in the order of the group."""
         [mine] = inputs
         if self.rank() != opts.rootRank:
-            self._tell(mine, [opts.rootRank])
+            self._send(mine, [opts.rootRank])
             return self._work([])
         [gathered] = outputs
         return self._work(self._take(gathered, mine))
@@ -133,7 +133,7 @@ class Group(dist.ProcessGroup):
         """Give every process the tensor of one process."""
         [tensor] = tensors
         if self.rank() == opts.rootRank:
-            self._tell(tensor, self._others)
+            self._send(tensor, self._others)
             return self._work([])
         return self._work([self._received(tensor, opts.rootRank, _COLLECTIVE)])
 
@@ -155,14 +155,14 @@ class Group(dist.ProcessGroup):
 
     def _collect(self, gathered: list[Tensor], mine: Tensor, finish: Callable[[], object] | None = None) -> GroupWork:
         """Send this process's tensor to all others, and receive theirs."""
-        self._tell(mine, self._others)
+        self._send(mine, self._others)
         return self._work(self._take(gathered, mine), finish)
 
     def _take(self, gathered: list[Tensor], mine: Tensor) -> list[_Wait]:
         gathered[self.rank()].copy_(mine)
         return [self._received(gathered[rank], rank, _COLLECTIVE) for rank in self._others]
 
-    def _tell(self, tensor: Tensor, others: Sequence[int]) -> None:
+    def _send(self, tensor: Tensor, others: Sequence[int]) -> None:
         """Send a copy without waiting: a collective waits only for the messages of the other processes."""
         kept = tensor.clone()
         for rank in others:

@@ -149,9 +149,9 @@ class Mesh:
         assert isinstance(endpoint, bytes)
         return endpoint
 
-    def meet(self, addresses: Mapping[int, Address]) -> None:
+    def add_addresses(self, addresses: Mapping[int, Address]) -> None:
         """Take the addresses of other processes. A connection is made when something is sent."""
-        self._loop.ask(partial(self._meet, addresses))
+        self._loop.ask(partial(self._add_addresses, addresses))
 
     def send(self, peer: int, stream: Stream, data: memoryview) -> Pending:
         """Send a message. Do not change `data` before it is done.
@@ -254,7 +254,7 @@ class Mesh:
     def _open(self) -> list[Connection]:
         return [connection for peer in list(self._peers.values()) for connection in peer.connections]
 
-    def _meet(self, addresses: Mapping[int, Address]) -> None:
+    def _add_addresses(self, addresses: Mapping[int, Address]) -> None:
         self._addresses.update(addresses)
         early, self._early = self._early, []
         self._acknowledge(self._greet(came, hello) for came, hello in early)

@@ -76,7 +76,7 @@ def _create(options: Any, given: MeshSettings | Group) -> Group:
             f"GLOO_SOCKET_IFNAME must name a network interface of this machine with an address, got {interface}: "
             f"{error.strerror}"
         ) from error
-    mesh.meet(_addresses(options.store, mesh, given.keys, options.group_size, options.timeout))
+    mesh.add_addresses(_addresses(options.store, mesh, given.keys, options.group_size, options.timeout))
     return Group(mesh, range(options.group_size), options.group_id, options.timeout)
 
 

@@ -3,8 +3,8 @@
 Every replica is a run of its own: S processes with a process group, checkpoints, logs and saved weights of their own.
 Nothing that all processes must call spans two replicas. Between two exchanges they do not know of each other. At an
 exchange every process sends one message to the membership server, and waits for one answer. The server is a process
-beside the launcher; or `thinwire meet`, if each replica has a launcher on a host of its own. Either way it is the same
-program, over the same encrypted mesh (`pipeline/processes/zeromq/`).
+beside the launcher; or `thinwire server`, if each replica has a launcher on a host of its own. Either way it is the
+same program, over the same encrypted mesh (`pipeline/processes/zeromq/`).
 
     process i of replica r     deliver: the frames of its stages; the samples since the last exchange
     membership server          waits, decides once who takes part, answers all of them

@@ -40,10 +40,10 @@ class ServerConnection(Protocol):
     def ask(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Message:
         """Send a message, and wait for the answer. PeerError if the server is gone."""
 
-    def say(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
         """Send a message."""
 
-    def close(self, tell: Callable[[str], None]) -> None:
+    def close(self, report: Callable[[str], None]) -> None:
         """Leave when the server has all messages, and print it if that takes long."""
 
 
@@ -118,11 +118,11 @@ class Attendance:
     ) -> None:
         """Say that the weights after an exchange are in use; give them with `state`. Waits for no answer."""
         words = {"kind": "applied", "step": step, "digest": digest, "passes": passes, "last": last}
-        self._server.say({**words, **self._sender}, [] if state is None else [state])
+        self._server.send({**words, **self._sender}, [] if state is None else [state])
 
-    def close(self, tell: Callable[[str], None]) -> None:
+    def close(self, report: Callable[[str], None]) -> None:
         """Leave when the server has all messages, and print it if that takes long."""
-        self._server.close(tell)
+        self._server.close(report)
 
     def _ask(self, words: Mapping[str, Any], blobs: list[bytes]) -> Message:
         told, arrived = self._server.ask({**words, **self._sender}, blobs)

@@ -51,7 +51,7 @@ class Client:
         timeout: seconds without a server after which it gives up.
         kinds: the messages that it may get.
         take: gets them, in the thread of the mesh; None if `ask` gets them.
-        tell: prints a sentence for the user.
+        report: prints a sentence for the user.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Client:
         timeout: float,
         kinds: Kinds,
         take: Callable[[Message], None] | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._place, self._heartbeat, self._timeout, self._kinds, self._tell = place, heartbeat, timeout, kinds, tell
+        self._place, self._heartbeat, self._timeout = place, heartbeat, timeout
+        self._kinds, self._report = kinds, report
         self._answers: SimpleQueue[Message] = SimpleQueue()
         self._give = take or self._answers.put
         self._moved, self._is_silent = time.monotonic(), False
@@ -77,7 +78,7 @@ class Client:
             piece_bytes=PIECE_BYTES,
             taking=Taking(self._take, self._lose, _ANY_LENGTH),
         )
-        self._mesh.meet({SERVER: Address(f"tcp://{place}", ANY_LIFE)})
+        self._mesh.add_addresses({SERVER: Address(f"tcp://{place}", ANY_LIFE)})
         self._mesh.ask(self._look)
 
     @property
@@ -90,14 +91,14 @@ class Client:
         """Call `handler` in the thread of the mesh, after this time."""
         self._mesh.ask(lambda: self._mesh.later(seconds, handler))
 
-    def say(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
         """Send a message, now or as soon as there is a connection."""
         data = pack(words, blobs)
         self._mesh.ask(lambda: self._mesh.give(SERVER, data))
 
     def ask(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Message:
         """Send a message, and wait for the answer. PeerError if there is no server any more."""
-        self.say(words, blobs)
+        self.send(words, blobs)
         while True:
             try:
                 return self._answers.get(timeout=_EVERY)
@@ -106,11 +107,11 @@ class Client:
                     time.sleep(_GRACE)
                     raise PeerError(ending.text) from None
 
-    def close(self, tell: Callable[[str], None] = lambda text: None) -> None:
+    def close(self, report: Callable[[str], None] = lambda text: None) -> None:
         """Leave when the server has all messages; it takes as long as the server takes them, and that is printed."""
         left, deadline = self.left, time.monotonic() + _LAST
         if left * PIECE_BYTES > 1 << 20:
-            tell(f"the membership server takes the last {left * PIECE_BYTES / 2**20:.0f} MiB of this replica")
+            report(f"the membership server takes the last {left * PIECE_BYTES / 2**20:.0f} MiB of this replica")
         while left and self.ending is None and time.monotonic() < deadline:
             time.sleep(_EVERY / 5)
             if self.left < left:
@@ -156,7 +157,7 @@ class Client:
                 self._is_silent = False
             elif now - connection.since > self._heartbeat and not self._is_silent:
                 self._is_silent = True
-                self._tell(
+                self._report(
                     f"nothing comes from the membership server at {self._place}; this replica waits for it up to "
                     f"{self._timeout:g} s"
                 )

@@ -21,7 +21,7 @@ def listen(
     size: Size,
     agreed: Mapping[str, str] | None,
     largest: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[Server, Mesh]:
     """A membership server that listens at one address, and its mesh; nobody without the keys gets a byte through.
 
@@ -32,12 +32,12 @@ def listen(
         size: what it knows of the run.
         agreed: what all replicas must agree on; None if all are on this machine.
         largest: the most bytes of a message.
-        tell: prints a sentence for the user.
+        report: prints a sentence for the user.
 
     Raises:
         zmq.ZMQError: this host does not have the address, or another program listens there.
     """
-    server = Server(size, agreed, tell)
+    server = Server(size, agreed, report)
     patience, taking = Patience(farewell=0.0), Taking(server.take, server.turn_away, largest)
     mesh = Mesh(SERVER, keys, interface=interface, port=port, patience=patience, piece_bytes=PIECE_BYTES, taking=taking)
 

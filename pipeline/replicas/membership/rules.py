@@ -57,7 +57,7 @@ class Membership:
         processes: those of each replica.
         timeout: seconds to wait for the others.
         answer: sends a message.
-        tell: prints a sentence for the user.
+        report: prints a sentence for the user.
         clock: the time in seconds.
     """
 
@@ -67,12 +67,12 @@ class Membership:
         processes: int,
         timeout: float,
         answer: Answer,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._members = [Member("away") for _ in range(replicas)]
         self._processes, self._timeout, self._clock = range(processes), timeout, clock
-        self._answer, self._tell = answer, tell
+        self._answer, self._report = answer, report
         self._current: Held | None = None
         self._last_members = list(range(replicas))
         self._final: tuple[int, list[Message]] | None = None  # who gives, and what all take that come after the end
@@ -109,7 +109,7 @@ class Membership:
         self._stopping |= set(range(len(self._members)) if replica is None else [replica])
         self.settle()
 
-    def said(self, replica: int, process: int, message: Message) -> None:
+    def received(self, replica: int, process: int, message: Message) -> None:
         """Take a message of a process. WireError if it does not fit to what the other processes of its replica say."""
         member, (words, _) = self._members[replica], message
         if member.state in ("away", "gone"):
@@ -243,7 +243,7 @@ class Membership:
         passes = {stage: count for each in words for stage, count in each["passes"].items()}
         answer = {"kind": "take", "step": words[0]["step"], "giver": giver, "passes": passes}
         self._reply(replica, answer, [blobs for _, blobs in given])
-        self._tell(f"replica {replica} is back: it took the weights of replica {giver} after step {words[0]['step']}")
+        self._report(f"replica {replica} is back: it took the weights of replica {giver} after step {words[0]['step']}")
 
     def _elect(self) -> bool:
         """If nobody trains, let those who hold the newest weights go on, once all have sent theirs."""
@@ -254,7 +254,7 @@ class Membership:
             return False
         newest = max((self._members[replica].held for replica in waiting), key=lambda held: held.step)
         if self._current is not None and newest.step < self._current.step:
-            self._tell(
+            self._report(
                 f"no replica has the weights after step {self._current.step} any more: the run goes on with those "
                 f"after step {newest.step}"
             )
@@ -310,6 +310,6 @@ class Membership:
         self._last_members = list(members)
         absent = [replica for replica in range(len(self._members)) if replica not in members]
         without = f", without {numbered('replica', absent)}" if absent else " again"
-        self._tell(
+        self._report(
             f"the exchange after step {step} goes on with {len(members)} of {len(self._members)} replicas{without}"
         )

@@ -68,7 +68,7 @@ class Server:
     Args:
         size: what it knows of the run.
         agreed: what all replicas must agree on; None if all are on this machine.
-        tell: prints a sentence for the user.
+        report: prints a sentence for the user.
         clock: the time in seconds.
 
     Attributes:
@@ -81,13 +81,13 @@ class Server:
         self,
         size: Size,
         agreed: Mapping[str, str] | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._size, self._agreed, self._clock = size, agreed, clock
-        self._tell = tell if agreed is not None else lambda text: None  # launchers of this machine say it themselves
+        self._report = report if agreed is not None else lambda text: None  # launchers here print it themselves
         self._learned: dict[str, str] = {}  # what those who are there agree on, and the server cannot know
-        self._rules = Membership(size.replicas, size.processes, size.timeout, self._answer, tell, clock)
+        self._rules = Membership(size.replicas, size.processes, size.timeout, self._answer, report, clock)
         here = range(size.replicas) if agreed is None else ()
         self._sessions = {replica: Session(None) for replica in here}
         self._over: set[str] = set()  # lives that have ended
@@ -115,7 +115,7 @@ class Server:
             words, _ = message = unpack(data)
             check(message, {**LAUNCHED, **SAID})
             if words["kind"] in SAID:
-                self._hear(peer, message)
+                self._receive(peer, message)
             elif words["kind"] == "launcher":
                 self._greet(peer, words)
             elif (session := self._sessions.get(words["replica"])) is None or session.launcher != peer:
@@ -160,12 +160,12 @@ class Server:
         if kind == "comes":
             self._come(replica, words["life"])
         elif kind == "stop":
-            self._tell(f"replica {replica} stops after the next exchange")
+            self._report(f"replica {replica} stops after the next exchange")
             self._rules.stop(replica)
         elif session.life == words["life"]:
             for_good, finished = words["for_good"], self._rules.has_reached_end(replica)
             left = "has ended" if finished else "has left before the end of the run"
-            self._tell(f"replica {replica} {left}" if for_good else f"replica {replica} is lost, and comes again")
+            self._report(f"replica {replica} {left}" if for_good else f"replica {replica} is lost, and comes again")
             session.has_ended = for_good
             self._ended |= {replica} if for_good else set()
             self._finished |= {replica} if for_good and finished else set()
@@ -190,10 +190,10 @@ class Server:
             self._learned = {**told, **known}
             self._sessions[replica] = Session(launcher)
             if noted:
-                self._tell(f"replica {replica} comes; {noted}")
+                self._report(f"replica {replica} comes; {noted}")
             self._send(launcher, {"kind": "welcome", "noted": noted})
 
-    def _hear(self, peer: int, message: Message) -> None:
+    def _receive(self, peer: int, message: Message) -> None:
         """Take what a stage process says."""
         words, _ = message
         replica, process, life = words["replica"], words["process"], words["life"]
@@ -208,13 +208,13 @@ class Server:
             self._early = [*kept[1 - self._size.replicas * self._size.processes :], (peer, message)]
             return
         session.processes[process] = peer
-        self._rules.said(replica, process, message)
+        self._rules.received(replica, process, message)
 
     def _come(self, replica: int, life: str) -> None:
         """Note a start of a replica."""
         session = self._sessions[replica]
         self._end_life(session)
-        self._tell(f"replica {replica} has come")
+        self._report(f"replica {replica} has come")
         self._ended.discard(replica)
         self._finished.discard(replica)
         session.life, session.has_ended = life, False
@@ -239,7 +239,7 @@ class Server:
             self.network.forget(session.launcher)
         self._end_life(session)
         if not session.has_ended:
-            self._tell(f"replica {replica} is lost: {why}")
+            self._report(f"replica {replica} is lost: {why}")
             self._rules.loses(replica, for_good=False)
 
     def _answer(self, replica: int, process: int, words: Mapping[str, Any], blobs: Sequence[bytes]) -> None:

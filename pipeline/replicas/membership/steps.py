@@ -53,7 +53,7 @@ class PresentReplicas(Replicas):
         return sum(self.mail.weights.values())
 
 
-def meet(
+def replicas_of(
     stages: Sequence[CompressedStage],
     where: Placement,
     options: ReplicaOptions,

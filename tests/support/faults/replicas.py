@@ -182,7 +182,7 @@ class World:
 
     def _read(self, replica, process, worker):
         """The server reads a message."""
-        self.rules.said(replica.number, process, worker.said.popleft())
+        self.rules.received(replica.number, process, worker.said.popleft())
 
     def _answer(self, number, process, words, blobs):
         replica = self.replicas[number]

@@ -1,8 +1,8 @@
-"""`thinwire meet RECIPE --listen ADDRESS:PORT`: the membership server of replicas that train on several hosts.
+"""`thinwire server RECIPE --listen ADDRESS:PORT`: the membership server of replicas that train on several hosts.
 
     thinwire keys run.keys
-    thinwire meet my.yaml --wire.keys run.keys --listen 10.0.0.1:29600
-    thinwire train my.yaml --wire.keys run.keys --replicas.meeting 10.0.0.1:29600 --replicas.number 0
+    thinwire server my.yaml --wire.keys run.keys --listen 10.0.0.1:29600
+    thinwire train my.yaml --wire.keys run.keys --replicas.server 10.0.0.1:29600 --replicas.number 0
 
 It keeps nothing. If it dies, start it again: the replicas wait for it, and go on from their checkpoints.
 """
@@ -23,7 +23,7 @@ from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import is_address, parted
 
-PROG = "thinwire meet"
+PROG = "thinwire server"
 _BYTES_OF_A_PARAMETER = 16
 """What a message may carry: a replica gives weights and outer momentum, 8 bytes of each; twice that, to be sure."""
 _BESIDES = 1 << 26
@@ -79,7 +79,7 @@ def _check(listen: str, wanted: Recipe) -> None:
         ),
         (
             wanted.replicas.elastic,
-            "replicas.membership must be elastic, and replicas.count above 1: fixed replicas need no meeting",
+            "replicas.membership must be elastic, and replicas.count above 1: fixed replicas need no server",
         ),
         (
             wanted.wire.keys is not None,
@@ -113,7 +113,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     import zmq
 
     from thinwire.launch.hosts.commands import gathered_signals
-    from thinwire.launch.run.elastic.agent import tell
+    from thinwire.launch.run.elastic.agent import report
     from thinwire.launch.run.elastic.agreement import agreed
     from thinwire.launch.shared.open_files import allow_many_files
     from thinwire.pipeline.processes.zeromq.keys import Keys
@@ -126,7 +126,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     address, port = parted(_with_port(listen))[0], "*" if listen.endswith(":*") else parted(listen)[1]
     allow_many_files()  # strangers may hold many connections
     try:
-        server, mesh = begin(address, port, keys, size, agreed(wanted), _largest(wanted), tell)
+        server, mesh = begin(address, port, keys, size, agreed(wanted), _largest(wanted), report)
     except zmq.ZMQError as error:
         raise OptionsError(f"--listen must be a free ADDRESS:PORT of this host, got {listen}: {error}") from error
     with closing(mesh), gathered_signals() as came:
@@ -145,7 +145,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
             )
     if ended is None:
         raise FailedError("no replica has reached the end of the run; their hosts say why")
-    tell(ended)
+    report(ended)
 
 
 def _largest(wanted: Recipe) -> int:
@@ -164,7 +164,7 @@ def _show_commands(address: str, wanted: Recipe, arguments: Sequence[str]) -> No
     import shlex
 
     print(f"the membership server listens at {address}; type on the host of each, with the same file of keys there:")
-    common = shlex.join(["thinwire", "train", *arguments, "--replicas.meeting", address])
+    common = shlex.join(["thinwire", "train", *arguments, "--replicas.server", address])
     for replica in range(wanted.replicas.count):
         print(f"  {common} --replicas.number {replica}")
     sys.stdout.flush()
