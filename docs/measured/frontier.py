@@ -1,6 +1,6 @@
 """The table and the picture of frontier.md: bits really sent against held-out loss, from the reports of two studies.
 
-    python docs/measured/frontier.py REPORT.json .. PICTURE.png
+    python docs/measured/frontier.py REPORT.json .. PICTURE.png     # and PICTURE.svg beside it
 
 A pair of codecs is on the frontier if no pair with fewer bits has a lower loss. Bits are the mean of both directions.
 """
@@ -12,8 +12,12 @@ from statistics import fmean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from thinwire.launch.shared.tables import read_document
+
+_TRAINED = {"frontier": "quickstart, a GPT", "frontier-resnet": "resnet-tiny"}
+"""What each study trains, by the name of its report."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +108,23 @@ def table(pairs: list[Pair]) -> str:
 
 
 def draw(axes: Axes, title: str, pairs: list[Pair]) -> None:
-    """Loss over bits: a point a pair, a line through the frontier, whose pairs are named."""
+    """Loss over bits: a point a pair, a line through the frontier, whose pairs are numbered and named."""
     best = frontier(pairs)
     axes.step([pair.bits for pair in best], [pair.on for pair in best], where="post", color="#d95f02", lw=1)
     for pair in pairs:
         colour = "#d95f02" if pair in best else "#7a7a7a"
         axes.errorbar(pair.bits, pair.on, pair.spread, fmt="o", ms=4, color=colour, capsize=3)
         axes.plot(pair.bits, pair.off, "x", ms=4, color=colour)
-        if pair in best:
-            axes.annotate(pair.name, (pair.bits, pair.on), fontsize=5, xytext=(4, 2), textcoords="offset points")
-    axes.set(title=title, xlabel="bits an element, mean of both directions", ylabel="held-out loss")
-    axes.set(xscale="log", yscale="log")
+    for number, pair in enumerate(best, 1):
+        axes.annotate(str(number), (pair.bits, pair.on), xytext=(-12, -4), textcoords="offset points", color="#d95f02")
+    names = [f"{number}  {pair.name}" for number, pair in enumerate(best, 1)]
+    below = "\n".join(["bits an element, mean of both directions", "", *names])
+    axes.set_xlabel(below, fontsize=8)
+    axes.set(title=title, ylabel="held-out loss", xscale="log", yscale="log")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=6)
+    axes.tick_params(axis="y", which="minor", labelsize=8)
     axes.set_xticks([1, 2, 3, 4, 6, 8, 16, 32], ["1", "2", "3", "4", "6", "8", "16", "32"])
     axes.grid(alpha=0.3)
 
@@ -130,8 +137,9 @@ def main() -> None:
     for axes, report in zip(panels, reports, strict=True):
         title, pairs = pairs_of(report)
         print(f"\n{title}\n\n{table(pairs)}")
-        draw(axes, title, pairs)
-    figure.savefig(picture)
+        draw(axes, _TRAINED[Path(report).stem], pairs)
+    for kind in (".png", ".svg"):
+        figure.savefig(Path(picture).with_suffix(kind))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 FOLDER/report.md, report.html    the same, to read; the page needs nothing but itself
 FOLDER/report.json               the tables, for programs and for `thinwire report`
-FOLDER/curves.png                the learning curves
+FOLDER/curves.png, curves.svg    the learning curves
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class StudyReport:
     words: Sequence[str]
     """Sentences that stand at the top."""
     tables: Sequence[Table]
-    curves: bytes
-    """A picture as PNG; empty without a curve."""
+    curves: Mapping[str, bytes]
+    """A picture as `png` and as `svg`; empty without a curve."""
     beside: dict[str, Any]
     """What programs may want as well."""
 
@@ -104,7 +104,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     """The report of a study, finished or not."""
     rows = study.rows_at(scale)
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
-    curves, missing = b"", dict[Cell, str]()
+    curves, missing = dict[str, bytes](), dict[Cell, str]()
     if study.prediction:
         results = predicted(study, rows)
         judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
@@ -224,7 +224,7 @@ def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
         brand="Thinwire study",
         title=made.title,
         made=made,
-        picture=base64.b64encode(made.curves).decode(),
+        picture=base64.b64encode(made.curves.get("png", b"")).decode(),
     )
     forms = {
         "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n",
@@ -233,13 +233,13 @@ def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if made.curves:
-            write_own(folder / "curves.png", made.curves)
+        for kind, picture in made.curves.items():
+            write_own(folder / f"curves.{kind}", picture)
         for name, text in forms.items():
             write_own(folder / name, text.encode())
     except OSError as error:
         place = error.filename or folder
         raise OptionsError(f"{option} must name a folder that can be written, got {place}: {error.strerror}") from error
     show(made.tables[:2])
-    *names, last = [*forms, *(["curves.png"] if made.curves else [])]
+    *names, last = [*forms, *(f"curves.{kind}" for kind in made.curves)]
     print(f"{', '.join(names)} and {last} are in {folder}")

@@ -367,3 +367,4 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert "data:image/png;base64," in (folder / "report.html").read_text()
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "curves.svg").read_text()
