@@ -303,13 +303,13 @@ def test_a_stage_that_raises_is_told_first(folder):
 
 def test_a_stage_that_cannot_write_is_told_with_its_traceback_and_its_peers_are_not_blamed(folder):
     """The others wait for it at the very end, where a lost peer was taken for a failure of their own."""
-    steps = ["--training.steps", 300]
+    steps = ["--training.steps", 100]
     with started([*THINWIRE, "train", "tiny.yaml", *steps, "--output", "blocked"], folder) as command:
         command.wait_until(lambda: metrics(folder / "blocked"))
         (folder / "blocked/loss.png").mkdir()  # before the run begins it would be refused
         assert command.wait() == 1
     cause, *traceback, error, other, last = command.stderr.splitlines()
-    assert last.startswith("what was trained is lost, but for the weights of step 300 in blocked/weights: ")
+    assert last.startswith("what was trained is lost, but for the weights of step 100 in blocked/weights: ")
     assert cause == "stage 1 failed: Traceback (most recent call last):"
     assert any("save_picture" in line for line in traceback)
     assert error.startswith("IsADirectoryError: ")

@@ -166,7 +166,7 @@ def told(command, text, before=0):
 
 @pytest.mark.processes
 def test_a_replica_without_a_restart_is_lost_for_good(folder):
-    options = [*OPTIONS, *ELASTIC, "--training.steps", "150", "--training.evaluate_every", "0 steps"]
+    options = [*OPTIONS, *ELASTIC, "--training.steps", "90", "--training.evaluate_every", "0 steps"]
     options += ["--replicas.sync.every", "30"]
     with started([*TRAIN, "--output", "run", *options], folder) as command:
         command.wait_until(lambda: len(steps(folder / "run")) > 3)
@@ -175,7 +175,7 @@ def test_a_replica_without_a_restart_is_lost_for_good(folder):
     assert "replica 1 is lost for good: no restarts are left; the others go on" in command.stderr
     assert "the run has ended without replica 1" in command.stderr
     assert re.search(r"the exchange after step \d+0 goes on with 1 of 2 replicas, without replica 1", command.stderr)
-    assert steps(folder / "run") == list(range(150))
+    assert steps(folder / "run") == list(range(90))
     went_on = losses(folder / "run")
     assert fmean(went_on[-10:]) < fmean(went_on[:10]), "its loss goes on"
 

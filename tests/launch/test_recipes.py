@@ -1,5 +1,7 @@
 """The packaged recipes: the tiny ones run as they are, the others on tiny stand-ins for what they download."""
 
+import json
+
 import pytest
 import torch
 from torchvision.models import ResNet, VisionTransformer
@@ -203,18 +205,26 @@ def test_a_full_size_recipe_runs_on_a_stand_in(name, tmp_path, hub_cache):
     assert (export(run, tmp_path / "export") / "tokenizer.json").is_file()
 
 
+SMALL_VIT = {"image_size": 32, "patch_size": 4, "num_layers": 8, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+
+
 @pytest.mark.parametrize(
-    ("name", "image_size", "layers"),
-    [("resnet18-cifar10", 8, [3, 2, 2, 3]), ("split-cifar10", 8, [3, 2, 4, 1]), ("vit-cifar10", 32, [3, 2, 2, 3])],
+    ("name", "image_size", "layers", "smaller"),
+    [
+        ("resnet18-cifar10", 8, [3, 2, 2, 3], {"stem": "cifar", "width": 8}),
+        ("split-cifar10", 8, [3, 2, 4, 1], {"stem": "cifar", "width": 8}),
+        ("vit-cifar10", 32, [3, 2, 2, 3], SMALL_VIT),
+    ],
     ids=["resnet", "split", "vit"],
 )
-def test_images_like_those_of_cifar10_are_read(name, image_size, layers, tmp_path, hub_cache):
+def test_images_like_those_of_cifar10_are_read(name, image_size, layers, smaller, tmp_path, hub_cache):
     places = [
         write_images(tmp_path / f"{part}.parquet", random_pixels(100, seed=seed), [i % 2 for i in range(100)])
         for seed, part in enumerate(("train", "test"))
     ]
     options = ["--data.name", places[0], "--data.evaluation", places[1], "--training.steps", "1"]
     options += ["--data.image_size", str(image_size), "--training.evaluate_every", "0 steps"]
+    options += ["--model.config", json.dumps(smaller)]
     run = simulate(name, tmp_path / "run", *options)
     assert [stage["layers"] for stage in summary(run)["stages"]] == layers
     assert summary(run)["held_out"]["off"]["num_targets"] == 100

@@ -18,7 +18,7 @@ from thinwire.launch.run.heartbeat.pulse import EVERY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-SEVERAL = 100
+SEVERAL = 60
 """Steps that last for longer than a busy machine takes to send a signal after the first of them."""
 TRAINING = ["tiny.yaml", "--compression.activations", "aqsgd(q(3))", "--training.steps"]
 ENDLESS = [*TRAINING, 100_000, "--checkpoint.every", "50000 steps", "--optimizer.schedule", "constant"]
