@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.yaml_text import load_yaml
@@ -38,6 +40,9 @@ WITHOUT_EFFECT = (
     "replicas.server",
 )
 """Fields of a recipe that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
+
+get_type_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+"""They are evaluated from text, which took half of the time that it takes to read a recipe."""
 
 Values = dict[Any, Any]
 """The values of a dataclass by field; those of dataclasses in it are such groups themselves."""
