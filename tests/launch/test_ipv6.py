@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq")
 
-from support.commands import NEW_THINWIRE, TORCHRUN, TRAIN, started
+from support.commands import THINWIRE, TORCHRUN, TRAIN, started
 from support.recipe_runs import simulate
 from support.run_files import digest
 from support.tiny_run import write_recipe
@@ -63,7 +63,7 @@ def test_elastic_replicas_exchange(folder, hosts):
     with ExitStack() as commands:
 
         def begin(host, *words):
-            command = host.command([*NEW_THINWIRE, *map(str, words)])
+            command = host.command([*THINWIRE, *map(str, words)])
             return commands.enter_context(started(command, folder))
 
         server = begin(hosts[0], "server", "tiny.yaml", "--listen", listens, *ELASTIC)
