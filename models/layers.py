@@ -255,7 +255,6 @@ def build_stage(
         stage = Stage(built, precision, blueprint.shared, recompute, crosses=layers.stop < count)
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         _fill(stage, blueprint, seed)
-        stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
         if blueprint.trained:
             frozen = {name: tensor for name, tensor in stage.full_state().items() if name not in blueprint.trained}
             stage.base = dict(zip(frozen, tensor_lines(frozen), strict=True))
@@ -366,15 +365,18 @@ def _build_layer(spec: LayerSpec) -> Layer:
 
 
 def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
-    state, checkpoint = stage.full_state(), blueprint.checkpoint
-    lacking = list(state) if checkpoint is None else checkpoint.lacking(list(state))
+    names, checkpoint = list(stage.full_state()), blueprint.checkpoint
+    lacking = names if checkpoint is None else checkpoint.lacking(names)
     modules: dict[str, nn.Module] = {}
     for layer in stage.layers:
         assert isinstance(layer, Layer)
         modules |= layer.full_modules()
     _draw(modules, set(lacking), blueprint.initialize, seed)
+    # after the draw, whose numbers are those of float32; before the files are read into weights as narrow as these
+    stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
     if checkpoint is None:
         return
+    state = stage.full_state()
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
     _require_numbers(state, stage.full_parameters())
     if told := [name for name in lacking if ADAPTER_MARK not in name]:

@@ -32,19 +32,13 @@ def _stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def hold_weights(module: nn.Module, dtype: torch.dtype, *, frozen_only: bool) -> None:
-    """Put weights of this dtype in the place of a module's floating-point parameters and persistent buffers.
+    """Give a module's floating-point parameters and persistent buffers this dtype.
 
     If `frozen_only`, parameters that train stay as they are. Batch norms do so always: their running statistics move by
     less than 16 bits can show. So do buffers that no checkpoint holds, such as rotary frequencies.
     """
-    state = module.state_dict(keep_vars=True).values()
-    held = {
-        id(tensor)
-        for tensor in state
-        if tensor.is_floating_point() and tensor.dtype != dtype and not (frozen_only and tensor.requires_grad)
-    }
-    if not held:
-        return
-    norms = (part for part in module.modules() if isinstance(part, _BatchNorm))
-    held -= {id(tensor) for norm in norms for tensor in norm.state_dict(keep_vars=True).values()}
-    replace_tensors(module, lambda tensor: tensor.detach().to(dtype) if id(tensor) in held else tensor)
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    as_they_are = {id(tensor) for norm in norms for tensor in norm.state_dict(keep_vars=True).values()}
+    for tensor in module.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point() and id(tensor) not in as_they_are and not (frozen_only and tensor.requires_grad):
+            tensor.data = tensor.data.to(dtype)  # one at a time: the wide one is freed before the next is narrowed

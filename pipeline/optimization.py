@@ -36,6 +36,8 @@ FIRST_SCALE = 2.0**16
 """The first factor, as in torch's GradScaler."""
 SCALE_GROWS_AFTER = 2000
 """Good steps in a row before the factor doubles, as there."""
+_PART = 2**22
+"""The elements of a gradient that are copied at a time."""
 LEAST_SCALE = 1.0
 """The least factor: if gradients are not finite even so, the training itself diverges."""
 
@@ -147,6 +149,7 @@ class Update:
     Attributes:
         steps: of the whole training.
         scale: the factor of the loss, alike on all stages.
+        before_step: called before weights and moments change.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class Update:
         shared: SharedWeights | None = None,
     ) -> None:
         self.steps, self.shared = training.steps, shared
+        self.before_step: Callable[[], None] = lambda: None
         self.scale = LossScale(active=training.precision == "fp16")
         self._stages, self._options = list(stages), options
         timeout = timedelta(seconds=stages[0].wire.options.timeout)
@@ -196,6 +200,7 @@ class Update:
             for stage in self._stages:
                 clip(stage.submod.parameters(), norm, most)
         # 3. Step, then clear the gradients for the next batch.
+        self.before_step()
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
                 for group in optimizer.param_groups:
@@ -255,9 +260,12 @@ def make_optimizer(
     if options.name == "muon":
         return Muon(group, options, ends)
     if options.name == "sgd":
-        # foreach: the same arithmetic, in three calls for all parameters
         return torch.optim.SGD(
-            group, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay, foreach=True
+            group,
+            lr=options.lr,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            fused=_may_fuse(group),
         )
     if options.name == "quantized-adam":
         return QuantizedAdam(
@@ -273,8 +281,18 @@ def make_optimizer(
 
 def _adamw(groups: list[dict[str, Any]], options: OptimizerOptions) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        groups, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+        groups,
+        lr=options.lr,
+        betas=options.betas,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        fused=_may_fuse(groups),
     )
+
+
+def _may_fuse(groups: Sequence[dict[str, Any]]) -> bool:
+    """Whether torch can step these in one pass, which takes no memory; its other steps copy one parameter or all."""
+    return all(each.is_floating_point() for group in groups for each in group["params"])
 
 
 def _groups(parameters: Sequence[Parameter], options: OptimizerOptions) -> list[dict[str, Any]]:
@@ -349,10 +367,19 @@ def lr_factor(step: int, total: int, options: OptimizerOptions) -> float:
 
 
 def squared_norm(parameters: Iterable[Parameter]) -> float:
-    """Sum of squares of the gradients of one stage, in float64."""
+    """Sum of squares of the gradients of one stage, in float64; large ones in parts, because torch copies them."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    parts = [part for gradient in gradients for part in _rows(gradient)]
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
     return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+def _rows(gradient: Tensor) -> Sequence[Tensor]:
+    """The rows of a large gradient, in parts; a small one as it is."""
+    if gradient.numel() <= _PART:
+        return [gradient]
+    parts: Sequence[Tensor] = gradient.split(max(1, _PART // gradient[0].numel()))
+    return parts
 
 
 def clip(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:

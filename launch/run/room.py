@@ -58,7 +58,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    kept = replicas * numbers_of_a_parameter(recipe) + _copied_share(recipe)
+    kept = replicas * numbers_of_a_parameter(recipe)
     if recipe.model.lora.rank is not None:  # the adapter itself is small
         kept = replicas
     needed = _FLOAT32 * parameters * kept
@@ -83,12 +83,6 @@ def numbers_of_a_parameter(recipe: Recipe) -> int:
 def _trains(recipe: Recipe) -> bool:
     training = recipe.training
     return bool(training.steps if training.epochs is None else training.epochs)
-
-
-def _copied_share(recipe: Recipe) -> float:
-    """The share of the gradients that a step copies at least: sgd with weight decay copies those of one stage."""
-    copies = recipe.optimizer.name == "sgd" and recipe.optimizer.weight_decay > 0
-    return copies * _trains(recipe) / recipe.pipeline.num_stages
 
 
 class Room:

@@ -273,7 +273,8 @@ def test_what_stands_in_place_of_weights_is_named(saved, tmp_path, name, content
 
 
 MEASURE = """
-import ctypes, gc, pathlib, sys
+import ctypes, dataclasses, gc, pathlib, sys
+import torch
 from thinwire.models.layers import build_stage, check_weights
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
@@ -285,14 +286,15 @@ def memory(field):
 # the same steps on a model of no size take what the libraries take
 tiny = ModelOptions(config=dict(n_layer=1, n_embd=8, n_head=1, vocab_size=8, n_positions=8))
 build_stage(blueprint(tiny, task="causal-lm"), range(3), seed=0)
-for layers in (range(2, 5), range(1)):
+for layers, dtype in ((range(2, 5), "float32"), (range(1), "float32"), (range(2, 7), "bfloat16")):
     gc.collect()
     # what was freed goes back, and the highest mark begins anew
     ctypes.CDLL(None).malloc_trim(0)
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     options = ModelOptions(name=sys.argv[1], weights="pretrained")
-    stage = build_stage(blueprint(options, task="causal-lm"), layers, seed=0)
+    model = dataclasses.replace(blueprint(options, task="causal-lm"), weights_dtype=getattr(torch, dtype))
+    stage = build_stage(model, layers, seed=0)
     print(sum(tensor.nbytes for tensor in stage.full_state().values()), memory("VmHWM") - before)
     del stage
 """
@@ -321,7 +323,7 @@ def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
     )
     for line in done.stdout.splitlines():
         held, grown = map(int, line.split())
-        assert 0.12 * whole_bytes < held < 0.4 * whole_bytes
+        assert 0.1 * whole_bytes < held < 0.4 * whole_bytes
         assert 0.95 * held <= grown < held + 0.1 * whole_bytes, (held, grown, whole_bytes)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from support.allocated import peak_bytes
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.optimization import _set_lr, clip, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions
@@ -54,6 +55,34 @@ def test_clipping_scales_to_the_norm_over_all_stages_and_never_up():
         clip(parameters, norm, 1.0)
     torch.testing.assert_close(stages[0][0].grad, torch.tensor([0.6, 0.0]))
     torch.testing.assert_close(stages[1][0].grad, torch.tensor([0.8]))
+
+
+def test_the_norm_of_a_large_gradient_is_taken_in_parts():
+    """torch copies what it adds up in float64: four times a gradient of bf16, and that of a head is the largest."""
+    large = Parameter(torch.empty(40, 2**18, dtype=torch.bfloat16))
+    large.grad = torch.randn(large.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = []
+    assert peak_bytes(lambda: found.append(squared_norm([large]))) < 2 * large.nbytes
+    assert found == [pytest.approx(float(large.grad.double().square().sum()), rel=1e-12)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_step_takes_no_memory_beside_what_the_optimizer_keeps(name, dtype):
+    parameters = [Parameter(torch.ones(1000, 1000, dtype=dtype)) for _ in range(2)]
+    optimizer = make_optimizer(parameters, OptimizerOptions(name=name, weight_decay=0.1))
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert peak_bytes(optimizer.step) < 1000
+
+
+def test_a_parameter_of_complex_numbers_has_an_optimizer():
+    parameter = Parameter(torch.ones(2, dtype=torch.complex64))
+    optimizer = make_optimizer([parameter], OptimizerOptions(name="adamw", lr=0.5, weight_decay=0.0))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((2,), 0.5, dtype=torch.complex64))
 
 
 def test_parameters_without_gradients_count_for_nothing():
@@ -167,7 +196,7 @@ def test_muon_moves_matrices_and_adamw_all_else():
             copy.grad = each.grad.clone()
     alone = [
         torch.optim.Muon(copies[0], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(copies[1], lr=0.1, weight_decay=0.1),
+        torch.optim.AdamW(copies[1], lr=0.1, weight_decay=0.1, fused=True),
     ]
     for each in (optimizer, *alone):
         each.step()
