@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from thinwire.errors.calls import call, called
@@ -24,6 +25,8 @@ MOST_CLASSES = 1_000_000
 """The most classes: scores count each."""
 IGNORE = -100
 """The target that does not count."""
+_PART = 9 * 2**20
+"""The most logits that a loss computes with at a time: more than the 32 MiB up to which glibc keeps what is freed."""
 
 
 class Task(Protocol):
@@ -220,10 +223,52 @@ def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
 
 
 def _cross_entropy_sum(output: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    logits = output.flatten(0, -2).float()
-    return functional.cross_entropy(
-        logits, target.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
-    )
+    logits, targets = output.flatten(0, -2), target.flatten()
+    if logits.numel() <= _PART:
+        return _cross_entropy(logits.float(), targets, smoothing)
+    found: Tensor = CrossEntropyInParts.apply(logits, targets, smoothing)
+    return found
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+
+
+class CrossEntropyInParts(torch.autograd.Function):
+    """The cross-entropy of some rows at a time: torch's own holds the logits three times more, in float32.
+
+    Gradients are those of the whole, bit for bit; the sum is added up in another order. The backward computes each part
+    again, and may run twice.
+    """
+
+    repeats = True
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        """The summed loss, a float32 scalar, of logits [N, C] and targets [N]."""
+        ctx.save_for_backward(logits, targets)
+        ctx.smoothing = smoothing
+        parts = zip(*_in_parts(logits, targets), strict=True)
+        return torch.stack([_cross_entropy(some.float(), wanted, smoothing) for some, wanted in parts]).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the logits, in their dtype."""
+        logits, targets = ctx.saved_tensors
+        found = torch.empty_like(logits)
+        for some, wanted, into in zip(*_in_parts(logits, targets, found), strict=True):
+            with torch.enable_grad():
+                leaf = some.detach().float().requires_grad_()
+                loss = _cross_entropy(leaf, wanted, ctx.smoothing)
+            into.copy_(torch.autograd.grad(loss, leaf, gradient)[0])
+        return found, None, None
+
+
+def _in_parts(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
+    """The same rows of each, some at a time."""
+    rows = max(1, _PART // logits.shape[1])
+    return [each.split(rows) for each in (logits, *others)]
 
 
 def _num_valid(target: Tensor) -> int:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients = tuple[Tensor | None, ...]
@@ -58,9 +57,9 @@ class SplitBackward:
 
     @property
     def is_possible(self) -> bool:
-        """Whether each node may run twice; of one in Python, such as a compiled layer or a checkpoint, nobody knows."""
-        kinds = {type(node) for node in self._nodes} - {_APART}
-        return not any(issubclass(kind, BackwardCFunction) for kind in kinds)
+        """Whether each node may run twice: of those in Python, such as a compiled layer, only ours say so (repeats)."""
+        in_python = {getattr(type(node), "_forward_cls", None) for node in self._nodes} - {None}
+        return all(hasattr(function, "repeats") for function in in_python)
 
     def of_inputs(self) -> Gradients:
         """The gradients of the inputs; None where there is none."""
@@ -159,6 +158,8 @@ class SplitBackward:
 class _Apart(torch.autograd.Function):
     """Its input, which the stage may change in place: autograd forbids that for a leaf."""
 
+    repeats = True
+
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
         """The same memory, which is no leaf any more."""
@@ -168,9 +169,6 @@ class _Apart(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """The gradient of the leaf, unchanged."""
         return gradient
-
-
-_APART = _Apart._backward_cls
 
 
 def changeable(leaf: Tensor) -> Tensor:

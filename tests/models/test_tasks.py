@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from support.allocated import peak_bytes
 from support.own_code import add_module
+from thinwire.models import tasks
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, mask_padding, matthews, own_task
 
@@ -52,6 +54,31 @@ def test_a_fully_masked_micro_batch_is_worth_nothing(output, target):
     assert loss.item() == 0
     torch.testing.assert_close(gradient, torch.zeros_like(output), rtol=0, atol=0)
     assert TASK.num_valid(target[4:]) == 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, target, dtype, smoothing):
+    """Bit for bit, also where the loss is scaled, some rows are masked and the last part is short."""
+    logits = output.detach().to(dtype).requires_grad_()
+    whole = TASK.loss_sum(logits, target, smoothing)
+    [expected] = torch.autograd.grad(whole / 7, logits)
+    monkeypatch.setattr(tasks, "_PART", 4 * 11)
+    in_parts = TASK.loss_sum(logits, target, smoothing)
+    [got] = torch.autograd.grad(in_parts / 7, logits)
+    assert torch.equal(got, expected)
+    assert got.dtype == dtype
+    torch.testing.assert_close(in_parts, whole)
+    assert not torch.equal(TASK.loss_sum(logits, target, smoothing + 0.1), in_parts)
+
+
+def test_a_loss_of_a_large_vocabulary_holds_the_logits_once_more(monkeypatch):
+    monkeypatch.setattr(tasks, "_PART", 2**19)
+    logits = torch.zeros(1, 64, 2**16, requires_grad=True)
+    target = torch.zeros(1, 64, dtype=torch.int64)
+    assert peak_bytes(lambda: TASK.loss_sum(logits, target).backward()) < 1.6 * logits.nbytes, "their gradient"
+    with torch.no_grad():
+        assert peak_bytes(lambda: TASK.loss_sum(logits, target)) < 0.5 * logits.nbytes
 
 
 def test_the_sum_is_taken_in_float32():

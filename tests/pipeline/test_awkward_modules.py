@@ -25,8 +25,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.processes import run
+from thinwire.models import tasks
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
+from thinwire.pipeline.split_backward import SplitBackward
 
 WIDTH, ROWS, COUNT, STAGES = 6, 3, 4, 4
 CODECS = {
@@ -361,6 +363,21 @@ def test_autocast_inside_stages_gives_the_gradients_of_the_model_under_autocast(
     assert_gradients(gradients_of(modules), wanted)
     sent = stages[0].meter.sent[0, "activations", "train"]
     assert sent.uncompressed == COUNT * ROWS * WIDTH * 2
+
+
+def test_a_backward_is_split_also_where_the_loss_is_computed_in_parts(monkeypatch):
+    monkeypatch.setattr(tasks, "_PART", 14)
+    leaf, linear = torch.randn(2, 3, 5, requires_grad=True), nn.Linear(5, 7)
+
+    def loss():
+        return tasks.LanguageModeling().loss_sum(linear(leaf), torch.arange(6).view(2, 3))
+
+    wanted = torch.autograd.grad(loss(), [leaf, linear.weight])
+    split = SplitBackward([loss()], [None], [leaf])
+    assert split.is_possible
+    assert torch.equal(split.of_inputs()[0], wanted[0])
+    split.of_weights()
+    assert torch.equal(linear.weight.grad, wanted[1])
 
 
 @pytest.mark.slow
