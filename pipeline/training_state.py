@@ -8,14 +8,22 @@ from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.saving.state import collect as collect_stage
 from thinwire.pipeline.saving.state import restore, restore_model, restore_passes, stores_of
+from thinwire.pipeline.sync import StepAlone
 from thinwire.pipeline.trainer import Trainer
 
 
-def collect(trainer: Trainer) -> dict[int, StageState]:
-    """Copies of the state of every stage of this process, by its part of a checkpoint, between two steps."""
+def collect(trainer: Trainer, checkpoints: Checkpoints) -> dict[int, StageState]:
+    """The state of every stage of this process, by its part of a checkpoint, for one that begins between two steps.
+
+    Weights and moments are not copied unless the next step comes before they are written, or replicas step alone.
+    """
+    trainer.update.before_step = checkpoints.release
     return {
         trainer.placement.part(stage.stage_index): collect_stage(
-            stage, optimizer, trainer.sync.state_dict(stage.stage_index)
+            stage,
+            optimizer,
+            trainer.sync.state_dict(stage.stage_index),
+            lent=not isinstance(trainer.sync, StepAlone),
         )
         for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True)
     }

@@ -219,7 +219,7 @@ class Resumption:
     def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
         return {
             stage: replace(state, values={**state.values, "run": said})
-            for stage, state in collect(self._trainer).items()
+            for stage, state in collect(self._trainer, self._checkpoints).items()
         }
 
 

@@ -15,8 +15,9 @@ FOLDER/
 
 The order keeps a checkpoint complete:
 
-1. Every process copies its state between two steps.
-2. A thread writes the copy, waits until it is on disk, and posts its digests.
+1. Every process takes its state between two steps.
+2. A thread writes it, waits until it is on disk, and posts its digests. What it has not begun to write when the next
+   step changes the weights is copied first.
 3. A process that has seen the digests of all stages writes the manifest, under another name first.
 4. The checkpoint before is retired.
 
@@ -79,13 +80,15 @@ _NICENESS = 10
 
 @dataclass(frozen=True, eq=False)
 class StageState:
-    """The state of one stage for a checkpoint: copies, which training does not change."""
+    """The state of one stage for a checkpoint: copies, or what the training lends until its next step."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     values: Mapping[str, Any]
     """JSON values."""
     snapshots: Mapping[str, tuple[Store, Snapshot]]
     """The stores of feedback by name."""
+    lent: bool = False
+    """Whether the training changes these tensors after it has called `release`."""
 
 
 class WordStore(Protocol):
@@ -138,6 +141,8 @@ class Checkpoints:
         self._posted: set[str] = set()
         self._stores: dict[tuple[int, str], Store] = {}
         self._earlier: list[Path] = []
+        self._lent: dict[int, StageState] = {}
+        self._taking = threading.Lock()
         self._lost = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -146,11 +151,11 @@ class Checkpoints:
     def save(
         self, step: int, collect: Callable[[], Mapping[int, StageState]], logged: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until the checkpoint before is complete, copy the state of the stages, and write it during training.
+        """Wait until the checkpoint before is complete, take the state of the stages, and write it during training.
 
         Args:
             step: optimizer steps done.
-            collect: copies the state of the stages.
+            collect: takes the state of the stages.
             logged: waits until other files that the checkpoint needs are on their disks; called on another thread.
 
         Raises:
@@ -162,8 +167,17 @@ class Checkpoints:
             for store in self._stores.values():
                 store.unsave_all()
             self._earlier, self._lost = self._own_parts(), False
-        self._thread = threading.Thread(target=self._run, args=(step, collect(), logged), name=f"checkpoint {step}")
+        states = collect()
+        self._lent = {stage: state for stage, state in states.items() if state.lent}
+        self._thread = threading.Thread(target=self._run, args=(step, states, logged), name=f"checkpoint {step}")
         self._thread.start()
+
+    def release(self) -> None:
+        """Copy what was lent and is not written yet: it may change from now on. Waits for what is being written."""
+        with self._taking:
+            for state in self._lent.values():
+                state.tensors.update({name: tensor.clone() for name, tensor in state.tensors.items()})
+            self._lent = {}
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete. CheckpointError if it could not be written; earlier ones stay."""
@@ -237,6 +251,8 @@ class Checkpoints:
             self._write(step, states)
         except Exception as error:
             self._failure = error
+            with self._taking:
+                self._lent = {}
             for stage, state in states.items():
                 for store, snapshot in state.snapshots.values():
                     store.unsave(snapshot)
@@ -270,15 +286,18 @@ class Checkpoints:
         """Write one stage's files and wait until they are on disk; their digests by name."""
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that stopped while it wrote
         make_folder(folder)
-        tensors, digests = dict(state.tensors), dict[str, str]()
+        of_stores, digests = dict[str, Tensor](), dict[str, str]()
         for name, (store, snapshot) in state.snapshots.items():
             empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
             checksums = self._checksums.setdefault((stage, name), empty)
             self._stores[stage, name] = store
             _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
             write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
-            tensors |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
-        return write_part(folder, tensors, state.values, digests)
+            of_stores |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
+        with self._taking:
+            _save_tensors(folder, state.tensors | of_stores)
+            self._lent.pop(stage, None)
+        return _complete_part(folder, state.values, digests)
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), posts.written(word))
@@ -387,7 +406,8 @@ class WeightsCheckpoint:
         part = self._path / f"stage-{stage}"
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
-        return write_part(part, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}, values)
+        _save_tensors(part, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()})
+        return _complete_part(part, values, {})
 
     def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
         """Write the manifest, with the digests of all stages, and remove the checkpoint before. All have written."""
@@ -405,17 +425,15 @@ class WeightsCheckpoint:
         remove(self._path)
 
 
-def write_part(
-    folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], digests: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Write the tensors and values of one stage, and wait until they are on the disk; the digests of its files by name.
+def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, str]:
+    """Write the values beside the tensors of one stage, and wait until all is on the disk; digests by name of a file.
 
-    `folder` is there, and `digests` has those of files in it, as far as they are known.
+    `digests` has those that are known.
     """
-    _save_tensors(folder, tensors)
+    sync(folder / TENSORS)
+    sync(folder)
     write_durably(folder / VALUES, json.dumps(values).encode())
-    known = digests or {}
-    return {path.name: known.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
+    return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
 
 
 def _let_training_go_first() -> None:
@@ -450,15 +468,13 @@ def _remove(path: Path) -> None:
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, as torch.distributed.checkpoint would, and wait until the disk has them.
+    """Write tensors as safetensors, as torch.distributed.checkpoint would.
 
     Its own writer keeps Python's lock (the GIL) for seconds a gigabyte: the stage would neither train nor beat.
     """
     path = folder / TENSORS
     save_file(_apart(tensors), path, metadata={"format": "pt"})
     follow_umask(path)
-    sync(path)
-    sync(folder)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

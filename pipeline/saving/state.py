@@ -43,15 +43,27 @@ _AS_LARGE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """What every optimizer keeps in the size of the parameter; the 8 bits of some have other tensors beside it."""
 
 
-def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor] = NOTHING) -> StageState:
-    """Copies of a stage's state, between two steps; stores give a snapshot.
+def collect(
+    stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor] = NOTHING, *, lent: bool = False
+) -> StageState:
+    """A stage's state, between two steps; stores give a snapshot.
 
-    `exchange` is the state of its exchange with other replicas, copied already.
+    Args:
+        stage, optimizer: the stage and its optimizer.
+        exchange: the state of its exchange with other replicas, copied already.
+        lent: whether parameters and what the optimizer keeps on the CPU are not copied, because nothing changes them
+            before the caller calls `Checkpoints.release`.
     """
-    tensors = {f"{WEIGHTS}{name}": copy_to_host(tensor) for name, tensor in saved_state(stage.submod).items()}
+    lent = lent and stage.device.type == "cpu"
+    parameters = parameters_of(stage.submod)
+    taken: Callable[[Tensor], Tensor] = Tensor.detach if lent else copy_to_host
+    tensors = {
+        f"{WEIGHTS}{name}": (taken if name in parameters else copy_to_host)(tensor)
+        for name, tensor in saved_state(stage.submod).items()
+    }
     tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
     numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
-    for name, parameter in parameters_of(stage.submod).items():
+    for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 if type(value) is not Tensor:
@@ -59,7 +71,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
                         f"no checkpoint can hold what {type(optimizer).__name__} keeps, {type(value).__name__}; set "
                         f"checkpoint.every to 0 steps, or take another optimizer"
                     )
-                tensors[f"optimizer/{name}/{key}"] = copy_to_host(value)
+                tensors[f"optimizer/{name}/{key}"] = taken(value)
             numbers.setdefault(name, {})[key] = None if isinstance(value, Tensor) else value
     stores: dict[str, Store] = {}
     for name, coder in stage.all_ends.coders().items():
@@ -69,7 +81,7 @@ def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str,
             tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts.items()}
     base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
-    return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()})
+    return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()}, lent=lent)
 
 
 def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import threading
 import traceback
 from collections import Counter
 from contextlib import redirect_stdout, suppress
@@ -142,7 +143,7 @@ class Fuzzed:
     def _patch(self, patch, process, disk, network, stages):
         disk.patch(patch)
         patch.setattr(wire, "MemoryEnd", network.link)
-        patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread))
+        patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=threading.Lock))
         for shown in ("save_picture", "show_notes", "show_summary", "show_slower_links"):
             patch.setattr(reporting, shown, lambda *_: None)
         for shown in ("show_notes", "show_stores"):

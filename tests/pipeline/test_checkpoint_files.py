@@ -257,7 +257,7 @@ def test_a_crash_anywhere_leaves_a_whole_checkpoint_or_the_one_before(tmp_path, 
         disk = Disk(folder, machine, power_cut=draw if power_cut else None)
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
             disk.patch(patch)
-            patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=machine.thread))
+            patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=machine.thread, Lock=threading.Lock))
             process = Process(folder, dist.HashStore(), keep=draw.choice([1, 2]))
             try:
                 if manifest := newest(folder / "checkpoints"):

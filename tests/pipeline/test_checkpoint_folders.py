@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_pat
         disk = Disk(folder, machine, power_cut=draw if power_cut else None)
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
             disk.patch(patch)
-            patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=machine.thread))
+            patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=machine.thread, Lock=threading.Lock))
             process = Process(folder, dist.HashStore(), layout=StoreLayout(num_slots=7, row_shape=(9,)))
             try:
                 manifest = newest(files, (0,))

@@ -1,5 +1,8 @@
 """A trainer that stopped and came back from a checkpoint is the one that never stopped, bit for bit."""
 
+import threading
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +11,7 @@ from support.processes import run
 from support.toy import Samples, make_trainer
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
+from thinwire.pipeline.saving import checkpoint
 from thinwire.pipeline.saving.checkpoint import Checkpoints
 from thinwire.pipeline.saving.checkpoint_folder import manifests, trouble
 from thinwire.pipeline.training_state import collect, resume
@@ -67,6 +71,10 @@ def end_of(trainer):
     }
 
 
+def weights_of(trainer):
+    return [tensor.tolist() for stage in trainer.stages for tensor in stage.submod.state_dict().values()]
+
+
 def checkpoints_of(trainer, folder, words):
     stages = [stage.stage_index for stage in trainer.stages]
     num_stages = trainer.placement.num_stages
@@ -80,7 +88,9 @@ def goes_on(rank, options, folder, words):
     stopped = make_trainer(rank, steps=STEPS, **options)
     checkpoints = checkpoints_of(stopped, folder, words)
     first = trained(
-        stopped, STOP, after=lambda done: checkpoints.save(done, lambda: collect(stopped)) if done > 1 else None
+        stopped,
+        STOP,
+        after=lambda done: checkpoints.save(done, lambda: collect(stopped, checkpoints)) if done > 1 else None,
     )
     checkpoints.wait()
     for stage in stopped.stages:
@@ -126,7 +136,7 @@ def test_a_stop_changes_nothing_on_disk_either(alone, tmp_path):
     wanted = trained(whole, STEPS), end_of(whole)
     stopped = make_trainer(0, steps=STEPS, **options)
     checkpoints = checkpoints_of(stopped, tmp_path / "checkpoints", dist.HashStore())
-    first = trained(stopped, STOP, after=lambda done: checkpoints.save(done, lambda: collect(stopped)))
+    first = trained(stopped, STOP, after=lambda done: checkpoints.save(done, lambda: collect(stopped, checkpoints)))
     checkpoints.wait()
     for stage in stopped.stages:
         stage.close()
@@ -152,10 +162,62 @@ def test_a_stop_of_real_processes_changes_nothing(tmp_path):
 def test_a_checkpoint_of_another_model_is_a_sentence(alone, tmp_path):
     trainer = make_trainer(0, num_stages=2, simulated=True, steps=1)
     checkpoints = checkpoints_of(trainer, tmp_path, dist.HashStore())
-    checkpoints.save(1, lambda: collect(trainer))
+    checkpoints.save(1, lambda: collect(trainer, checkpoints))
     checkpoints.wait()
     other = make_trainer(0, num_stages=2, simulated=True, steps=1)
     with torch.no_grad():
         other.stages[1].submod[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"0.weight is torch.float32 of shape \[12, 12\] in the checkpoint"):
         resume(other, checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
+
+
+def test_weights_and_moments_of_a_checkpoint_are_no_copies_until_the_next_step(alone, tmp_path, monkeypatch):
+    """A checkpoint held each weight and moment twice while it was written."""
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=3, optimizer={"name": "adamw"})
+    trainer.train_step(0)
+    checkpoints, may_write = checkpoints_of(trainer, tmp_path, dist.HashStore()), threading.Event()
+    claim = checkpoint.claim
+    monkeypatch.setattr(checkpoint, "claim", lambda *given: (may_write.wait(30), claim(*given)))
+    kept = []
+
+    def taken():
+        kept.append(collect(trainer, checkpoints))
+        return kept[0]
+
+    checkpoints.save(1, taken)
+    [tensors, _] = [state.tensors for state in kept[0].values()]
+    stage, optimizer = trainer.stages[0], trainer.sync.optimizers[0]
+    held = {
+        each.data_ptr()
+        for parameter in stage.submod.parameters()
+        for each in (parameter, *optimizer.state[parameter].values())
+    }
+    assert {tensor.data_ptr() for tensor in tensors.values()} == held
+    before = {name: tensor.tolist() for name, tensor in tensors.items()}
+    trainer.train_step(1)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == before, "copied, because nothing was written"
+    assert held.isdisjoint(tensor.data_ptr() for tensor in tensors.values())
+    may_write.set()
+    checkpoints.wait()
+
+
+def test_a_step_waits_for_the_tensors_that_are_being_written(alone, tmp_path, monkeypatch):
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=3)
+    trainer.train_step(0)
+    wanted = weights_of(trainer)
+    checkpoints, begun = checkpoints_of(trainer, tmp_path, dist.HashStore()), threading.Event()
+    save_file = checkpoint.save_file
+
+    def slowly(tensors, *given, **named):
+        begun.set()
+        time.sleep(0.1)
+        save_file(tensors, *given, **named)
+
+    monkeypatch.setattr(checkpoint, "save_file", slowly)
+    checkpoints.save(1, lambda: collect(trainer, checkpoints))
+    assert begun.wait(30)
+    trainer.train_step(1)
+    checkpoints.wait()
+    again = make_trainer(0, num_stages=2, simulated=True, steps=3)
+    resume(again, checkpoints_of(again, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
+    assert weights_of(again) == wanted

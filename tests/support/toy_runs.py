@@ -45,7 +45,7 @@ def stop_and_resume(folder, stop, options):
     """Train so many steps and write a checkpoint: the losses, the trainer, and another one that read the checkpoint."""
     stopped, checkpoints = make_trainer(0, **options), checkpoints_of(folder)
     losses = [stopped.train_step(step).loss for step in range(stop)]
-    checkpoints.save(stop, lambda: collect(stopped))
+    checkpoints.save(stop, lambda: collect(stopped, checkpoints))
     checkpoints.wait()
     again = make_trainer(0, **options)
     resume(again, checkpoints_of(folder), manifests(folder)[-1])
