@@ -50,6 +50,10 @@ class LayerCost:
     """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
     frozen_bytes: int = 0
     """Bytes of the parameters that do not train."""
+    working_bytes: int = 0
+    """Bytes that a micro-batch takes beside all these while it is computed: the gradient of the largest parameter that
+    trains, before it is added to those of others; the outputs of a last layer and their gradient; and what a layer that
+    is computed again holds until then. A stage takes those of one layer at a time. 0 if costs were counted."""
 
     @property
     def compute(self) -> float:
@@ -113,6 +117,9 @@ def measure(
             alone = range(index, index + 1)
             stage = build_stage(blueprint, alone, seed=seed, precision=precision, recompute=recompute, device=device)
             run = partial(stage, *inputs, **side_inputs)
+            stage.recompute = "none"
+            _, held = _run_and_watch(stage, run, inputs)
+            stage.recompute = recompute
             outputs, kept = _run_and_watch(stage, run, inputs)
             trials = [_time(run) for _ in range(warmup + repetitions)][warmup:]
             costs.append(
@@ -124,6 +131,7 @@ def measure(
                     activation_bytes=kept,
                     output_bytes=_nbytes(outputs),
                     frozen_bytes=_nbytes(each for each in stage.parameters() if not each.requires_grad),
+                    working_bytes=held - kept + 2 * _nbytes(outputs) + _largest(stage),
                 )
             )
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
@@ -282,6 +290,11 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _largest(stage: Stage) -> int:
+    """Bytes of the largest parameter that trains."""
+    return max((_nbytes([each]) for each in stage.parameters() if each.requires_grad), default=0)
 
 
 def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

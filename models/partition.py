@@ -7,7 +7,7 @@ activation plus gradient, because GPipe sends all activations before the first g
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -59,6 +59,9 @@ class Machine:
     """The cost of each layer, in the unit of all other machines."""
     memory: Sequence[float] | None = None
     """The gigabytes of memory that each layer adds to the stage; None is 0."""
+    working: Sequence[float] | None = None
+    """The gigabytes that each layer takes for a moment, with all that a stage takes once; the stage takes those of one
+    layer. None is 0."""
     memory_limit: float = math.inf
     """The most gigabytes of the stage."""
 
@@ -99,18 +102,28 @@ def _tables(machine: Machine, entering: CostTable, most: int) -> tuple[CostTable
     high = np.maximum(compute, entering)
     if machine.memory is None:
         return compute, high
-    return compute, np.where(_span_sums(machine.memory, most) <= machine.memory_limit, high, math.inf)
+    memory = _span_sums(machine.memory, most)
+    if machine.working is not None:
+        memory += _spans(machine.working, most, max)
+    return compute, np.where(memory <= machine.memory_limit, high, math.inf)
 
 
 def _too_large(machines: Sequence[Machine]) -> str:
     """Why no cut keeps the limits, in words."""
-    sizes = max((machine.memory or [0.0] for machine in machines), key=math.fsum)
+    sizes = max((_one_by_one(machine) for machine in machines), key=math.fsum)
     limits = list(dict.fromkeys(f"{machine.memory_limit:g}" for machine in machines))
     within = limits[0] if len(limits) == 1 else "its own of " + ", ".join(f"{each.memory_limit:g}" for each in machines)
     return (
-        f"no cut of {len(sizes)} layers into {len(machines)} stages keeps each stage within {within} GB of memory: all "
-        f"layers take {math.fsum(sizes):.3g} GB, the largest {max(sizes):.3g} GB; raise num_stages or the limit"
+        f"no cut of {len(sizes)} layers into {len(machines)} stages keeps each stage within {within} GB of memory: "
+        f"stages of one layer take {math.fsum(sizes):.3g} GB, the largest {max(sizes):.3g} GB; raise num_stages or the "
+        f"limit"
     )
+
+
+def _one_by_one(machine: Machine) -> list[float]:
+    """The gigabytes of a stage of each layer alone."""
+    memory, working = (each or [0.0] * len(machine.costs) for each in (machine.memory, machine.working))
+    return [own + moment for own, moment in zip(memory, working, strict=True)]
 
 
 def _check(costs: Sequence[float], num_stages: int, boundaries: Sequence[float], sizes: Sequence[float]) -> None:
@@ -191,13 +204,18 @@ def _position(cut: str, names: Sequence[str]) -> int:
 
 def _span_sums(values: Sequence[float], most: int) -> CostTable:
     """[start, stop]: the sum of values[start:stop] if it has 1 to `most` values, else infinity."""
+    # fsum rounds once, so stages of the same costs tie in any order of summation
+    return _spans(values, most, math.fsum)
+
+
+def _spans(values: Sequence[float], most: int, of: Callable[[Sequence[float]], float]) -> CostTable:
+    """[start, stop]: what `of` makes of values[start:stop] if it has 1 to `most` values, else infinity."""
     count = len(values)
-    sums = np.full((count, count + 1), math.inf)
+    found = np.full((count, count + 1), math.inf)
     for start in range(count):
         for stop in range(start + 1, min(start + most, count) + 1):
-            # fsum rounds once, so stages of the same costs tie in any order of summation
-            sums[start, stop] = math.fsum(values[start:stop])
-    return sums
+            found[start, stop] = of(values[start:stop])
+    return found
 
 
 def _least_bottleneck(stage_costs: Sequence[CostTable]) -> tuple[float, tuple[range, ...]]:

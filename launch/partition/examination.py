@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,9 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.room import numbers_of_a_parameter
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
+from thinwire.launch.timing.timetable import compile_order
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
-from thinwire.models.costs import LayerCost, count, measure
+from thinwire.models.costs import count, measure
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import Machine, boundary_seconds, partition_over
@@ -24,6 +26,7 @@ from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.schedules import actions, placement
 
 
 @dataclass(frozen=True)
@@ -55,32 +58,33 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
         prepared.recipe.training.precision,
         side=prepared.side,
     )
-    memory = None if options.count else {place: [_memory(cost, prepared) for cost in place.costs] for place in places}
+    machines = _machines(places, prepared, limits, counted=options.count)
     cuts = partition_over(
-        _machines(places, memory, limits),
+        machines,
         boundary_costs=None if bandwidth is None else _boundary_costs(prepared, outputs[:-1], bandwidth),
     )
     several = len(set(places)) > 1
     tables = [
         _machines_table(places, cuts) if several else _layers_table(places[0], cuts, counted=options.count),
-        _stages_table("the cut of the recipe", prepared.cuts, places, memory),
-        _stages_table("the best cut for these costs", cuts, places, memory),
+        _stages_table("the cut of the recipe", prepared.cuts, places, machines),
+        _stages_table("the best cut for these costs", cuts, places, machines),
         *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
     fits = []
-    if memory is not None and options.memory:
+    if options.memory:
         for name, shown in (("the cut of the recipe", prepared.cuts), ("the best cut", cuts)):
-            fits.append(_fit(name, _sizes(shown, places, memory), limits))
+            fits.append(_fit(name, _sizes(shown, machines), limits))
     return Examination(
         tables, [len(cut) for cut in cuts], None if options.count or options.measured else places[0], fits
     )
 
 
-def _sizes(
-    cuts: Sequence[range], places: Sequence[MeasuredMachine], memory: Mapping[MeasuredMachine, list[int]]
-) -> list[float]:
-    """The gigabytes of each stage."""
-    return [sum(memory[place][layer] for layer in cut) / 1e9 for place, cut in zip(places, cuts, strict=True)]
+def _sizes(cuts: Sequence[range], machines: Sequence[Machine]) -> list[float]:
+    """The gigabytes that each stage takes at most."""
+    return [
+        sum((machine.memory or [])[layer] for layer in cut) + max((machine.working or [])[layer] for layer in cut)
+        for cut, machine in zip(cuts, machines, strict=True)
+    ]
 
 
 def _fit(name: str, sizes: Sequence[float], limits: Sequence[float]) -> str:
@@ -109,18 +113,29 @@ def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
 
 
 def _machines(
-    places: Sequence[MeasuredMachine], memory: Mapping[MeasuredMachine, list[int]] | None, limits: Sequence[float]
+    places: Sequence[MeasuredMachine], prepared: Prepared, limits: Sequence[float], *, counted: bool
 ) -> list[Machine]:
     """What the layers cost each stage; stages alike share one object."""
-    made = {
-        (place, limit): Machine(
+    pipeline, copies = prepared.recipe.pipeline, numbers_of_a_parameter(prepared.recipe)
+    numbers = pipeline.schedule, pipeline.num_stages, pipeline.num_processes
+    process_of = [process for _, process in sorted(placement(*numbers).items())]
+    order = actions(*numbers, pipeline.num_microbatches)
+    held = compile_order(order, process_of, pipeline.num_microbatches).held_by_stage.tolist()
+
+    def machine(place: MeasuredMachine, limit: float, waiting: int) -> Machine:
+        if counted:
+            return Machine(costs=[cost.compute for cost in place.costs])
+        memory = [cost.memory(parameter_copies=copies, microbatches=waiting) / 1e9 for cost in place.costs]
+        return Machine(
             costs=[cost.compute for cost in place.costs],
-            memory=None if memory is None else [size / 1e9 for size in memory[place]],
+            memory=memory,
+            working=[(place.process_bytes + cost.working_bytes) / 1e9 for cost in place.costs],
             memory_limit=limit,
         )
-        for place, limit in zip(places, limits, strict=True)
-    }
-    return [made[key] for key in zip(places, limits, strict=True)]
+
+    keys = list(zip(places, limits, held, strict=True))
+    made = {key: machine(*key) for key in keys}
+    return [made[key] for key in keys]
 
 
 def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
@@ -138,6 +153,7 @@ def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
     torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
+    process_bytes = 0 if device.type != "cpu" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     costs = measure(
         prepared.blueprint,
         prepared.data.training.inputs(ids, 0),
@@ -147,13 +163,7 @@ def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
         device=device,
         side=prepared.data.training.side(ids),
     )
-    return MeasuredMachine("", described(device), costs)
-
-
-def _memory(cost: LayerCost, prepared: Prepared) -> int:
-    recipe = prepared.recipe
-    copies = numbers_of_a_parameter(recipe)
-    return cost.memory(parameter_copies=copies, microbatches=recipe.pipeline.num_microbatches)
+    return MeasuredMachine("", described(device), costs, process_bytes)
 
 
 def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
@@ -214,7 +224,7 @@ def _stages_table(
     title: str,
     cuts: Sequence[range],
     places: Sequence[MeasuredMachine],
-    memory: Mapping[MeasuredMachine, list[int]] | None,
+    machines: Sequence[Machine],
 ) -> Table:
     compute = [sum(place.costs[layer].compute for layer in cut) for place, cut in zip(places, cuts, strict=True)]
     columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
@@ -223,9 +233,9 @@ def _stages_table(
         [stage, names[cut.start], names[cut.stop - 1], len(cut), compute[stage] / max(compute)]
         for stage, cut in enumerate(cuts)
     ]
-    if memory is not None:
+    if machines[0].memory is not None:
         columns.append("memory, MB")
-        for row, size in zip(rows, _sizes(cuts, places, memory), strict=True):
+        for row, size in zip(rows, _sizes(cuts, machines), strict=True):
             row.append(1e3 * size)
     if any(place.name for place in places):
         columns.append("measured in")

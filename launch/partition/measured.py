@@ -21,10 +21,13 @@ class MeasuredMachine:
     """The file without its folder and suffix, or its path where two have one name; empty for this machine."""
     device: str
     costs: tuple[LayerCost, ...]
+    process_bytes: int = 0
+    """The memory of a process before it has a model; 0 on a GPU."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for `read`."""
-        return {"device": self.device, "costs": [asdict(cost) for cost in self.costs]}
+        costs = [asdict(cost) for cost in self.costs]
+        return {"device": self.device, "costs": costs, "process_bytes": self.process_bytes}
 
 
 def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> list[MeasuredMachine]:
@@ -73,7 +76,7 @@ def _read(path: str) -> MeasuredMachine:
         costs = tuple(LayerCost(**cost) for cost in found["costs"])
         if not costs or any(cost.activation_bytes is None or not cost.forward + cost.backward >= 0 for cost in costs):
             raise ValueError("costs that were not measured")
-        return MeasuredMachine(path, str(found["device"]), costs)
+        return MeasuredMachine(path, str(found["device"]), costs, int(found["process_bytes"]))
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

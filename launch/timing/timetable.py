@@ -55,6 +55,12 @@ class Timetable:
         return len(self.held)
 
     @property
+    def held_by_stage(self) -> Integers:
+        """[stages]: the most micro-batches whose activations a stage keeps at one time."""
+        order = np.argsort(self.stage, kind="stable")
+        return _held(self.stage[order], self.kind[order], self.num_stages)
+
+    @property
     def nothing(self) -> int:
         """The message that is always there."""
         return 2 * self.num_stages * self.num_microbatches

@@ -19,6 +19,7 @@ from thinwire.launch.timing.prediction import (
     run,
     verdict,
 )
+from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -34,6 +35,13 @@ def workload(num_stages=4, num_microbatches=8):
         backward=0.1,
         shape=(2, 100, 100),
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("1f1b-wan", [7, 5, 3, 1])]
+)
+def test_the_micro_batches_that_a_stage_keeps_are_those_of_its_schedule(schedule, held):
+    assert timetable(schedule, 4, 8).held_by_stage.tolist() == held
 
 
 @pytest.mark.parametrize("codec", [NO_COMPRESSION, QUARTER], ids=["none", "q(8)"])

@@ -29,6 +29,10 @@ BLUEPRINT = blueprint_of(
 )
 
 
+def of_three():
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
 def test_memory_is_exact():
     first, tanh, relu, last = measure(BLUEPRINT, torch.randn(5, 6), repetitions=1, warmup=0)
     # a linear layer holds its input; the others theirs too, and their outputs are the next one's
@@ -37,11 +41,14 @@ def test_memory_is_exact():
         assert (middle.parameter_bytes, middle.activation_bytes, middle.output_bytes) == (0, 4 * 20, 4 * 20)
     assert (last.parameter_bytes, last.activation_bytes, last.output_bytes) == (4 * 12, 4 * 20, 4 * 15)
     assert first.memory(parameter_copies=4, microbatches=3) == 4 * 112 + 3 * 120
+    # its weight has a gradient before that is added; outputs, and their gradient
+    assert first.working_bytes == 4 * 24 + 2 * 4 * 20
+    [again] = measure(blueprint_of(both=of_three), torch.randn(5, 6), recompute="block", repetitions=1, warmup=0)
+    assert (again.activation_bytes, again.working_bytes) == (4 * 30, 4 * 20 + 4 * 24 + 2 * 4 * 15)
 
 
 def test_what_a_layer_holds_inside_counts():
-    blueprint = blueprint_of(both=lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)))
-    [both] = measure(blueprint, torch.randn(5, 6), repetitions=1, warmup=0)
+    [both] = measure(blueprint_of(both=of_three), torch.randn(5, 6), repetitions=1, warmup=0)
     assert both.activation_bytes == 4 * (30 + 20)
 
 

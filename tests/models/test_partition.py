@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -122,6 +123,13 @@ def test_memory_moves_a_cut():
         partition(costs, 2, memory=memory, memory_limit=4)
 
 
+def test_what_a_layer_takes_for_a_moment_counts_once_in_a_stage():
+    machine = Machine(costs=[1, 1, 1, 1], memory=[1, 1, 1, 1], working=[3, 2, 2, 0], memory_limit=5)
+    assert [len(cut) for cut in partition_over([machine, machine])] == [2, 2], "1 + 1 + 3, and 1 + 1 + 2"
+    with pytest.raises(ModelError, match="keeps each stage within 4 GB"):
+        partition_over([replace(machine, memory_limit=4)] * 2)
+
+
 def test_boundary_seconds():
     # 1 MB forward and 0.25 MB back over 100 Mbit/s
     assert math.isclose(boundary_seconds(1_000_000, 250_000, 100), 0.1)
@@ -221,7 +229,7 @@ def test_a_small_memory_gets_fewer_layers():
     with pytest.raises(ModelError, match=r"6 layers into 2 stages keeps each stage within 8 GB of memory"):
         partition_over([small, small])
     huge = Machine(costs=[1.0] * 6, memory=[9.0] * 6, memory_limit=16.0)
-    with pytest.raises(ModelError, match=r"within its own of 8, 16 GB of memory: all layers take 54 GB"):
+    with pytest.raises(ModelError, match=r"within its own of 8, 16 GB of memory: stages of one layer take 54 GB"):
         partition_over([small, huge])
 
 
