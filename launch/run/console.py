@@ -255,7 +255,8 @@ def uneven(summary: Mapping[str, Any]) -> str:
     if spent[slow] < LEAST_COMPUTE_SECONDS or spent[slow] < UNEVEN_STAGES * spent[fast]:
         return ""
     return (
-        f"stage {slow} computed for {spent[slow]:.1f} s, stage {fast} for {spent[fast]:.1f} s: thinwire partition "
+        f"stage {slow} computed for {duration_text(spent[slow])}, stage {fast} for {duration_text(spent[fast])}: "
+        "thinwire partition "
         f"{Path(summary['folder'], 'recipe.yaml')} measures the layers, and prints a better --pipeline.layers"
     )
 

@@ -171,7 +171,7 @@ def test_a_cut_that_is_far_from_even_is_spoken_of(seconds, told):
     stages = [{"stage": stage, "seconds": {"compute": spent}} for stage, spent in enumerate(seconds)]
     said = uneven({"folder": "runs/own", "stages": stages})
     assert said == (
-        "stage 0 computed for 52.9 s, stage 1 for 4.6 s: thinwire partition runs/own/recipe.yaml measures the layers, "
+        "stage 0 computed for 53 s, stage 1 for 4.6 s: thinwire partition runs/own/recipe.yaml measures the layers, "
         "and prints a better --pipeline.layers"
         if told
         else ""
