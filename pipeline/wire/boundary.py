@@ -341,7 +341,9 @@ class Receiver(ChannelEnd):
                 part = message.crossing(tensor)
                 decoder.decode(payload, part, self.channel.key(microbatch, index), message, finite=finite)
                 if part is not tensor:
-                    tensor.zero_()[:, : part.shape[1]] = part
+                    # of a single row, the part is a view of the tensor itself
+                    tensor[:, : part.shape[1]] = part
+                    tensor[:, part.shape[1] :] = 0
                 fills = message.store is not None and message.writes  # NaN would stay there
                 if device.type != "cpu" and (finite or fills):
                     self._flags.add(tensor, self.channel.describe(microbatch))

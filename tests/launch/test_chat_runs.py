@@ -80,12 +80,13 @@ def unsplit_step(ready, start):
         return {name: p - 0.5 * p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_step_is_that_of_conversations_one_by_one(chats, packing):
+PACKED = ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_microbatches", "2")
+SINGLE = ("--pipeline.num_microbatches", "6", "--pipeline.microbatch_size", "1")
+
+
+@pytest.mark.parametrize(("packing", "options"), [(False, ()), (True, PACKED), (False, SINGLE)])
+def test_a_step_is_that_of_conversations_one_by_one(chats, packing, options):
     """Micro-batches differ in what counts; with packing, conversations of one sample do not see each other."""
-    options = (
-        ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_microbatches", "2") if packing else ()
-    )
     _, start, _ = trained(*options, "--training.steps", "0")
     ready, after, _ = trained(*options)
     samples = ready.data.training
