@@ -2,7 +2,7 @@
 
     torchft_lighthouse --bind 127.0.0.1:29510 --min_replicas 1 --join_timeout_ms 1000 &
     export TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510
-    python examples/torchft_diloco.py 0 & python examples/torchft_diloco.py 1
+    python examples/torchft_diloco.py 0 & python examples/torchft_diloco.py 1  # CODEC EXCHANGES
 
 All that torchft needs is another process group: one that gathers payloads and adds them in the order of replicas, so
 that all have the same bits. What a codec left out of a parameter is added to its next exchange. torchft has no
@@ -26,7 +26,7 @@ from thinwire.compress import Key, parse
 SYNC_EVERY = 10
 
 
-class Payloads(ProcessGroupGloo):
+class Payloads(ProcessGroupGloo):  # type: ignore[misc]  # torchft is not installed where types are checked
     """Sums of float tensors, from payloads of all replicas. Everything else is gloo's."""
 
     def __init__(self, expression: str, parameters: int, timeout: timedelta) -> None:
@@ -49,7 +49,8 @@ class Payloads(ProcessGroupGloo):
     def allreduce(self, tensors: list[Tensor], opts: object) -> Work:
         """The sum over replicas, in place."""
         if getattr(opts, "reduceOp", opts) != ReduceOp.SUM or not all(map(torch.is_floating_point, tensors)):
-            return super().allreduce(tensors, opts)
+            work: Work = super().allreduce(tensors, opts)
+            return work
         for tensor in tensors:
             self._sum(tensor)
         return _Done(tensors)
@@ -134,4 +135,5 @@ def train(replica: int, expression: str = "q(4)", exchanges: int = 8) -> None:
 
 
 if __name__ == "__main__":
-    train(int(sys.argv[1]), *sys.argv[2:3], *map(int, sys.argv[3:4]))
+    replica, expression, exchanges = [*sys.argv[1:], *("q(4)", "8")[len(sys.argv) - 2 :]]
+    train(int(replica), expression, int(exchanges))
