@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import threading
 import traceback
 from collections import Counter
 from contextlib import redirect_stdout, suppress
@@ -143,7 +142,7 @@ class Fuzzed:
     def _patch(self, patch, process, disk, network, stages):
         disk.patch(patch)
         patch.setattr(wire, "MemoryEnd", network.link)
-        patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=threading.Lock))
+        patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
         for shown in ("save_picture", "show_notes", "show_summary", "show_slower_links"):
             patch.setattr(reporting, shown, lambda *_: None)
         for shown in ("show_notes", "show_stores"):

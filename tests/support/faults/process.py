@@ -50,6 +50,15 @@ class Process:
         self._writers.append(writer)
         return writer
 
+    def lock(self):
+        """A lock, in place of `threading.Lock`."""
+        return WaitingLock(self)
+
+    def let_writers_go_on(self):
+        """Let each writer come to its next moment."""
+        for writer in self._writers:
+            writer.go_on(1)
+
     def close(self):
         """Let every writer end: those of a dead process at once, others when all is written."""
         for writer in self._writers:
@@ -65,6 +74,20 @@ class Process:
                 writer.go_on(self._draw.choice((0, 0, 1, 3)))
         if self.dead:
             raise Crash
+
+
+class WaitingLock:
+    """A lock for which a process waits by letting its writers go on: one of them parks while it has it."""
+
+    def __init__(self, process):
+        self._process, self._lock = process, threading.Lock()
+
+    def __enter__(self):
+        while not self._lock.acquire(blocking=False):
+            self._process.let_writers_go_on()
+
+    def __exit__(self, *error):
+        self._lock.release()
 
 
 class Writer:
