@@ -49,12 +49,12 @@ def test_layers_cuts_and_bytes(here, capsys):
 
 
 def test_costs_are_measured_and_links_counted(here, capsys):
-    options = ["--bandwidth", "100mbit", "--memory", "1", "--codec", "topk(0.1)/reuse", "q(2)"]
+    options = ["--bandwidth", "100mbit", "--memory", "64", "--codec", "topk(0.1)/reuse", "q(2)"]
     (layers, _, best, activations, _), found = asked(capsys, *options)
     assert all(row["forward, ms"] > 0 and row["backward, ms"] > 0 and row["kept, MB"] >= 0 for row in layers)
     assert sum(row["weights, MB"] for row in layers) > 0
     assert max(row["compute, of slowest"] for row in best) == 1
-    assert all(0 < row["memory, MB"] < 1000 for row in best)
+    assert all(0 < row["memory, MB"] < 64_000 for row in best)  # the process of the tests itself is counted
     assert set(activations[0]) == {"boundary", "topk(0.1)/reuse", "q(2)"}
     assert sum(found["layers"]) == 6 and min(found["layers"]) >= 1
     for optimizer, copies in ((["adamw"], 4), (["sgd", "--optimizer.momentum", "0"], 2)):
@@ -66,7 +66,7 @@ def test_costs_are_measured_and_links_counted(here, capsys):
         assert process > 1e8, "torch"
         assert best[0]["memory, MB"] == pytest.approx(memory + (working + process) / 1e6, rel=1e-9)
     own, cut = found["fits"]
-    assert own.startswith("the cut of the recipe fits: its stages need ") and own.count(" of 1 GB") == 3
+    assert own.startswith("the cut of the recipe fits: its stages need ") and own.count(" of 64 GB") == 3
     assert cut.startswith("the best cut fits: ")
 
 
