@@ -25,7 +25,7 @@ def test_a_stall_is_not_taken_for_the_link(monkeypatch):
     """A link of 1 MB/s that is held up twice, each time for longer than a probe lasts."""
     now, sent = [0.0], []
     monkeypatch.setattr(probing.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(probing, "", lambda rank, value, group: value)
+    monkeypatch.setattr(probing, "_of_rank", lambda rank, value, group: value)
 
     def send(message, count):
         sent.append(len(message) * count)
