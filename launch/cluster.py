@@ -228,7 +228,6 @@ def _run_parser() -> Parser:
         "with an equal part of its processes. Any other command runs as it is, with THINWIRE_HOST, THINWIRE_HOSTS, "
         "NODE_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. torchrun takes its nodes, rank "
         "and address from there, so `torchrun --nproc-per-node 1 script.py` is one group over all hosts.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--hosts", type=int, default=2, help="number of hosts; each has its own address (default: %(default)s)")

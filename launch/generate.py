@@ -5,15 +5,13 @@ All stages run in this process, as in `thinwire eval`. No data are read: only th
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.arguments import Parser, at_least_one, share
+from thinwire.launch.shared.arguments import Parser, at_least_one, not_negative, share
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import showing
 
@@ -34,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts
         from thinwire.models.data.tokenizer import make_tokenizer
-        from thinwire.pipeline.generation import Choice
+        from thinwire.pipeline.generation import Sampling
     wanted = _to_answer(recipe_of(options.place, rest, PROG), options.prompt, options.tokens)
     data = without_texts(wanted.data, make_tokenizer(wanted.data.tokenizer).vocab_size, wanted.batch_size)
     prepared = prepare(wanted, data)
@@ -42,12 +40,12 @@ def main(argv: Sequence[str]) -> int:
     assert prompts is not None, "there is one"
     if not prompts.remembers:
         print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
-    choice = Choice(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
+    sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
     with alone(), working():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
         assert assembly.generator is not None, "there is a prompt"
         assembly.trainer.runner.set_mode(trains=False)
-        tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", choice)
+        tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", sampling)
         for piece in _pieces(tokens, prompts):
             print(piece, end="", flush=True)
         print()
@@ -90,7 +88,6 @@ def make_parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RUN|RECIPE --prompt TEXT [--tokens N] [--temperature T] [--top-p P] [options of the recipe]",
         description="Let a cut language model write text, with its codecs at the boundaries; --codec none: without.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     add = parser.add_argument
@@ -99,7 +96,7 @@ def make_parser() -> Parser:
     add("--tokens", type=at_least_one, default=128, metavar="N", help="the most tokens (default: %(default)s)")
     add(
         "--temperature",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="T",
         help="draw tokens, by logits divided by this (default: 0, the most likely token each time)",
@@ -112,13 +109,3 @@ def make_parser() -> Parser:
         help="draw among the most likely tokens alone, as few as have this probability together (default: 1)",
     )
     return parser
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
-    return value

@@ -48,7 +48,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} RECIPE --to FILE [--labels] [options of the recipe]",
         description="Write the outline of a recipe's data: number and shape of its samples, and their digest, but no "
         "sample. Processes without the first stage train with --data.outline FILE where the data is not.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     add = parser.add_argument

@@ -54,7 +54,6 @@ def make_parser() -> Parser:
         "wire.keys can send it anything. It listens on this one address only, and ends when all replicas have ended. "
         "The options of a recipe are those of thinwire train; give the same to all.",
         takes_recipe=True,
-        allow_abbrev=False,
     )
     parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
     parser.add_argument(

@@ -96,7 +96,7 @@ class _Stop:
             timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
             here = trainer.placement.stages_of(dist.get_rank())
             what = f"{were(here)} telling the others, in an evaluation, whether to stop, or waiting for their word"
-            self._notes = collectives.Notes(None, collectives.Kind.STOP, lambda rank: what, timeout)
+            self._notes = collectives.AsyncNotes(None, collectives.Kind.STOP, lambda rank: what, timeout)
 
     def through(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, up to a stop. This process reports before each, and reads the others' before the next."""

@@ -30,7 +30,7 @@ from thinwire.pipeline.wire.wire import BoundaryShape, Holder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Sampling:
     """How the next token is chosen from its logits: the largest one, or drawn."""
 
     temperature: float = 0.0
@@ -49,7 +49,7 @@ class Choice:
         return int(tokens[drawn])
 
 
-GREEDY = Choice()
+GREEDY = Sampling()
 
 
 class Generator:
@@ -75,7 +75,7 @@ class Generator:
         self._ends: dict[tuple[int, int, int], BoundaryEnd] = {}
 
     def tokens(
-        self, prompt: Tensor, most: int, ends: Collection[int], kind: PassKind, choice: Choice = GREEDY
+        self, prompt: Tensor, most: int, ends: Collection[int], kind: PassKind, sampling: Sampling = GREEDY
     ) -> Iterator[int]:
         """The tokens that follow a prompt, one by one, in every process of the pipeline.
 
@@ -86,7 +86,7 @@ class Generator:
             most: how many tokens there may be.
             ends: tokens that end the text; they are not given out.
             kind: eval-on or eval-off, whether boundaries compress.
-            choice: chooses each token.
+            sampling: chooses each token.
         """
         wire = self._stages[0].all_ends.wire_of(0)  # of several replicas, the first one's
         self._wire.compression, self._ends = of_first_visits(wire.compression, self._where.num_stages), {}
@@ -97,10 +97,10 @@ class Generator:
             for step in range(most):
                 given = text[known:] if self._remembers else text + [text[-1]] * (whole - len(text))
                 logits = self._pass(torch.tensor([given]), step, kind)
-                here = None if logits is None else choice(logits[0, len(text) - known - 1], step)
+                here = None if logits is None else sampling(logits[0, len(text) - known - 1], step)
                 what = f"{were(self._where.stages_of(dist.get_rank()))} waiting for the next token"
-                told = all_gather_json(here, what, self._where.pipeline)
-                [token] = (token for token in told if token is not None)
+                everyone = all_gather_json(here, what, self._where.pipeline)
+                [token] = (token for token in everyone if token is not None)
                 if token in ends:
                     return
                 known = len(text) if self._remembers else 0

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from thinwire.compress import PassKind, Progress
 from thinwire.pipeline.optimization import Update, ends_of, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
-from thinwire.pipeline.processes.collectives import Kind, Notes
+from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
@@ -302,7 +302,9 @@ class LossesOfOthers:
 
     def __init__(self, where: Placement, timeout: timedelta, *, travels: bool) -> None:
         self._where = where
-        self._notes = Notes(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
+        self._notes = (
+            AsyncNotes(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
+        )
 
     def expect(self) -> None:
         """Make room for those of the step that begins."""

@@ -47,7 +47,6 @@ def make_parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RUN|RECIPE [--json] [options of the recipe]",
         description="Score held-out samples with compression on and off.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     parser.add_argument(

@@ -54,7 +54,6 @@ def make_parser() -> Parser:
         "[--codec q(4) ...] [--json] [options of the recipe]",
         description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
         "stage or link is fastest.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     parser.add_argument("--count", action="store_true", help="count multiplications instead of measuring seconds")

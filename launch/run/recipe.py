@@ -192,7 +192,6 @@ def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parse
         "--overwrite is short for --checkpoint.resume never: it replaces an earlier run in the folder. "
         "--max-restarts N is short for --checkpoint.restarts N. "
         "--smoke is short for --debug.smoke true: a run of three steps that tries every part.",
-        allow_abbrev=False,
     )
     parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
     titles: dict[str, Any] = {}

@@ -19,7 +19,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, takes_recipe: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # no abbreviations: one might be an option of the recipe, or of a later release
+        super().__init__(*args, allow_abbrev=False, **kwargs)
         self.takes_recipe = takes_recipe
         self.register("type", int, _whole)
         self.register("type", float, _number)
@@ -50,12 +51,15 @@ def new_folder(place: Path) -> Path:
 
 def positive(text: str) -> float:
     """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
+    if not (value := _finite(text)) > 0:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number of at least 0."""
+    if not (value := _finite(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
     return value
 
 
@@ -71,6 +75,15 @@ def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
+
+
+def _finite(text: str) -> float:
+    """The number, or NaN for what is none or infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _whole(text: str) -> int:

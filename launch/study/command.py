@@ -124,7 +124,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} NAME [options] [--option-of-a-recipe value ...]",
         description="Train every row of a study with every seed, and go on where it stopped. "
         "`thinwire study report NAME` writes the report; `thinwire study` lists the packaged studies.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     add = parser.add_argument

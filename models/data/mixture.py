@@ -21,11 +21,11 @@ class MixedSamples:
 
     def __init__(self, parts: Sequence[Samples], sources: Tensor, rows: Tensor) -> None:
         self.parts, self.sources, self.rows = parts, sources, rows
-        told = [*(part.digest for part in parts), *map(str, (sources.tolist(), rows.tolist()))]
-        self.digest = hashlib.sha256(" ".join(told).encode()).hexdigest()
-        lengths = [getattr(part, "lengths", None) for part in parts]
+        hashed = [*(part.digest for part in parts), *map(str, (sources.tolist(), rows.tolist()))]
+        self.digest = hashlib.sha256(" ".join(hashed).encode()).hexdigest()
+        known = [part.lengths for part in parts if getattr(part, "lengths", None) is not None]
         self.lengths: Tensor | None = None
-        if known := [each for each in lengths if each is not None]:
+        if len(known) == len(parts):
             starts = torch.tensor([0, *map(len, known)]).cumsum(0)
             self.lengths = torch.cat(known)[starts[sources] + rows]
 

@@ -217,9 +217,8 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
         )
     )
     columns.report(f"of {part.name}, column {' and '.join(names)} is read")
-    rows = zip(
-        *(table[name][:] for name in names), strict=True
-    )  # decoded: messages of unlike fields are stored as JSON
+    # decoded by the library: messages of unlike fields are stored as JSON
+    rows = zip(*(table[name][:] for name in names), strict=True)
     places = [f"row {row} of {part.name}" for row in range(len(table))]
     if len(names) < 3 and all(_is_ids(table.features[name]) for name in names):
         for name, least in zip(names, (0, IGNORE), strict=False):

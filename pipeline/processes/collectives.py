@@ -277,7 +277,7 @@ def _here(where: Placement) -> str:
 # 4. Notes that nobody waits for
 
 
-class Notes:
+class AsyncNotes:
     """Notes of at most `SMALL` bytes, a JSON value each: a process sends them to one other or to all, and goes on.
 
     A collective call makes room for what arrives only when it is called: over a slow link, all wait for two latencies
@@ -286,7 +286,7 @@ class Notes:
 
     Args:
         group: the group; None is the default group.
-        kind: of the notes; a group has one Notes of a kind.
+        kind: of the notes; a group has one AsyncNotes of a kind.
         what: says in words what goes from a process, by its rank in the default group; a PeerError names it.
         timeout: of a wait.
         to: the process that gets them, by its rank in the default group; None is all.
@@ -356,7 +356,7 @@ class StageNumbers:
 
     def __init__(self, where: Placement, what: str, timeout: timedelta) -> None:
         self._where, self._what = where, what
-        self._notes = Notes(where.pipeline, Kind.NORM, self._in_words, timeout)
+        self._notes = AsyncNotes(where.pipeline, Kind.NORM, self._in_words, timeout)
         self._mine: list[tuple[int, float]] = []
 
     def expect(self) -> None:

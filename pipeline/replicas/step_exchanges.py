@@ -27,7 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.errors.words import numbered, were
-from thinwire.pipeline.processes.collectives import Kind, Notes
+from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
@@ -65,10 +65,10 @@ class StepExchanges:
     def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
         self._stages, self._where = stages, where
         self._tells = num_replicas > 1 and where.replica == 0
-        self._notes: Notes | None = None
+        self._notes: AsyncNotes | None = None
         if self._tells and where.num_processes > 1:
             timeout = timedelta(seconds=stages[0].wire.options.timeout)
-            self._notes = Notes(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
+            self._notes = AsyncNotes(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
         self._began, self._before = 0.0, [(0, 0.0)] * len(stages)
         self._untold: deque[tuple[int, list[Any]]] = deque()
 

@@ -17,8 +17,8 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
     LARGEST,
+    AsyncNotes,
     Kind,
-    Notes,
     StageNumbers,
     all_gather_json,
     gather_json,
@@ -133,7 +133,7 @@ def in_words(process):
 
 
 def saying_words(rank, words):
-    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 2)
+    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 2)
     for _ in words:
         to_last.expect()
     for word in words:
@@ -152,7 +152,7 @@ def test_words_reach_one_process_in_rank_order():
 
 
 def interrupted(rank, body):
-    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
     if rank == 0:
         collectives.send(Kind.LOSSES, torch.frombuffer(bytearray(body), dtype=torch.uint8), 1)
         dist.barrier()
@@ -169,7 +169,7 @@ def test_a_word_that_is_no_json_is_refused_in_a_sentence():
 
 
 def left_without_a_word(rank):
-    to_last = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
     processes.left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         to_last.expect()
@@ -206,7 +206,7 @@ def norm_of(rank, where):
 
 
 def losses_of(rank):
-    words = Notes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 0)
+    words = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 0)
     words.expect()
     words.send([0.5])
     for sender in words._senders.values():

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from thinwire.pipeline.generation import Choice, of_first_visits
+from thinwire.pipeline.generation import Sampling, of_first_visits
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
 
@@ -33,10 +33,10 @@ def test_a_token_goes_as_an_evaluation_sends_a_sample_that_it_has_not_seen(train
 
 def test_the_largest_logit_is_chosen_or_one_is_drawn_by_its_chance():
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
-    assert Choice()(logits, 0) == 0
-    drawn = Counter(Choice(temperature=1.0, seed=1)(logits, step) for step in range(1000))
+    assert Sampling()(logits, 0) == 0
+    drawn = Counter(Sampling(temperature=1.0, seed=1)(logits, step) for step in range(1000))
     assert all(abs(drawn[token] / 1000 - chance) < 0.05 for token, chance in enumerate((0.5, 0.3, 0.2)))
-    likely = Counter(Choice(temperature=1.0, top_p=0.6)(logits, step) for step in range(200))
+    likely = Counter(Sampling(temperature=1.0, top_p=0.6)(logits, step) for step in range(200))
     assert likely.keys() == {0, 1}, "one has less than 0.6, two have more"
-    cold = Counter(Choice(temperature=0.05)(logits, step) for step in range(50))
+    cold = Counter(Sampling(temperature=0.05)(logits, step) for step in range(50))
     assert cold.keys() == {0}

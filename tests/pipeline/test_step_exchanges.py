@@ -9,7 +9,7 @@ import torch.distributed as dist
 from support import processes
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.processes.collectives import Notes
+from thinwire.pipeline.processes.collectives import AsyncNotes
 
 pytestmark = pytest.mark.processes
 
@@ -18,7 +18,7 @@ OPTIONS = {"replicas": 2, "steps": 4, "microbatches": 2, "microbatch_size": 1, "
 
 def kept_from_talking(rank):
     """Stage 0 says nothing of a step until the last stage is through with it."""
-    trainer, store, send = make_trainer(rank, **OPTIONS), dist.distributed_c10d._get_default_store(), Notes.send
+    trainer, store, send = make_trainer(rank, **OPTIONS), dist.distributed_c10d._get_default_store(), AsyncNotes.send
     found, stepped = [], []
 
     def send_late(words, mine):
@@ -26,7 +26,7 @@ def kept_from_talking(rank):
             store.get(f"through {len(stepped)}")
         send(words, mine)
 
-    Notes.send = send_late
+    AsyncNotes.send = send_late
     for step in range(2):
         found += trainer.train_step(step).exchanged
         stepped.append(step)
@@ -46,7 +46,7 @@ def left(rank):
     trainer = make_trainer(rank, **OPTIONS)
     trainer.train_step(0)
     if rank == 0:
-        Notes.send = lambda words, mine: (time.sleep(1), os._exit(0))
+        AsyncNotes.send = lambda words, mine: (time.sleep(1), os._exit(0))
     trainer.train_step(1)
     with pytest.raises(PeerError) as caught:
         trainer.sync.exchanges.settle()

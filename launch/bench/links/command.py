@@ -136,7 +136,6 @@ def make_parser() -> Parser:
         description="Measure the speed of a recipe over slow links between network namespaces. Every codec, no "
         "compression, and (of one pipeline) plain torch.distributed.pipelining take turns. The LIMIT stands beside "
         "them. Needs root.",
-        allow_abbrev=False,
         takes_recipe=True,
     )
     parser.add_argument(
