@@ -18,9 +18,9 @@ class Parser(argparse.ArgumentParser):
         takes_recipe: whether the options of a recipe may follow, which another parser reads.
     """
 
-    def __init__(self, *args: Any, takes_recipe: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, takes_recipe: bool = False, **kwargs: Any) -> None:
         # no abbreviations: one might be an option of the recipe, or of a later release
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        super().__init__(allow_abbrev=False, **kwargs)
         self.takes_recipe = takes_recipe
         self.register("type", int, _whole)
         self.register("type", float, _number)

@@ -129,8 +129,8 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
     if packed:
         _check_packing(name, stage, whole, tokens)
     return (
-        f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and {len(pairs) - 1} gradients "
-        f"differ by {difference:.1g} at most"
+        f"a tiny copy of {name} computes the same, cut after every block and uncut: its logits and {len(pairs) - 1} "
+        f"gradients differ by {difference:.1g} at most"
     )
 
 

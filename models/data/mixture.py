@@ -23,7 +23,7 @@ class MixedSamples:
         self.parts, self.sources, self.rows = parts, sources, rows
         hashed = [*(part.digest for part in parts), *map(str, (sources.tolist(), rows.tolist()))]
         self.digest = hashlib.sha256(" ".join(hashed).encode()).hexdigest()
-        known = [part.lengths for part in parts if getattr(part, "lengths", None) is not None]
+        known = [lengths for part in parts if (lengths := getattr(part, "lengths", None)) is not None]
         self.lengths: Tensor | None = None
         if len(known) == len(parts):
             starts = torch.tensor([0, *map(len, known)]).cumsum(0)

@@ -118,26 +118,17 @@ class DataOptions:
                 f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
             ),
             (
-                not self.mixture
-                or (kind in ("text", "chat") and self.name not in self.mixture and self.stream is None),
-                f"mixture must be left out for kind {kind} or a stream, and name other data than data.name, got "
-                f"{self.mixture}",
+                not self.mixture or kind in ("text", "chat"),
+                f"mixture must be left out for kind {kind}: only text and chat mix, got {self.mixture}",
             ),
+            (self.name not in self.mixture, f"mixture must name other data than name, got {self.name} in both"),
+            (not self.mixture or self.stream is None, "mixture and stream must not both be given; leave one out"),
             (
                 all(share > 0 for share in self.mixture.values()) and sum(self.mixture.values()) < 1,
                 f"mixture must have shares above 0 and together below 1, because {self.name} has the rest, got "
                 f"{self.mixture}",
             ),
-            (
-                self.stream is None
-                or (kind == "text" and self.stream >= 1 and self.limit is not None and self.shuffle == "never"),
-                f"stream must be at least 1, and needs text, a limit, and shuffle never, got {self.stream}, {kind}, "
-                f"limit {self.limit} and shuffle {self.shuffle}",
-            ),
-            (
-                self.stream is None or self.held_out == 0 or self.evaluation is not None,
-                f"stream needs evaluation, or held_out 0, got {self.held_out}",
-            ),
+            *(self._rules_of_streams(kind) if self.stream is not None else ()),
             (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (
@@ -157,6 +148,19 @@ class DataOptions:
             ),
             (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),
         )
+
+    def _rules_of_streams(self, kind: Kind) -> list[tuple[bool, str]]:
+        return [
+            ((self.stream or 0) >= 1, f"stream must be at least 1 row, got {self.stream}"),
+            (kind == "text", f"stream must be left out for kind {kind}: only text streams"),
+            (self.limit is not None, "stream needs a limit, the tokens of a pass; set limit"),
+            (self.shuffle == "never", f"stream shuffles rows itself; set shuffle to never, got {self.shuffle}"),
+            (
+                self.held_out == 0 or self.evaluation is not None,
+                f"stream keeps no samples for evaluation; name them by evaluation, or set held_out to 0, got "
+                f"{self.held_out}",
+            ),
+        ]
 
     @property
     def chosen_kind(self) -> Kind:

@@ -70,7 +70,7 @@ def test_conversations_of_two_formats_mix_with_their_lengths_and_positions(tmp_p
         ({"mixture": {"a": 0.0}}, r"mixture must have shares above 0"),
         (
             {"mixture": {"pydoc": 0.5}},
-            "mixture must be left out for kind text or a stream, and name other data",
+            "mixture must name other data than name, got pydoc in both",
         ),
         ({"mixture": {"a": 0.5}, "kind": "pairs"}, r"mixture must be left out for kind pairs"),
     ],

@@ -64,10 +64,12 @@ def test_a_file_that_ends_in_the_middle_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"limit": None}, "stream must be at least 1, and needs text, a limit, and shuffle never, got 1, text"),
-        ({"shuffle": "epoch"}, "limit 9 and shuffle epoch"),
-        ({"held_out": 0.1}, "stream needs evaluation, or held_out 0, got 0.1"),
-        ({"mixture": {"a": 0.5}}, "mixture must be left out"),
+        ({"limit": None}, "stream needs a limit, the tokens of a pass; set limit"),
+        ({"shuffle": "epoch"}, "stream shuffles rows itself; set shuffle to never, got epoch"),
+        ({"held_out": 0.1}, "name them by evaluation, or set held_out to 0, got 0.1"),
+        ({"mixture": {"a": 0.5}}, "mixture and stream must not both be given"),
+        ({"kind": "chat", "tokenizer": "x"}, "stream must be left out for kind chat: only text streams"),
+        ({"stream": 0}, "stream must be at least 1 row, got 0"),
         ({"limit": 2}, r"a stream must have a limit of at least 3 tokens; raise data\.limit"),
         ({}, r"data\.stream needs a table, a folder or a data set on the hub, got pydoc"),
     ],

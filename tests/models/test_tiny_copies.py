@@ -14,7 +14,7 @@ from thinwire.models.errors import ModelError
 def test_a_copy_of_a_large_model_is_small_and_equal(name):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     found = check_parity(AutoConfig.for_model(name), "causal-lm")
-    assert found.startswith(f"a tiny copy of {name}, cut after every block, equals the uncut model: logits and ")
+    assert found.startswith(f"a tiny copy of {name} computes the same, cut after every block and uncut: its logits ")
     assert found.endswith("gradients differ by 0 at most")
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
