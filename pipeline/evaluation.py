@@ -95,7 +95,7 @@ class _Stop:
         if asked is not None:
             timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
             here = trainer.placement.stages_of(dist.get_rank())
-            what = f"{were(here)} telling the others, in an evaluation, whether to stop, or waiting for their word"
+            what = f"{were(here)} exchanging with the others, in an evaluation, whether one was asked to stop"
             self._notes = collectives.AsyncNotes(None, collectives.Kind.STOP, lambda rank: what, timeout)
 
     def through(self, batches: Iterable[Any]) -> Iterator[Any]:

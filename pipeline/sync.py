@@ -325,5 +325,5 @@ class LossesOfOthers:
 
     def _in_words(self, process: int) -> str:
         if process == dist.get_rank():
-            return f"replica {self._where.replica} was telling replica 0 its losses"
+            return f"replica {self._where.replica} was sending replica 0 its losses"
         return f"replica {self._where.replica} was waiting for the losses of replica {self._where.replica_of(process)}"

@@ -110,7 +110,7 @@ def test_all_start_again_if_their_membership_server_was_started_again(folder):
             both[0].wait_until(lambda: max(steps(folder / "host-0"), default=0) > last + 3)
             assert "lost" not in both[0].stderr + both[1].stderr + another.stderr
             assert all(
-                "which starts again: it was started again, or heard nothing of this process" in each.stderr
+                "which starts again: it was started again, or received nothing from this process" in each.stderr
                 for each in both
             )
 

@@ -35,7 +35,7 @@ _SOON = 0.1
 """Seconds after which packets are acknowledged whose sender does not wait for it."""
 _LAST_WORDS = 1000
 """Milliseconds for the last acknowledgements of a process at its end."""
-_UNKNOWN = "it was started again, or heard nothing of this process for too long"
+_UNKNOWN = "it was started again, or received nothing from this process for too long"
 
 
 @dataclass(frozen=True)
