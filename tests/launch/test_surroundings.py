@@ -80,7 +80,7 @@ def test_a_mistake_shows_no_escape_codes_and_no_endless_word():
 
 
 @pytest.mark.parametrize("field", ["num_stages", "num_microbatches"])
-def test_a_pipeline_of_a_thousand_million_is_refused_before_its_order_is_made(field):
-    found = run("", "train", "quickstart", f"--pipeline.{field}", "1000000000")
+def test_a_pipeline_of_a_thousand_million_is_refused_before_its_order_is_made(field, tmp_path):
+    found = run("", "train", "quickstart", f"--pipeline.{field}", "1000000000", "--output", str(tmp_path / "run"))
     assert found.returncode == 2
     assert f"pipeline.{field} must be at most " in found.stderr and "got 1000000000" in found.stderr
