@@ -52,11 +52,11 @@ def test_gradients_of_data_parallelism_travel_as_payloads():
         assert losses[-1] < 0.3 * losses[0] and losses != found["none"][0]
 
 
-EXCHANGE = re.compile(r"replica \d  exchange (\d+) of (\d)  loss \S+  sent \d+ bytes  sum of weights (.*)\n")
+EXCHANGE = re.compile(r"replica \d  exchange (\d+) of (\d)  loss \S+  sent (\d+) bytes  sum of weights (.*)\n")
 
 
 def exchanges(printed, least=None):
-    """What a replica prints of its exchanges: how many took part, and the weights. Waits until there is that one."""
+    """What a replica prints of its exchanges: replicas, bytes so far, weights. Waits until there is that one."""
     while True:
         found = {int(exchange): rest for exchange, *rest in EXCHANGE.findall(printed.read_text())}
         if found if least is None else least in found:
@@ -94,8 +94,12 @@ def test_replicas_of_torchft_exchange_payloads_and_come_back_after_a_kill(tmp_pa
             process.wait()
         lighthouse.shutdown()
     for exchange in (*range(together, together + 11), *range(back, back + 11)):
-        assert of_first[exchange] == of_second[exchange] and of_second[exchange][0] == "2"
-    assert any(count == "1" for count, _ in of_first.values()), "the first one went on alone"
+        (count, _, weights), other = of_first[exchange], of_second[exchange]
+        assert (count, weights) == (other[0], other[2]) and count == "2"
+    assert any(count == "1" for count, *_ in of_first.values()), "the first one went on alone"
+    codec, shapes = parse("q(4)").codec, [(64, 16), (64,), (1, 64), (1,)]
+    payload = sum(codec.nbytes(shape, torch.float32) for shape in shapes)
+    assert int(of_second[back + 10][1]) - int(of_second[back][1]) == 10 * payload
 
 
 def several_stages(rank, folder, *steps):
