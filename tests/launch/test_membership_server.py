@@ -110,7 +110,7 @@ def test_a_server_that_was_started_again_has_its_replicas_start_again(tmp_path):
         server.mesh.close()
         another = Serving(Keys.read(tmp_path / "keys"), int(settings.place.partition(":")[2]))
         ending = host.ending()
-        assert not ending.lasting and "starts again: it was started again, or heard nothing" in ending.text
+        assert not ending.lasting and "starts again: it was started again, or received nothing" in ending.text
         another.mesh.close()
 
 
