@@ -102,11 +102,13 @@ Numbers = dict[float, dict[tuple[str, int], dict[str, float]]]
 
 
 def table(numbers: Numbers, epoch: float) -> str:
-    """One epoch, a boundary and channel a line."""
+    """One epoch, a channel a line at the first boundary, the one in the middle and the last one."""
     first = next(iter(numbers[epoch].values()))
+    last = max(boundary for _, boundary in numbers[epoch])
     lines = [f"| cut after stage | channel | {' | '.join(first)} |", "|---|---" + "|---:" * len(first) + "|"]
     for (channel, boundary), row in sorted(numbers[epoch].items()):
-        lines.append(f"| {boundary} | {channel} | {' | '.join(map(_cell, row.values()))} |")
+        if boundary in (0, last // 2, last):
+            lines.append(f"| {boundary} | {channel} | {' | '.join(map(_cell, row.values()))} |")
     return "\n".join(lines)
 
 
