@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, document, duration_text
-from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     Prediction,

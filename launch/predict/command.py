@@ -12,10 +12,9 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.shared.links import Network, parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import show
-from thinwire.launch.timing.network import Network
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
@@ -49,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.predict.answer import answer
+    from thinwire.launch.predict.profile import from_recipe
     from thinwire.launch.timing.exchange_time import NO_COMPRESSION
-    from thinwire.launch.timing.profile import from_recipe
     from thinwire.launch.timing.workload import codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 

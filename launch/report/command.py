@@ -18,8 +18,8 @@ from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.links import parse_link
 from thinwire.launch.shared.progress import showing
-from thinwire.launch.timing.network import parse_link
 from thinwire.pipeline.errors import OptionsError
 
 

@@ -27,8 +27,8 @@ from thinwire.launch.report.numbers import (
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
+from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value
-from thinwire.launch.timing.network import Network
 from thinwire.pipeline.errors import OptionsError
 
 MODES = ("on", "off")

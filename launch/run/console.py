@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from rich.table import Column
 from thinwire.compress.stores.space import in_words
 from thinwire.errors.words import listed, numbered
 from thinwire.launch.run import tables
-from thinwire.launch.shared.tables import FOLDED, Table, Value, duration_text, show, size_text
+from thinwire.launch.shared.tables import FOLDED, Table, duration_text, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -33,20 +33,6 @@ SILENCE = 30.0
 ROOMY = 120
 """The least columns of a terminal for a progress bar."""
 SMOKE_NOTE = "a smoke run: every part has worked, but the numbers say nothing about loss or speed"
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The speed over one link, in samples a second."""
-
-    link: str
-    compressed: float
-    uncompressed: float
-
-    @property
-    def times(self) -> float:
-        """How many times as fast as uncompressed."""
-        return self.compressed / self.uncompressed
 
 
 class ProgressLine:
@@ -205,21 +191,6 @@ def _named_once(table: Table, width: int) -> tuple[Table, list[str]]:
     marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
     rows = [[marks.get(str(cell), cell) for cell in row] for row in table.rows]
     return replace(table, rows=rows), [f" {mark} {codec}" for codec, mark in marks.items()]
-
-
-def show_gains(measured: float, gains: Sequence[Gain], notes: Sequence[str]) -> None:
-    """Print the samples a second that were measured and those predicted over slower links, and notes below them.
-
-    Without predictions, nothing is printed.
-    """
-    if not gains:
-        return
-    console = Console()
-    rows: list[list[Value]] = [["this machine, measured", measured, None, None]]
-    rows += [[gain.link, gain.compressed, gain.uncompressed, round(gain.times, 2)] for gain in gains]
-    columns = ["link", "compressed", "uncompressed", "x as fast"]
-    show([Table("samples/s over slower links between the stages: predicted, not measured", columns, rows)])
-    _say(console, *notes)
 
 
 def _apart(summary: Mapping[str, Any]) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.launch.run.console import Gain, show_gains
+from thinwire.launch.run.console import show_notes
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.control_groups import cores
+from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host
-from thinwire.launch.timing.network import Network, parse_link
+from thinwire.launch.shared.tables import Table, Value, show
 from thinwire.launch.timing.replay import step_seconds
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -32,10 +33,10 @@ FEWEST_STEPS = 20
 PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"
 
 
-def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
-    """The predicted speeds for each of `LINKS`; empty if the run measured too little."""
+def speeds(recipe: Recipe, summary: Mapping[str, Any]) -> Table | None:
+    """Samples a second: measured, and predicted over each of `LINKS`; None if the run measured too little."""
     if not _is_measured(recipe, summary):
-        return []
+        return None
     pipeline = asdict(recipe.pipeline)
     measured = summary["training_seconds"] / summary["steps"]
     # the time that the schedule does not explain; it is the same over any link
@@ -45,15 +46,20 @@ def gains(recipe: Recipe, summary: Mapping[str, Any]) -> list[Gain]:
         seconds = step_seconds(pipeline, summary, link, compressed=compressed) + rest
         return recipe.pipeline.batch_size / seconds
 
-    return [Gain(name, speed(parse_link(name), True), speed(parse_link(name), False)) for name in LINKS]
+    here = recipe.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
+    rows: list[list[Value]] = [["this machine, measured", here, None, None]]
+    for name in LINKS:
+        compressed, plain = (speed(parse_link(name), compresses) for compresses in (True, False))
+        rows.append([name, compressed, plain, round(compressed / plain, 2)])
+    columns = ["link", "compressed", "uncompressed", "x as fast"]
+    return Table("samples/s over slower links between the stages: predicted, not measured", columns, rows)
 
 
 def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
     """Print the predicted speeds over slower links at the end of a run of several processes."""
-    if dist.get_world_size() == 1:
-        return
-    measured = recipe.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
-    show_gains(measured, gains(recipe, summary), [PREDICTED, crowding(recipe), how_to_measure(recipe)])
+    if dist.get_world_size() > 1 and (table := speeds(recipe, summary)):
+        show([table])
+        show_notes([note for note in (PREDICTED, crowding(recipe), how_to_measure(recipe)) if note])
 
 
 def crowding(recipe: Recipe) -> str:

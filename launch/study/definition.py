@@ -14,7 +14,7 @@ import yaml
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import read_fields
 from thinwire.launch.run.yaml_text import load_yaml
-from thinwire.launch.timing.network import Wires
+from thinwire.launch.shared.links import Wires
 from thinwire.pipeline.errors import OptionsError
 
 PACKAGED = files("thinwire.launch") / "studies"

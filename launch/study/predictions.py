@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pandas import DataFrame
 
 from thinwire.launch.run.fields import read_fields
-from thinwire.launch.shared.links import parse_bandwidth, parse_latency
+from thinwire.launch.shared.links import Network, parse_bandwidth, parse_latency
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
 from thinwire.launch.timing.exchange_time import UNCOMPRESSED, ReplicaWork
-from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import predict
 from thinwire.launch.timing.workload import Workload, codec_pair, frame_bytes, uniform
 from thinwire.pipeline.errors import OptionsError

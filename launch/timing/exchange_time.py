@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from thinwire.compress import parse
-from thinwire.launch.timing.network import Network
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.replicas.division import BUCKET, divide
@@ -52,10 +52,6 @@ class ReplicaWork:
         """The loads of a process, by bucket."""
         return loads(self.elements[process], self.count, self.gradients, self.layout, self.to_all)
 
-    def sent(self, process: int) -> int:
-        """Bytes of gradients that a process sends to other replicas in an exchange."""
-        return sum(load.both for load in self.buckets(process))
-
 
 @dataclass(frozen=True)
 class BucketLoad:
@@ -65,33 +61,20 @@ class BucketLoad:
     """
 
     elements: int
-    frames: int
-    """To all other replicas."""
     nbytes: int
-    """Of all frames."""
+    """Of all frames, to all other replicas."""
     longest: int
     """Bytes of the longest frame."""
-    both: int
-    """Bytes of all frames of parts and of sums together, of the replica that sends the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTime:
     """The exchange in a step; seconds."""
 
-    begins: tuple[float, ...]
-    """When the last backward of each process was done."""
     ends: tuple[float, ...]
     """When each process has the sums."""
-    nbytes: int
-    """Bytes that a process sends to other replicas, the most of all processes."""
     adds: float
     """What the exchange adds to the step."""
-
-    @property
-    def longest(self) -> float:
-        """The longest exchange of a process."""
-        return max(end - begin for begin, end in zip(self.begins, self.ends, strict=True))
 
 
 @lru_cache(maxsize=256)
@@ -109,16 +92,13 @@ def loads(
         whole = len(bucket.rows)
         if to_all:
             length = frame(whole)
-            nbytes = (count - 1) * length
-            found.append(BucketLoad(whole * layout.row, count - 1, nbytes, length, both=nbytes))
+            found.append(BucketLoad(whole * layout.row, (count - 1) * length, length))
             continue
         lengths = [frame(len(part)) for part in bucket.parts if part]
         # as parts, a frame to each other owner; as sums, its own part to each other replica
         own = min(lengths) if len(lengths) == count else 0
         most = max(sum(lengths) - own, (count - 1) * max(lengths))
-        # who owns the longest part sends one part less of that length, and its sum to all others
-        both = sum(lengths) - max(lengths) + (count - 1) * max(lengths)
-        found.append(BucketLoad(whole * layout.row, count - 1, most, max(lengths), both=both))
+        found.append(BucketLoad(whole * layout.row, most, max(lengths)))
     return tuple(found)
 
 
@@ -130,12 +110,7 @@ def time_exchange(work: ReplicaWork, course: Course, network: Network) -> Exchan
     first = [float(course.start[mine].min()) for mine in own]
     # without a norm to wait for, a later stage is needed in the next step only when its first input arrives
     period = max(ends) if work.clips else max(end - begin for begin, end in zip(first, ends, strict=True))
-    return ExchangeTime(
-        begins=tuple(begins),
-        ends=tuple(ends),
-        nbytes=max(map(work.sent, range(len(own)))),
-        adds=max(0.0, period - course.seconds),
-    )
+    return ExchangeTime(ends=tuple(ends), adds=max(0.0, period - course.seconds))
 
 
 def seconds_alone(work: ReplicaWork, process: int, network: Network) -> float:

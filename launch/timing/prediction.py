@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.exchange_time import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
-from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.step_time import Course, time_step
+from thinwire.launch.timing.step_time import Compute, Course, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.frames import CHANNELS
@@ -46,8 +46,6 @@ class Prediction:
     """Seconds of each process idle while a frame that it needs is on the wire."""
     bubble: tuple[float, ...]
     """Seconds of each process idle otherwise."""
-    exchange: ExchangeTime | None = None
-    """The exchange between replicas; None for one pipeline."""
 
 
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
@@ -55,7 +53,7 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     cut = workload.cut_for(schedule)
     table = timetable(schedule, cut.num_stages, cut.num_microbatches)
     channels = [cut.channel(name, compression, network) for name in CHANNELS]
-    return time_step(table, cut.compute(), *channels)
+    return time_step(table, Compute(forward=cut.forward, backward=cut.backward), *channels)
 
 
 def step(
@@ -86,7 +84,7 @@ def predict_each(
     unthrottled = limit(nothing, schedule, NO_COMPRESSION, Network())
     predictions = []
     for compression in codecs:
-        course, exchange, seconds = step(workload, schedule, compression, network)
+        course, _, seconds = step(workload, schedule, compression, network)
         predictions.append(
             Prediction(
                 schedule=schedule,
@@ -100,25 +98,22 @@ def predict_each(
                 busy=tuple(course.busy.tolist()),
                 wait=tuple(course.wait.tolist()),
                 bubble=tuple(course.bubble.tolist()),
-                exchange=exchange,
             )
         )
     return predictions
 
 
-def needed_bandwidth(
-    workload: Workload, schedule: str, compression: CompressionOptions, network: Network, hidden: float = HIDDEN
-) -> float:
+def needed_bandwidth(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
     """The bandwidth in bits a second below which the wire is the bottleneck.
 
-    There, a step has less than the share `hidden` of its speed with unlimited bandwidth and the same latency. It is 0
+    There, a step has less than the share HIDDEN of its speed with unlimited bandwidth and the same latency. It is 0
     if every bandwidth is enough.
     """
 
     def seconds(bandwidth: float) -> float:
         return run(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds
 
-    allowed = seconds(math.inf) / hidden
+    allowed = seconds(math.inf) / HIDDEN
 
     def hides(bandwidth: float) -> bool:
         return seconds(bandwidth) <= allowed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thinwire.launch.timing.network import Network
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName

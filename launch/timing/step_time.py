@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.launch.timing.timetable import ACTION_KINDS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Timetable
+from thinwire.launch.timing.timetable import FORWARD, Timetable
 
 _ROUNDS = 6
 """Rounds of the search for how much frames slow each other; after 6, changes were below 1e-4 of a step."""
@@ -42,9 +42,7 @@ class Compute:
 
     forward: PerStage
     backward: PerStage
-    """The whole backward."""
-    weight_share: float = 0.5
-    """Share of a backward that computes the gradients of the weights, for schedules that split it."""
+    """The whole backward. A schedule that splits it computes the gradients of the weights in half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +72,6 @@ class Course:
     """[actions]: when each began to decode, or to compute if it decodes nothing."""
     end: Seconds = field(repr=False)
     """[actions]: when each had computed and encoded its output."""
-    decode: Seconds = field(repr=False)
-    """[actions]: seconds of decoding."""
-    encode: Seconds = field(repr=False)
-    """[actions]: seconds of encoding."""
     departure: Seconds = field(repr=False)
     """[actions]: when the first byte of its output left; `end` if it sends nothing to another process."""
     arrival: Seconds = field(repr=False)
@@ -120,8 +114,6 @@ class _Costs:
 
     duration: Seconds
     """Decoding, compute and encoding."""
-    decode: Seconds
-    encode: Seconds
     on_wire: Seconds
     """Bytes over bandwidth of the output; 0 if it stays on its process."""
     latency: Seconds
@@ -136,12 +128,7 @@ class _Costs:
 def _action_costs(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> _Costs:
     """What each action takes."""
     forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
-    by_kind = np.empty((len(ACTION_KINDS), table.num_stages))
-    by_kind[FORWARD], by_kind[BACKWARD] = forward, backward
-    by_kind[BACKWARD_INPUT], by_kind[BACKWARD_WEIGHT] = (
-        backward * (1 - compute.weight_share),
-        backward * compute.weight_share,
-    )
+    by_kind = np.stack([forward, backward, backward / 2, backward / 2])  # in the order of the kinds of action
     decode = np.where(table.needs < table.nothing, _by_taking(table, activations, gradients, "decode"), 0.0)
     gives = table.gives < table.nothing
     encode = np.where(gives, _by_giving(table, activations, gradients, "encode"), 0.0)
@@ -149,8 +136,6 @@ def _action_costs(table: Timetable, compute: Compute, activations: ChannelTiming
     bits = 8 * _by_giving(table, activations, gradients, "nbytes")
     return _Costs(
         duration=decode + by_kind[table.kind, table.stage] + encode,
-        decode=decode,
-        encode=encode,
         on_wire=np.where(crosses, bits / _by_giving(table, activations, gradients, "bandwidth"), 0.0),
         latency=np.where(crosses, _by_giving(table, activations, gradients, "latency"), 0.0),
         loaded=np.where(crosses, 1 - _by_giving(table, activations, gradients, "duplex"), 0.0),
@@ -187,8 +172,6 @@ def _run(table: Timetable, costs: _Costs, on_wire: Seconds) -> Course:
         table=table,
         start=start,
         end=end,
-        decode=costs.decode,
-        encode=costs.encode,
         departure=departure,
         arrival=departure + flight,
         latency=costs.latency,

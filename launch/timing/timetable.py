@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from thinwire.pipeline.schedules import SCHEDULES, Order, actions, placement
 
-ACTION_KINDS = ("forward", "backward", "backward input", "backward weight")
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
 """The kinds of action. A backward is whole, or split in two."""
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(len(ACTION_KINDS))
 _KIND_OF = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 
 Integers = NDArray[np.int64]
@@ -39,7 +38,7 @@ class Timetable:
     stage: Integers
     microbatch: Integers
     kind: Integers
-    """Index into ACTION_KINDS."""
+    """Forward, backward, or one of the two parts of a backward."""
     needs: Integers
     """The message an action waits for."""
     gives: Integers

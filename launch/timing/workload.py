@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Method
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.exchange_time import ReplicaWork
-from thinwire.launch.timing.network import Network
-from thinwire.launch.timing.step_time import ChannelTiming, Compute
+from thinwire.launch.timing.step_time import ChannelTiming
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, split_pair
@@ -105,10 +105,6 @@ class Workload:
             encode=[cost.encode for cost in costs],
             decode=[cost.decode for cost in costs],
         )
-
-    def compute(self) -> Compute:
-        """The seconds of the stages, as input of the simulation."""
-        return Compute(forward=self.forward, backward=self.backward)
 
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:

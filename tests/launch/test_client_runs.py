@@ -10,9 +10,9 @@ from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
+from thinwire.launch.predict.profile import time_stage
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler
-from thinwire.launch.timing.profile import time_stage
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
-from thinwire.launch.timing.timetable import ACTION_KINDS, timetable
+from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
 
 FREE = ChannelTiming(nbytes=0)
@@ -48,7 +48,7 @@ def restated(schedule, stages, microbatches, compute, forth, back):
     where = placement(schedule, stages, processes)
     order = actions(schedule, stages, processes, microbatches)
     free, links, arrived, left, waits = {}, {}, {}, {}, dict.fromkeys(range(processes), 0.0)
-    shares = {"F": 1.0, "B": 1.0, "I": 1 - compute.weight_share, "W": compute.weight_share}
+    shares = {"F": 1.0, "B": 1.0, "I": 0.5, "W": 0.5}
     for action in merge(order):
         for part in action.sub_actions or (action,):
             kind, stage, index = part.computation_type.value, part.stage_index, part.microbatch_index
@@ -87,7 +87,6 @@ def test_any_schedule_is_what_the_rules_say(schedule, data):
     compute = Compute(
         forward=data.draw(each(stages, 0.1)),
         backward=data.draw(each(stages, 0.1)),
-        weight_share=data.draw(st.floats(0.0, 1.0)),
     )
     forth, back = (
         ChannelTiming(
@@ -208,12 +207,7 @@ def intervals_of(course):
     table = course.table
     for i in range(len(course.start)):
         where = int(table.process[i]), int(table.microbatch[i])
-        marks = (course.start[i], course.start[i] + course.decode[i], course.end[i] - course.encode[i], course.end[i])
-        for kind, (begin, finish) in zip(
-            ("decode", ACTION_KINDS[table.kind[i]], "encode"), pairwise(marks), strict=True
-        ):
-            if finish > begin:
-                yield Interval(*where, kind, float(begin), float(finish))
+        yield Interval(*where, "action", float(course.start[i]), float(course.end[i]))
         if course.arrival[i] > course.departure[i]:
             yield Interval(*where, "wire", float(course.departure[i]), float(course.arrival[i]))
 
@@ -233,7 +227,6 @@ def test_spans_fill_the_busy_time_and_never_overlap_on_a_process(schedule):
         )
         assert sum(end - start for start, end in own) == pytest.approx(found.busy[process])
         assert all(start >= end - 1e-9 for (_, end), (start, _) in pairwise(own))
-    assert {"forward", "encode", "decode", "wire"} <= {interval.kind for interval in intervals}
     frames = [interval for interval in intervals if interval.kind == "wire" and interval.process == 0]
     assert {round(interval.end - interval.start, 9) for interval in frames} <= {4.0, 2.0}
     assert math.isclose(max(interval.end for interval in intervals if interval.kind != "wire"), found.seconds)

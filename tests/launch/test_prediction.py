@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.exchange_time import NO_COMPRESSION
-from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     bandwidth_text,

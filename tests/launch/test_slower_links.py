@@ -3,9 +3,8 @@
 import pytest
 
 from thinwire.launch.run import slower_links
-from thinwire.launch.run.console import Gain, show_gains
 from thinwire.launch.run.recipe import parse
-from thinwire.launch.run.slower_links import crowding, gains, how_to_measure
+from thinwire.launch.run.slower_links import crowding, how_to_measure, show_slower_links, speeds
 
 STEPS = 100
 
@@ -31,13 +30,15 @@ def summary(codec="q(4)", steps=STEPS):
 
 
 def test_a_slow_link_costs_what_its_frames_take():
-    found = {gain.link: gain for gain in gains(parse(["quickstart"]), summary())}
+    here, *predicted = speeds(parse(["quickstart"]), summary()).rows
+    assert here == ["this machine, measured", 16.0, None, None]
+    found = {link: numbers for link, *numbers in predicted}
     assert list(found) == ["1gbit", "100mbit", "10mbit"]
     # uncompressed at 10 Mbit/s: 4 frames of 0.8 s one after the other and two more to fill, there and back
-    uncompressed = 16 / found["10mbit"].uncompressed
+    uncompressed = 16 / found["10mbit"][1]
     assert 2 * 6 * 0.8 < uncompressed < 2 * 6 * 0.8 + 1.1
-    assert found["10mbit"].times > 5 > found["1gbit"].times > 1
-    assert all(gain.compressed < 16 for gain in found.values()), "no link makes a step faster than it was here"
+    assert found["10mbit"][2] > 5 > found["1gbit"][2] > 1
+    assert all(compressed < 16 for compressed, *_ in found.values()), "no link makes a step faster than it was here"
 
 
 @pytest.mark.parametrize(
@@ -48,26 +49,25 @@ def test_a_slow_link_costs_what_its_frames_take():
     ],
 )
 def test_a_run_that_cannot_tell_says_nothing(changed, why):
-    assert gains(parse(["quickstart"]), summary(**changed)) == [], why
+    assert speeds(parse(["quickstart"]), summary(**changed)) is None, why
 
 
 @pytest.mark.parametrize(("everywhere", "here"), [("4", "2"), ("1", "1")])
 def test_a_run_over_real_links_or_in_one_process_says_nothing(monkeypatch, everywhere, here):
     monkeypatch.setenv("WORLD_SIZE", everywhere)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    assert gains(parse(["quickstart"]), summary()) == []
+    assert speeds(parse(["quickstart"]), summary()) is None
 
 
 def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    show_gains(16.0, [Gain("100mbit", 12.0, 4.0)], ["", "to measure it on Linux, as root: thinwire bench X"])
+    monkeypatch.setattr(slower_links.dist, "get_world_size", lambda: 4)
+    show_slower_links(parse(["quickstart"]), summary())
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines]
-    assert ["this", "machine,", "measured", "16", "-", "-"] in rows
-    assert ["100mbit", "12", "4", "3"] in rows
+    assert ["this", "machine,", "measured", "16.00", "-", "-"] in [line.split() for line in lines]
     assert any("predicted, not measured" in line for line in lines)
-    assert any(line.endswith("to measure it on Linux, as root: thinwire bench X") for line in lines)
-    show_gains(16.0, [], ["no note"])
+    assert lines[-1].startswith("to measure it on Linux, as root: thinwire bench ")
+    show_slower_links(parse(["quickstart"]), summary(steps=5))
     assert capsys.readouterr().out == ""
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from support.pages import DOCS
 from thinwire.launch import cli
+from thinwire.launch.bench.links.results import THROUGHPUT
 from thinwire.launch.study.definition import parse_study, read_study
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.predictions import predicted
 from thinwire.launch.study.tables import predictions_table
-from thinwire.launch.timing import published
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -62,7 +62,7 @@ def test_the_published_numbers_are_met_where_the_simulation_claims_to():
     frames = {name: row for name, row in study.all_rows.items() if name not in speeds}
     assert len(frames) == 8 and all(abs(found[name] / row.published["on"] - 1) < 0.07 for name, row in frames.items())
     assert all(found[name] > row.published["on"] for name, row in speeds.items())
-    table = [speed for row in published.THROUGHPUT.values() for speed in row.values()]
+    table = [speed for row in THROUGHPUT.values() for speed in row.values()]
     assert [row.published["on"] for row in speeds.values()] == table
 
 

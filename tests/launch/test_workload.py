@@ -5,7 +5,7 @@ import torch
 
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.launch.timing.network import Network
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.workload import codec_pair, frame_bytes, label, uniform
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import Meter

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from thinwire.launch.bench.links.contenders import BASELINES, Codecs
-from thinwire.launch.bench.links.results import BETWEEN, REFERENCE, Contest
+from thinwire.launch.bench.links.results import BETWEEN, RATIOS, REFERENCE, Contest
 from thinwire.launch.bench.links.worker import TURNS, BenchPlan, linked, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
 from thinwire.launch.hosts.shaping import INTERFACE
@@ -25,7 +25,6 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import duration_text, text_of
-from thinwire.launch.timing.published import RATIOS
 from thinwire.launch.timing.workload import codec_pair, label
 from thinwire.pipeline.errors import OptionsError
 

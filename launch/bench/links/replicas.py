@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import chain
 
 from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.exchange_time import ReplicaWork, seconds_alone, time_exchange
-from thinwire.launch.timing.network import Network
 from thinwire.launch.timing.step_time import Course
 from thinwire.models.layers import build_layers
 from thinwire.pipeline.measuring.probe import LinkSpeed

@@ -13,7 +13,6 @@ from thinwire.launch.bench.links.replicas import ends_of_processes, limits_of_ex
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.tables import Table, Value, document
-from thinwire.launch.timing.published import THROUGHPUT
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -27,6 +26,17 @@ _SHOWN_TASKS = ("forward", "backward", "optimizer")
 EPOCHS = 10
 """Epochs of the run whose speed is computed for codecs with first visits: those cost more than later visits."""
 
+THROUGHPUT = {
+    10e9: {"fp32": 3.8, "fw3 bw6": 4.0, "fw4 bw8": 4.0},
+    1e9: {"fp32": 3.2, "fw3 bw6": 4.0, "fw4 bw8": 3.9},
+    500e6: {"fp32": 2.7, "fw3 bw6": 3.9, "fw4 bw8": 3.9},
+    300e6: {"fp32": 1.8, "fw3 bw6": 3.8, "fw4 bw8": 3.8},
+    100e6: {"fp32": 0.5, "fw3 bw6": 3.4, "fw4 bw8": 3.0},
+}
+"""Table 2 of 2206.01299, AQ-SGD: sequences a second by bandwidth (bits a second) and method."""
+
+RATIOS = {10e9: 0.116, 1e9: 1.16, 500e6: 2.3, 300e6: 3.9, 100e6: 11.6}
+"""Wire time of an uncompressed activation over its forward compute, by bandwidth, in that table."""
 
 _HERE = LinkSpeed(goodput=float("inf"), latency=0.0)
 """The link between two stages of one process."""
