@@ -16,26 +16,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from thinwire.errors.words import listed
 from thinwire.launch.shared import probes
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import MISTAKE, OK
 from thinwire.launch.shared.probes import Finding, Verdict
 from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.tables import Table, Value, document, show
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.launch.run.recipe import Recipe
-    from thinwire.launch.shared.tables import Table as PairTable
 
 PROG = "thinwire doctor"
 PROBE_SECONDS = 60.0
-COLOURS: dict[Verdict, str] = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 @dataclass(frozen=True)
@@ -93,18 +87,9 @@ def examine() -> list[Check]:
 
 def table(checks: Sequence[Check]) -> Table:
     """The checks as a table for people."""
-    rows = Table(
-        box=box.SIMPLE_HEAD, collapse_padding=True, caption="A missing part matters only if you use what needs it."
-    )
-    rows.add_column("part", no_wrap=True)
-    rows.add_column("found", overflow="fold")
-    rows.add_column("needed for")
-    rows.add_column("verdict", no_wrap=True)
-    rows.add_column("what to do", min_width=len("GLOO_SOCKET_IFNAME,"))
-    for check in checks:
-        verdict = f"[{COLOURS[check.verdict]}]{check.verdict}[/]"
-        rows.add_row(check.name, escape(check.found), check.needed_for, verdict, escape(check.advice))
-    return rows
+    columns = ("part", "found", "needed for", "verdict", "what to do")
+    rows = [(check.name, check.found, check.needed_for, check.verdict, check.advice) for check in checks]
+    return Table("what this machine can do", columns, rows, "A missing part matters only if you use what needs it.")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -119,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         sys.stdout.write(dumps([asdict(check) for check in checks], indent=2) + "\n")
     else:
-        Console().print(table(checks))
+        show([table(checks)])
     return int(any(check.name == "torch" and check.verdict == "missing" for check in checks))
 
 
@@ -131,7 +116,6 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
     from thinwire.launch.run import recipe
 
     wanted = recipe.parse(argv, prog=PROG)
-    from thinwire.launch.shared.tables import document, show
     from thinwire.pipeline.devices.device import num_gpus
 
     pairs, refused = pairs_table(wanted, options.gpus or [num_gpus()])
@@ -142,21 +126,20 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
     return MISTAKE if refused else OK
 
 
-def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[PairTable, bool]:
+def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[Table, bool]:
     """What carries the frames of each pair, and whether any pair has nothing; `cards` are those of each host.
 
     Raises:
         OptionsError: the processes cannot be placed on these hosts.
     """
     from thinwire.launch.run.assembly import real_placement
-    from thinwire.launch.shared.tables import Table as PairTable
     from thinwire.pipeline.devices.transports import carrying, placed
 
     size = wanted.pipeline.num_processes
     found = placed(wanted.group_processes, cards, wanted.training.device)
     where = [real_placement(wanted, rank) for rank in range(0, wanted.group_processes, size)]
     neighbours = [pair for each in where for pair in sorted(each.neighbours)]
-    rows: list[list[str | int | float | bool | None]] = []
+    rows: list[list[Value]] = []
     refused, by = False, ""
     for low, high in neighbours:
         by = "refused"
@@ -171,7 +154,7 @@ def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[PairTable, bool]:
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
     hosts = f"{len(cards)} host{'s' * (len(cards) > 1)} with {listed([*map(str, cards)])} GPUs"
     note = f"{wanted.group_processes} processes on {hosts}"
-    return PairTable(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
+    return Table(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
 
 
 def make_parser() -> Parser:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from thinwire.launch.run.recipe import packaged
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.tables import Table, show
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -20,10 +18,7 @@ def main(argv: Sequence[str]) -> int:
         return OK
     if argv:
         raise OptionsError(f"thinwire recipes takes no arguments, got {' '.join(argv)}")
-    table = Table("recipe", "purpose")
-    for name, description in packaged().items():
-        table.add_row(name, description)
-    Console().print(table)
+    show([Table("the packaged recipes", ("recipe", "purpose"), list(packaged().items()))])
     return OK
 
 

@@ -224,77 +224,62 @@ def test_own_work_is_what_both_ends_do_beside_one_encode_and_two_decodes(monkeyp
     assert (speed.encode, speed.decode) == (2**15 / 1e9 / 3, 2**15 / 1e9 / 2)
 
 
+DATA = ("gaussian", "activations", "gradients")
+
+
 def told_as_json(capsys, *arguments):
-    """What `--json` says: the document, and its tables by title as rows of column -> cell."""
+    """What `--json` says: the document, and its tables."""
     assert cli.main(["bench", *arguments, "--json"]) == 0
     text = capsys.readouterr().out
     title, found = read_document(text)
-    assert title == "bench of codecs"
-    rows = {table.title: [dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in found}
-    return json.loads(text, parse_constant=pytest.fail), rows
+    assert title == "bench of codecs" and tuple(table.title.split(":")[0] for table in found) == DATA
+    return json.loads(text, parse_constant=pytest.fail), found
 
 
 def test_json_and_tables_of_feedback(quick, capsys):
     arguments = [*quick, "--codec", "ef21(q(4))", "ef(topk(0.1))"]
-    _, told = told_as_json(capsys, *arguments)
-    assert list(told) == ["feedback"]
-    cpu = [row for row in told["feedback"] if row["with"] == "1 thread"]
-    assert [(row["data"], row["feedback"]) for row in cpu] == [
-        (data, method)
-        for data in ("gaussian", "activations", "gradients")
-        for method in ("ef21(q(4))", "ef(topk(0.1))")
-    ]
-    for row in cpu:
-        assert row["encode, GB/s"] > 0 and row["decode, GB/s"] > 0
-        assert math.isfinite(row["own"])
-    assert cpu[0]["bits"] == 4 + 16 / 1024
+    told, tables = told_as_json(capsys, *arguments)
+    assert not told["codecs"]
+    methods = [(data, method) for data in DATA for method in ("ef21(q(4))", "ef(topk(0.1))")]
+    assert [(one["data"], one["method"]) for one in told["feedback"]] == methods
+    assert [row[0] for table in tables for row in table.rows] == [method for _, method in methods]
+    for one in told["feedback"]:
+        [speed] = [speed for speed in one["speeds"] if speed["processor"] == {"device": "cpu", "threads": 1}]
+        assert speed["encode"] > 0 and speed["decode"] > 0 and math.isfinite(speed["own"])
+    assert told["feedback"][0]["bits_per_element"] == 4 + 16 / 1024
     assert cli.main(["bench", *arguments]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["ef21(q(4))"]]
     assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
 
 
-def test_markdown_has_a_table_of_quality_and_two_of_speed(quick, capsys):
-    assert cli.main(["bench", *quick, "--markdown", "--codec", "q(4)", "none", "aqsgd(q(4))"]) == 0
-    text = capsys.readouterr().out
-    tables = [[line for line in part.splitlines() if line.startswith("|")] for part in text.split("\n\n")]
-    environment, qualities, codecs, feedback = [table for table in tables if table]
-    for table in (environment, qualities, codecs, feedback):
-        assert len({line.count("|") for line in table}) == 1, table
-    assert environment[2].startswith("| command | `thinwire bench codecs --recipe ")
-    assert qualities[0] == "| codec | bits | x bound | SNR, dB: gaussian | SNR, dB: activations | SNR, dB: gradients |"
-    assert qualities[3] == "| `none` | 32.00 | 1.000 | exact | exact | exact |"
-    assert [row.split(" | ")[0] for row in codecs[2:]] == ["| `q(4)`", "| `none`", "| memcpy"]
-    assert feedback[0] == (
-        "| GB/s | gaussian: encode | gaussian: decode | gaussian: own "
-        "| activations: encode | activations: decode | activations: own |"
-    )
-    assert feedback[2].startswith("| `aqsgd(q(4))` | ")
+def test_markdown_has_a_table_of_codecs_and_one_of_feedback_for_each_kind_of_data(quick, capsys):
+    arguments = ["--codec", "q(4)", "none", "aqsgd(q(4))", "--threads", "1"]
+    assert cli.main(["bench", *quick, "--markdown", *arguments]) == 0
+    head, *parts = capsys.readouterr().out.split("\n\n")
+    assert head.startswith("`thinwire bench codecs --recipe ")
+    tables = [part.splitlines() for part in parts if part.startswith("|")]
+    assert [table[0].split(" |")[0] for table in tables] == ["| codec", "| feedback"] * 2 + ["| codec"]
+    assert tables[0][0].startswith("| codec | bits | x bound | SNR dB | enc 1 thread | dec 1 thread |")
+    assert tables[0][3].startswith("| none | 32.00 | 1.000 | exact | ")
+    assert tables[1][0].startswith("| feedback | bits | enc 1 thread | dec 1 thread | own 1 thread |")
+    assert tables[1][2].startswith("| aqsgd(q(4)) | 4.02 | ")
 
 
 def test_json_says_everything(quick, capsys):
-    told, rows = told_as_json(capsys, *quick, "--codec", "q(4)", "none", "--codec", "topk(0.1)")
+    told, tables = told_as_json(capsys, *quick, "--codec", "q(4)", "none", "--codec", "topk(0.1)")
     assert told["torch"] == torch.__version__
     assert told["command"].startswith("thinwire bench codecs --recipe ")
     assert told["command"].endswith("--codec 'q(4)' none --codec 'topk(0.1)' --json")
     assert told["machine"]["cores"] >= 1
-    assert list(rows) == ["codecs: bits and noise", "codecs: speed"]
-    qualities = rows["codecs: bits and noise"]
-    speeds = [row for row in rows["codecs: speed"] if row["with"] == "1 thread"]
-    for part in (qualities, speeds):
-        assert [(row["data"], row["codec"]) for row in part] == [
-            (data, codec)
-            for data in ("gaussian", "activations", "gradients")
-            for codec in ("q(4)", "none", "topk(0.1)")
-        ]
-    for row in qualities:
-        assert (row["SNR, dB"] is None) == (row["codec"] == "none")
-        assert (row["x bound"] == 1.0) == (row["codec"] == "none")
-    for row in speeds:
-        assert row["memcpy, GB/s"] > 0
-        for act in ("encode", "decode"):
-            assert row[f"{act}, GB/s"] > 0
-            assert row[f"{act} of memcpy"] == row[f"{act}, GB/s"] / row["memcpy, GB/s"]
-    bits = {(row["data"], row["codec"]): row["bits"] for row in qualities}
+    codecs = [(data, codec) for data in DATA for codec in ("q(4)", "none", "topk(0.1)")]
+    found = {(one["data"], one["codec"]): one for one in told["codecs"]}
+    assert list(found) == codecs and [row[0] for table in tables for row in table.rows] == [name for _, name in codecs]
+    for (_, codec), one in found.items():
+        assert (one["quality"]["snr_db"] is None) == (codec == "none")
+        assert (one["quality"]["of_entropy"] == 1.0) == (codec == "none")
+        [speed] = [speed for speed in one["speeds"] if speed["processor"] == {"device": "cpu", "threads": 1}]
+        assert min(speed["encode"], speed["decode"], speed["memcpy"]) > 0
+    bits = {key: one["quality"]["bits_per_element"] for key, one in found.items()}
     assert bits["gaussian", "q(4)"] == 4 + 16 / 1024
     assert bits["activations", "q(4)"] == bits["gradients", "q(4)"] == 4 + 16 / 16
 

@@ -94,9 +94,10 @@ def test_json_is_the_table(capsys):
     assert all(name in printed for name in doctor.PROBES)
 
 
-def test_found_text_is_not_read_as_markup(capsys):
+def test_found_text_is_not_read_as_markup(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     check = doctor.Check("x", "[Errno 2] [/red] gone", "missing", "y", "[bold]")
-    doctor.Console(width=200).print(doctor.table([check]))
+    doctor.show([doctor.table([check])])
     printed = capsys.readouterr().out
     assert "[Errno 2] [/red] gone" in printed
     assert "[bold]" in printed

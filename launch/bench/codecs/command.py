@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from thinwire.launch.bench.codecs.inputs import PROG, ROW, SAMPLES
 from thinwire.launch.run import recipe
@@ -28,8 +29,7 @@ def main(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from thinwire.launch.bench.codecs.inputs import FEEDBACK_EXAMPLES, captured, default_codecs, gaussian, parse_method
-    from thinwire.launch.bench.codecs.page import page
-    from thinwire.launch.bench.codecs.tables import OWN, documented, shown
+    from thinwire.launch.bench.codecs.tables import tables
     from thinwire.launch.bench.codecs.trial import measure, measure_feedback, processors
 
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
@@ -43,22 +43,17 @@ def main(argv: Sequence[str]) -> int:
     aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
     results = measure(codecs, data, processors(options.threads), options.rounds)
     feedback = measure_feedback(rules, data, processors(options.threads), options.rounds)
+    shown, machine = tables(data, results, feedback), found["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}"
     if options.json:
-        told = document("bench of codecs", documented(results, feedback), **found)
-        print(dumps(told, indent=2))
-        return OK
-    if options.markdown:
-        print(page(found, results, feedback))
-        return OK
-    console, machine = Console(), found["machine"]
-    console.print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}")
-    for name, messages in data.items():
-        for measured in (results, feedback):
-            of_data = [result for result in measured if result.data == name]
-            show([shown(name, messages, of_data)] if of_data else [])
-    console.print("enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound")
-    if rules:
-        console.print(OWN)
+        measured = {"codecs": [*map(asdict, results)], "feedback": [*map(asdict, feedback)]}
+        print(dumps(document("bench of codecs", shown, **found, **measured), indent=2))
+    elif options.markdown:
+        print("\n\n".join([f"`{found['command']}`: {where}", *(table.markdown for table in shown)]))
+    else:
+        Console().print(where)
+        show(shown, notes=False)
+        Console().print(*dict.fromkeys(table.note for table in shown), sep="\n")
     return OK
 
 
@@ -75,7 +70,7 @@ def make_parser() -> Parser:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--markdown", action="store_true", help="print the tables of docs/measured/bench-codecs.md")
+    form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     add(
         "--threads",
         type=_thread_counts,

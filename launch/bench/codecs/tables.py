@@ -1,19 +1,31 @@
-"""The results of the bench of codecs as tables, for a terminal and for JSON."""
+"""The results of the bench of codecs as tables: for a terminal, for Markdown and for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, FeedbackSpeed, Speed
-from thinwire.launch.shared.tables import Table, Value
+from thinwire.launch.bench.codecs.trial import CodecResult, FeedbackResult, FeedbackSpeed
+from thinwire.launch.shared.tables import Table
 
+CODECS = "enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound"
 OWN = "own: time of the feedback itself, over time of its codec, both ends together"
 
 
-def shown(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult | FeedbackResult]) -> Table:
-    """The results of codecs, or of feedback, on one kind of data, for a terminal."""
+def tables(
+    data: Mapping[str, Sequence[Tensor]], codecs: Sequence[CodecResult], feedback: Sequence[FeedbackResult]
+) -> list[Table]:
+    """For each kind of data a table of the codecs and one of the feedback that were measured on it."""
+    return [
+        _table(name, messages, of_data)
+        for name, messages in data.items()
+        for measured in (codecs, feedback)
+        if (of_data := [result for result in measured if result.data == name])
+    ]
+
+
+def _table(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult | FeedbackResult]) -> Table:
     speeds, feedback = results[0].speeds, isinstance(results[0], FeedbackResult)
     acts = ("enc", "dec", "own") if feedback else ("enc", "dec")
     columns = ["feedback" if feedback else "codec", "bits", *([] if feedback else ["x bound", "SNR dB"])]
@@ -32,30 +44,4 @@ def shown(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult |
         rows.append(row)
     shape = "x".join(map(str, messages[0].shape))
     memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
-    return Table(f"{name}: {len(messages)} of {shape}; memcpy {memcpy}", columns, rows)
-
-
-def documented(results: Sequence[CodecResult], feedback: Sequence[FeedbackResult]) -> list[Table]:
-    """All results with all digits, for JSON: one row for each kind of data (and each processor)."""
-    speed_columns = ("with", "encode, GB/s", "decode, GB/s", "memcpy, GB/s", "encode of memcpy", "decode of memcpy")
-    qualities: list[list[Value]] = [
-        [one.data, one.codec, one.quality.bits_per_element, one.quality.of_entropy, one.quality.snr_db]
-        for one in results
-    ]
-    speeds: list[list[Value]] = [[one.data, one.codec, *_cells(speed)] for one in results for speed in one.speeds]
-    rules: list[list[Value]] = [
-        [one.data, one.method, one.bits_per_element, *_cells(speed), speed.own]
-        for one in feedback
-        for speed in one.speeds
-    ]
-    found = [
-        Table("codecs: bits and noise", ("data", "codec", "bits", "x bound", "SNR, dB"), qualities),
-        Table("codecs: speed", ("data", "codec", *speed_columns), speeds, "GB/s of the tensor"),
-        Table("feedback", ("data", "feedback", "bits", *speed_columns, "own"), rules, OWN),
-    ]
-    return [table for table in found if table.rows]
-
-
-def _cells(speed: Speed) -> list[Value]:
-    rates = (speed.encode, speed.decode)
-    return [str(speed.processor), *rates, speed.memcpy, *(rate / speed.memcpy for rate in rates)]
+    return Table(f"{name}: {len(messages)} of {shape}; memcpy {memcpy}", columns, rows, OWN if feedback else CODECS)
