@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "trace": ("report.perfetto", "turn the recorded steps of a run into a trace for Perfetto"),
     "report": ("report.command", "write one HTML page about runs and measurements"),
     "export": ("export", "write the model of a run for the library that it came from"),
-    "eval": ("evaluate.command", "score a model on held-out samples, with compression on and off"),
+    "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "generate": ("generate", "let the cut model of a run or a recipe write text"),
     "recipes": ("recipe_list", "list the packaged recipes"),
     "keys": ("keys", "make the keys that let the processes of a run reach each other, and nobody else"),

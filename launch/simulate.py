@@ -39,7 +39,7 @@ def _main(argv: Sequence[str]) -> int:
         check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)
         if wanted.debug.smoke:
-            from thinwire.launch.run.smoke_export import check_export
+            from thinwire.launch.run.smoke import check_export
 
             check_export(prepared.recipe)
     return OK

@@ -56,11 +56,9 @@ def _main(argv: Sequence[str]) -> int:
             check_rendezvous()
             watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
         beating = pulse.begin()
-    from thinwire.launch.run.elastic.reach import check_reach
-
     if not is_stage:
         check_unused(wanted)  # before a training is imported and the data is read
-    check_reach(wanted)
+    _check_reach(wanted)
     from thinwire.launch.run.assembly import prepare
     from thinwire.launch.run.elastic.own import check_launcher
     from thinwire.launch.run.room import check_memory
@@ -82,7 +80,7 @@ def _main(argv: Sequence[str]) -> int:
             check_unused(wanted)  # again: no other run can begin there now
             launch(prepared, argv, descriptor)
             if wanted.debug.smoke:
-                from thinwire.launch.run.smoke_export import check_export
+                from thinwire.launch.run.smoke import check_export
 
                 check_export(prepared.recipe)
         return OK
@@ -92,6 +90,31 @@ def _main(argv: Sequence[str]) -> int:
     first = parent.VARIABLE not in os.environ and rank == 0
     with held(wanted.folder) if first else nullcontext():
         return work(prepared, beating)
+
+
+def _check_reach(wanted: Recipe) -> None:
+    """Raise OptionsError if the file of keys, the host of the membership server or an interface cannot be used."""
+    from thinwire.launch.shared.interfaces import check_interface
+    from thinwire.pipeline.errors import OptionsError
+    from thinwire.pipeline.interfaces import found, parted
+    from thinwire.pipeline.processes.backends import check_installed, check_keys
+
+    place = wanted.replicas.server
+    # zmq takes addresses, too, and says so itself
+    if wanted.wire.transport != "zmq" or wanted.group_processes == 1:
+        check_interface()
+    if wanted.replicas.elastic:
+        check_installed()
+    check_keys(wanted.wire, across_hosts=place is not None)
+    if place is not None:
+        try:
+            found(place)
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            raise OptionsError(
+                f"replicas.server must name a host that this one finds, got {parted(place)[0]}: {said}; give its "
+                f"address"
+            ) from error
 
 
 def _check_transport(wanted: Recipe) -> None:

@@ -1,12 +1,17 @@
-"""The smoke run of a recipe: three steps that try every part, before somebody spends hours on the whole run."""
+"""The smoke run of a recipe: three steps that try every part, before somebody spends hours on the whole run.
+
+At its end its model is exported and loaded again, before a long run ends in what cannot be.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from thinwire.launch.run.recipe import Recipe
-from thinwire.models.data.options import DataOptions
+from thinwire.models.data.options import BYTES, DataOptions
 from thinwire.pipeline.options import ClientOptions
 from thinwire.pipeline.options.durations import read_duration
 
@@ -53,3 +58,26 @@ def _little(recipe: Recipe) -> DataOptions:
     tokens = data.block_size if data.chosen_kind in ("text", "chat") else 1
     wanted = samples * tokens + 1
     return replace(data, limit=wanted if data.limit is None else min(wanted, data.limit))
+
+
+def check_export(trained: Recipe) -> None:
+    """Export what a smoke run has trained to a folder that is removed again, and load its model and its tokenizer.
+
+    Raises:
+        ThinwireError: the model cannot be exported, or the export not be loaded.
+    """
+    from thinwire.launch.run import recipe
+    from thinwire.launch.run.assembly import build_modules, prepare, simulated_placement
+    from thinwire.launch.run.export import export
+    from thinwire.launch.run.saved import read_run
+    from thinwire.models.data.tokenizer import make_tokenizer
+
+    # where its weights have had room; a temporary folder may be in memory
+    with TemporaryDirectory(prefix="thinwire-", dir=trained.folder, ignore_cleanup_errors=True) as folder:
+        target = Path(folder, "export")
+        export(read_run(trained.folder, "thinwire export"), target)
+        loaded = prepare(recipe.parse([str(target / "recipe.yaml")]))
+        build_modules(loaded, simulated_placement(loaded.recipe), rank=0)
+        if trained.data.tokenizer != BYTES:
+            make_tokenizer(str(target))
+    print("its model was exported and loaded again")

@@ -8,8 +8,8 @@ import torch
 from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
-from thinwire.launch.bench.codecs import inputs, trial
-from thinwire.launch.bench.codecs.inputs import EXAMPLES, default_codecs, gaussian, parse_method
+from thinwire.launch.bench.codecs import trial
+from thinwire.launch.bench.codecs.command import EXAMPLES, captured, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
@@ -341,7 +341,7 @@ def test_what_is_neither_codecs_nor_a_recipe_is_answered_with_the_recipes(capsys
 def test_several_recipes_are_captured_under_their_names(tiny):
     other = Path(tiny).with_name("other.yaml")
     other.write_text(Path(tiny).read_text())
-    found = inputs.captured([tiny, str(other)], 1)
+    found = captured([tiny, str(other)], 1)
     assert list(found) == [
         f"{name} {channel}" for name in ("tiny", "other") for channel in ("activations", "gradients")
     ]

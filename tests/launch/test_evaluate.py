@@ -6,8 +6,7 @@ import pytest
 from support.recipe_runs import simulate
 from thinwire.compress import StoreError
 from thinwire.launch import cli
-from thinwire.launch.evaluate import command
-from thinwire.launch.evaluate import score as scoring
+from thinwire.launch import evaluate as command
 from thinwire.launch.run.model_files import check_classes
 from thinwire.pipeline.errors import OptionsError
 
@@ -51,7 +50,7 @@ def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
     def full(*arguments):
         raise StoreError("no space left for slot 3")
 
-    monkeypatch.setattr(scoring, "evaluate", full)
+    monkeypatch.setattr("thinwire.pipeline.evaluation.evaluate", full)
     assert cli.main(["eval", "tiny.yaml"]) == 1
     assert capsys.readouterr() == ("", "no space left for slot 3\n")
 

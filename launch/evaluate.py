@@ -1,0 +1,115 @@
+"""`thinwire eval RUN|RECIPE`: the held-out scores of a model, with compression on and off. Nothing is trained.
+
+RUN is the folder of a run or a checkpoint, or a folder that `thinwire export` wrote. All stages run in this process, as
+in `thinwire simulate`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.launch.run import recipe
+from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.progress import showing
+from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.tables import Table, document, show
+from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.launch.run.assembly import Prepared
+    from thinwire.pipeline.evaluation import Compression, Score
+
+PROG = "thinwire eval"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, print a table or JSON, and return the exit status."""
+    options, rest = make_parser().parse_known_args(argv)
+    recipe.check_place(options.place, rest, PROG)  # before the long imports
+    with showing("importing torch"):
+        from thinwire.launch.run.assembly import prepare
+        from thinwire.launch.run.model_files import check_classes
+        from thinwire.launch.run.saved import recipe_of
+
+    prepared = prepare(recipe_of(options.place, rest, PROG))
+    check_classes(Path(options.place), prepared.data.classes)
+    with working(), showing("scoring the held-out samples"):
+        table = _table(prepared.recipe.name, _scores(prepared))
+    if options.json:
+        print(dumps(document(table.title, [table]), indent=2))
+    else:
+        show([table])
+    return OK
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"{PROG} RUN|RECIPE [--json] [options of the recipe]",
+        description="Score held-out samples with compression on and off.",
+        takes_recipe=True,
+    )
+    parser.add_argument(
+        "place", metavar="RUN|RECIPE", help="the folder of a run, a checkpoint or an export; or a recipe"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _scores(prepared: Prepared) -> Mapping[Compression, Score]:
+    """The held-out scores; only stores on disk are written, in a temporary folder. OptionsError if there are none."""
+    from thinwire.launch.run.assembly import assemble, simulated_placement
+    from thinwire.launch.shared.interfaces import alone
+    from thinwire.models.data.sampler import evaluation_batches
+    from thinwire.models.tasks import mask_padding
+    from thinwire.pipeline.evaluation import evaluate
+
+    held_out, wanted = prepared.data.held_out, prepared.recipe
+    if held_out is None:
+        raise OptionsError("an evaluation needs held-out samples; raise data.held_out, or name data.evaluation")
+    codecs = wanted.compression.without_auto("an evaluation")
+    with alone(), _temporary_folder(codecs.store_folder) as stores:
+        passing = replace(prepared, recipe=replace(wanted, compression=replace(codecs, store_folder=stores)))
+        trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+        trainer.done = wanted.training.steps  # codecs that change are those of the end
+        size, count = wanted.pipeline.pass_size, len(held_out)
+        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        for stage in trainer.stages:
+            stage.close()
+        for wire, _ in trainer.stages[0].all_ends:
+            wire.discard_stores()
+    assert scores is not None, "the last stage lives here"
+    return scores
+
+
+def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder for stores, in `chosen` if that exists."""
+    try:
+        return tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None)
+    except OSError as error:
+        raise OptionsError(
+            f"compression.store_folder must name a folder that can be written, got {chosen or tempfile.gettempdir()}: "
+            f"{error.strerror}"
+        ) from error
+
+
+def _table(name: str, scores: Mapping[Compression, Score]) -> Table:
+    """The scores as a table, a row for each mode of compression, with advice if the codecs cost too much."""
+    from thinwire.pipeline.evaluation import advice
+
+    metrics = list(scores["on"].metrics)
+    return Table(
+        f"{name}, held out",
+        ["compression", "loss", *metrics, "targets"],
+        [
+            [mode, score.loss, *(score.metrics[name] for name in metrics), score.num_targets]
+            for mode, score in scores.items()
+        ],
+        note=advice(scores["on"].loss, scores["off"].loss) or "",
+    )

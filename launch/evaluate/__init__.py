@@ -1,1 +1,0 @@
-"""`thinwire eval`: the held-out scores of a model."""
