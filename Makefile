@@ -37,7 +37,7 @@ test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and litt
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.
 	@$(BIN)/pytest -m gpu -ra -k "not one_gpu_over_nccl"; of_most=$$?; \
 	echo "Two processes on one GPU, over NCCL, which takes them for two hosts:"; \
-	$(BIN)/pytest -m gpu -rA --no-header -k one_gpu_over_nccl tests/launch/test_card_runs.py && exit $$of_most
+	$(BIN)/pytest -m gpu -rA --no-header -k one_gpu_over_nccl tests/launch/test_gpu_runs.py && exit $$of_most
 
 bench-gpu: $(VENV)/compiled-dev ## Measure on a CUDA GPU: codecs beside a copy there, and steps of four stages that share it.
 	$(BIN)/python docs/measured/codecs_gpu.py

@@ -126,8 +126,8 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
     return MISTAKE if refused else OK
 
 
-def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[Table, bool]:
-    """What carries the frames of each pair, and whether any pair has nothing; `cards` are those of each host.
+def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
+    """What carries the frames of each pair, and whether any pair has nothing; `gpus` are those of each host.
 
     Raises:
         OptionsError: the processes cannot be placed on these hosts.
@@ -136,7 +136,7 @@ def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[Table, bool]:
     from thinwire.pipeline.devices.transports import carrying, placed
 
     size = wanted.pipeline.num_processes
-    found = placed(wanted.group_processes, cards, wanted.training.device)
+    found = placed(wanted.group_processes, gpus, wanted.training.device)
     where = [real_placement(wanted, rank) for rank in range(0, wanted.group_processes, size)]
     neighbours = [pair for each in where for pair in sorted(each.neighbours)]
     rows: list[list[Value]] = []
@@ -152,7 +152,7 @@ def pairs_table(wanted: Recipe, cards: Sequence[int]) -> tuple[Table, bool]:
     for low, high in sorted(where[0].counterparts):
         rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
-    hosts = f"{len(cards)} host{'s' * (len(cards) > 1)} with {listed([*map(str, cards)])} GPUs"
+    hosts = f"{len(gpus)} host{'s' * (len(gpus) > 1)} with {listed([*map(str, gpus)])} GPUs"
     note = f"{wanted.group_processes} processes on {hosts}"
     return Table(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
 

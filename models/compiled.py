@@ -58,8 +58,8 @@ def compile_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, 
     for layer in stage.layers:
         layer.compile(dynamic=False)  # sizes of another layer must not change the program of this one
     trains = stage.training
-    cards = [inputs[0].device] if inputs[0].device.type != "cpu" else []
-    with torch.random.fork_rng(devices=cards), BuffersApart(stage):
+    gpus = [inputs[0].device] if inputs[0].device.type != "cpu" else []
+    with torch.random.fork_rng(devices=gpus), BuffersApart(stage):
         with torch.enable_grad():
             results = [tensor for tensor in _as_tuple(stage.train()(*inputs, **side)) if tensor.requires_grad]
             torch.autograd.backward(results, [torch.ones_like(tensor) for tensor in results])

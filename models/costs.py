@@ -111,7 +111,7 @@ def measure(
     inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
     costs = []
     # dropout draws random numbers
-    with torch.random.fork_rng(devices=_cards(torch.device(device))), torch.enable_grad():
+    with torch.random.fork_rng(devices=_gpus(torch.device(device))), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
             alone = range(index, index + 1)
@@ -152,7 +152,7 @@ def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Ten
         side: its side inputs by name.
     """
     found = []
-    with torch.random.fork_rng(devices=_cards(inputs[0].device)), torch.enable_grad():
+    with torch.random.fork_rng(devices=_gpus(inputs[0].device)), torch.enable_grad():
         for layer in stage.layers:
             assert isinstance(layer, Layer)
             alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
@@ -271,7 +271,7 @@ def _wait(tensors: list[Tensor]) -> None:
         torch.accelerator.synchronize(tensors[0].device)
 
 
-def _cards(device: torch.device) -> list[torch.device]:
+def _gpus(device: torch.device) -> list[torch.device]:
     return [] if device.type == "cpu" else [device]
 
 

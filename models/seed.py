@@ -27,17 +27,17 @@ class Seeded(AbstractContextManager[None]):
 
     def __init__(self, generator: torch.Generator, device: torch.device = _CPU) -> None:
         self._generator = generator
-        self._card = None if device.type == "cpu" else device
+        self._gpu = None if device.type == "cpu" else device
 
     def __enter__(self) -> None:
         self._saved = torch.random.get_rng_state()
         torch.random.set_rng_state(self._generator.get_state())
-        if self._card is not None:
-            self._of_card = torch.get_device_module(self._card).default_generators[self._card.index]
-            self._saved_on_card = self._of_card.get_state()
-            self._of_card.manual_seed(self._generator.initial_seed())
+        if self._gpu is not None:
+            self._of_gpu = torch.get_device_module(self._gpu).default_generators[self._gpu.index]
+            self._saved_on_gpu = self._of_gpu.get_state()
+            self._of_gpu.manual_seed(self._generator.initial_seed())
 
     def __exit__(self, *exception: object) -> None:
         torch.random.set_rng_state(self._saved)
-        if self._card is not None:
-            self._of_card.set_state(self._saved_on_card)
+        if self._gpu is not None:
+            self._of_gpu.set_state(self._saved_on_gpu)

@@ -167,7 +167,7 @@ class CompressedStage(PipelineStage):
 
     def post_ahead(self) -> None:
         """Make room for the next pass's activations, unless codecs may change, or a GPU would wait for them."""
-        if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.cards.groups:
+        if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.gpus.groups:
             end.incoming.post(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ def test_needs_are_counted_and_a_reason_without_a_cure_speaks_for_itself():
 @pytest.mark.slow
 def test_a_run_closes_with_them(tmp_path):
     (tmp_path / "test_skipped.py").write_text(
-        "import pytest\n\n\n@pytest.mark.skipif(True, reason='needs a CUDA device')\ndef test_card():\n    pass\n"
+        "import pytest\n\n\n@pytest.mark.skipif(True, reason='needs a CUDA device')\ndef test_gpu():\n    pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "setup.cfg", "--rootdir", str(ROOT)]
     run = subprocess.run(

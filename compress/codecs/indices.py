@@ -28,7 +28,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
-from thinwire.compress.codecs.fused import largest as on_card
+from thinwire.compress.codecs.fused import largest as on_gpu
 from thinwire.compress.codecs.selection import places_of_largest
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -131,7 +131,7 @@ def _largest_masked(integers: Tensor, mask: int, k: int) -> Tensor:
         return torch.arange(samples * k, device=integers.device).view(samples, k)
     if _on_host(integers):
         return torch.from_numpy(places_of_largest(integers.numpy(), mask, k))
-    return on_card.places_of_largest(integers, mask, k)
+    return on_gpu.places_of_largest(integers, mask, k)
 
 
 def low_width(count: int, total: int) -> int:

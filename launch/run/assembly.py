@@ -343,7 +343,7 @@ def assemble(
     if prepared.prompts is not None:
         generator = Generator(stages, where, prepared.outputs, remembers=prepared.prompts.remembers)
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others
-    wire.cards = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
+    wire.gpus = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
     for stage in stages:
         stage.connect()
     if training.compile:

@@ -53,7 +53,7 @@ class Notes:
                 *self._resumption.notes,
                 *self._assembly.prepared.data.notes,
                 note_on_lora(self._assembly.prepared.blueprint),
-                *stage.wire.cards.notes,
+                *stage.wire.gpus.notes,
                 recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,
                 self._choosing.note,
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),

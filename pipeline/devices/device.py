@@ -50,8 +50,8 @@ def num_gpus() -> int:
     """The GPUs that torch can use here."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else the question starts the driver
     kind = torch.accelerator.current_accelerator()
-    is_card = kind is not None and kind.type == "cuda" and torch.accelerator.is_available()
-    return torch.accelerator.device_count() if is_card else 0
+    is_gpu = kind is not None and kind.type == "cuda" and torch.accelerator.is_available()
+    return torch.accelerator.device_count() if is_gpu else 0
 
 
 def use(device: torch.device) -> None:

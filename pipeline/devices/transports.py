@@ -21,7 +21,7 @@ class Location:
     """Where a process computes."""
 
     host: str
-    card: str | None
+    gpu: str | None
     """The identity of its GPU; None on the CPU."""
 
     @classmethod
@@ -35,7 +35,7 @@ class Location:
     @property
     def words(self) -> str:
         """This place in words, such as `GPU 1 of host 0`, or `CPU of host 0`."""
-        return self.card or f"CPU of {self.host}"
+        return self.gpu or f"CPU of {self.host}"
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON value."""
@@ -56,8 +56,8 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     if wanted in ("gloo", "zmq"):
         return ("gloo" if wanted == "gloo" else "zmq"), "as wished"
     one, other = (locations[process] for process in pair)
-    on_cpu = [process for process in pair if locations[process].card is None]
-    shared = one.card is not None and one == other
+    on_cpu = [process for process in pair if locations[process].gpu is None]
+    shared = one.gpu is not None and one == other
     if wanted == "nccl" and on_cpu:
         raise OptionsError(
             f"wire.transport nccl needs a GPU in every process, and process {on_cpu[0]} computes on the CPU; add "
@@ -77,36 +77,36 @@ def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) 
     return ("nccl", "two GPUs of one host") if one.host == other.host else ("gloo", "two hosts")
 
 
-def placed(processes: int, cards: Sequence[int], device: DeviceName) -> list[Location]:
+def placed(processes: int, gpus: Sequence[int], device: DeviceName) -> list[Location]:
     """Where processes would compute, as many on each host, on hosts with so many GPUs each.
 
     Raises:
         OptionsError: the processes cannot be divided among the hosts, or a GPU is wanted on a host without one.
     """
-    each, left = divmod(processes, len(cards))
-    without = ", ".join(str(host) for host, count in enumerate(cards) if device == "cuda" and not count)
+    each, left = divmod(processes, len(gpus))
+    without = ", ".join(str(host) for host, count in enumerate(gpus) if device == "cuda" and not count)
     OptionsError.require(
-        (min(cards) >= 0, f"--gpus must be numbers of GPUs, got {min(cards)}"),
-        (not left, f"--gpus must name hosts with as many processes each, got {len(cards)} hosts for {processes}"),
+        (min(gpus) >= 0, f"--gpus must be numbers of GPUs, got {min(gpus)}"),
+        (not left, f"--gpus must name hosts with as many processes each, got {len(gpus)} hosts for {processes}"),
         (
             not without,
             f"training.device cuda needs a GPU on each host, and there is none on host {without}; "
             f"add --training.device auto, which takes the CPU there, or --training.device cpu",
         ),
     )
-    return [_on_host(cards, device, *divmod(process, each)) for process in range(processes)]
+    return [_on_host(gpus, device, *divmod(process, each)) for process in range(processes)]
 
 
-def _on_host(cards: Sequence[int], device: DeviceName, host: int, place: int) -> Location:
+def _on_host(gpus: Sequence[int], device: DeviceName, host: int, place: int) -> Location:
     """Where the process at a place of its host computes: on its GPUs in turn."""
-    taken = device != "cpu" and cards[host] > 0
-    return Location(f"host {host}", f"GPU {place % cards[host]} of host {host}" if taken else None)
+    taken = device != "cpu" and gpus[host] > 0
+    return Location(f"host {host}", f"GPU {place % gpus[host]} of host {host}" if taken else None)
 
 
-def advice(cards: int) -> str:
+def advice(gpus: int) -> str:
     """What `auto` would take between the processes of this host, with so many GPUs, and to other hosts."""
-    if cards == 0:
+    if gpus == 0:
         return "gloo for each pair: there is no GPU"
-    if cards == 1:
+    if gpus == 1:
         return "gloo for each pair: processes share the GPU"
-    return f"nccl on two of the {cards} GPUs; gloo on one GPU, and between hosts"
+    return f"nccl on two of the {gpus} GPUs; gloo on one GPU, and between hosts"

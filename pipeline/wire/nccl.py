@@ -44,7 +44,7 @@ PART = 1 << 20
 
 
 @dataclass(frozen=True)
-class CardLinks:
+class GpuLinks:
     """The links of this process from GPU to GPU."""
 
     groups: Mapping[tuple[int, ChannelName], dist.ProcessGroup] = field(default_factory=dict)
@@ -53,21 +53,21 @@ class CardLinks:
     """What carries the frames of each pair of processes, and why, in words."""
 
 
-def connect(wanted: str, where: Placement, device: torch.device, timeout: timedelta) -> CardLinks:
+def connect(wanted: str, where: Placement, device: torch.device, timeout: timedelta) -> GpuLinks:
     """The links from GPU to GPU of this process; collective over the default group.
 
     Raises:
         OptionsError: `wanted` is nccl, and cannot be.
     """
     if wanted not in ("auto", "nccl") or dist.get_world_size() == 1:
-        return CardLinks()
+        return GpuLinks()
     locations = [Location(**told) for told in collectives.everyone(where, Location.of(device).to_json())]
     found = {pair: carrying(wanted, pair, locations) for pair in where.neighbours}
     notes = [
         f"{by} carries what processes {low} and {high} send each other: {why}"
         for (low, high), (by, why) in found.items()
     ]
-    return CardLinks(_communicators(wanted, where, locations, device, timeout), notes)
+    return GpuLinks(_communicators(wanted, where, locations, device, timeout), notes)
 
 
 def _communicators(
@@ -146,7 +146,7 @@ def sealed_bytes(nbytes: int) -> int:
     return math.ceil(nbytes / _SUM_BYTES) * _SUM_BYTES + _SUM_BYTES
 
 
-class CardSender:
+class GpuSender:
     """The way of frames to another GPU. A frame is written again only when it has left."""
 
     def __init__(
@@ -187,7 +187,7 @@ class CardSender:
             self._free.append(frame)
 
 
-class CardArrivals:
+class GpuArrivals:
     """The receiving end of frames from another GPU: one buffer, because one receive is enqueued at a time."""
 
     def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
@@ -217,14 +217,14 @@ class CardArrivals:
         self._free.append(buffer)
 
 
-class CardReceiver(Receiver):
+class GpuReceiver(Receiver):
     """The receiving end of a channel whose frames arrive on the GPU."""
 
     def __init__(
         self,
         channel: Channel,
         decoders: Sequence[Decoder],
-        arrivals: CardArrivals,
+        arrivals: GpuArrivals,
         options: WireOptions,
         meter: Meter,
         sums: PayloadSums | None,

@@ -46,7 +46,7 @@ from thinwire.pipeline.processes.transport import (
 from thinwire.pipeline.wire.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.handshake import Handshake
-from thinwire.pipeline.wire.nccl import CardArrivals, CardLinks, CardReceiver, CardSender, PayloadSums
+from thinwire.pipeline.wire.nccl import GpuArrivals, GpuLinks, GpuReceiver, GpuSender, PayloadSums
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 
@@ -90,7 +90,7 @@ class Holder:
     """Where the stage computes."""
 
     @property
-    def on_card(self) -> bool:
+    def on_gpu(self) -> bool:
         """Whether the stage computes on a GPU."""
         return self.device.type != "cpu"
 
@@ -121,7 +121,7 @@ class Wire:
         OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
 
     Attributes:
-        cards: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
+        gpus: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
         stores: the layout of every store that these stages may fill, with its file if it is on disk.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
@@ -138,7 +138,7 @@ class Wire:
         slots: SlotCounts | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.cards = CardLinks()
+        self.gpus = GpuLinks()
         self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed
@@ -280,12 +280,12 @@ class Wire:
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = ChannelEnd(channel, encoders, holder.meter).capacity
-            if (group := self._to_card(channel, holder, encoders)) is not None:
-                to_card = CardSender(
+            if (group := self._to_gpu(channel, holder, encoders)) is not None:
+                to_gpu = GpuSender(
                     capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
                 )
                 header_only = replace(self.options, checksum=False)
-                return self._watched(Sender(channel, encoders, to_card, header_only, holder.meter))
+                return self._watched(Sender(channel, encoders, to_gpu, header_only, holder.meter))
             sending = self._sending(channel, capacity, holder)
             departing = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
             return self._watched(Sender(channel, encoders, departing, self.options, holder.meter))
@@ -293,9 +293,9 @@ class Wire:
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = ChannelEnd(channel, decoders, holder.meter).capacity
-        if (group := self._to_card(channel, holder, decoders)) is not None:
-            arrivals = CardArrivals(capacity, holder.device, group, self._rank(holder.peer))
-            return CardReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
+        if (group := self._to_gpu(channel, holder, decoders)) is not None:
+            arrivals = GpuArrivals(capacity, holder.device, group, self._rank(holder.peer))
+            return GpuReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
         receiving = self._receiving(channel, capacity, holder)
         arriving = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
@@ -349,9 +349,9 @@ class Wire:
             for name in CHANNELS
         }
 
-    def _to_card(self, channel: Channel, holder: Holder, coders: Sequence[Coder]) -> dist.ProcessGroup | None:
+    def _to_gpu(self, channel: Channel, holder: Holder, coders: Sequence[Coder]) -> dist.ProcessGroup | None:
         """The communicator of a channel; None if its frames go another way. OptionsError if their lengths vary."""
-        group = None if holder.peer is None else self.cards.groups.get((channel.boundary, channel.name))
+        group = None if holder.peer is None else self.gpus.groups.get((channel.boundary, channel.name))
         if group is not None and (varying := [str(coder.method) for coder in coders if coder.varies]):
             raise OptionsError(
                 f"wire.transport nccl needs frames whose length is known in advance, and those of {varying[0]} vary; "
@@ -366,12 +366,12 @@ class Wire:
     def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
         if holder.peer is None:
             return self._memory(channel, capacity, holder)
-        return ProcessGroupSender(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
+        return ProcessGroupSender(capacity, **self._link(channel, holder.peer), pinned=holder.on_gpu)
 
     def _receiving(self, channel: Channel, capacity: int, holder: Holder) -> ReceivingEnd:
         if holder.peer is None:
             return self._memory(channel, capacity, holder)
-        return ProcessGroupReceiver(capacity, **self._link(channel, holder.peer), pinned=holder.on_card)
+        return ProcessGroupReceiver(capacity, **self._link(channel, holder.peer), pinned=holder.on_gpu)
 
     def _link(self, channel: Channel, peer: int) -> dict[str, Any]:
         """The way of a channel's frames through the process group."""
@@ -384,7 +384,7 @@ class Wire:
 
     def _memory(self, channel: Channel, capacity: int, holder: Holder) -> MemoryEnd:
         key = (channel.boundary, channel.name, holder.number, capacity)
-        return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_card))
+        return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_gpu))
 
     def _configuration(self, shape: BoundaryShape, rows: int) -> dict[str, Any]:
         channels = self.channels(shape).values()

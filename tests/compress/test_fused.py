@@ -159,7 +159,7 @@ def test_the_interpreted_kernels_give_the_bytes_of_the_eager_code():
 
 
 @pytest.mark.parametrize("name", SELECTED)
-def test_the_places_that_a_card_selects_are_those_of_a_cpu_and_of_equals_the_first(name):
+def test_the_places_that_a_gpu_selects_are_those_of_a_cpu_and_of_equals_the_first(name):
     wrong = selected(name, places_of_largest)
     assert not wrong
 
@@ -173,7 +173,7 @@ def test_a_long_row_and_float64_are_selected_without_the_kernel():
 
 
 @pytest.mark.parametrize("expression", ["topk(0.1)", "topk(0.7)", 'topk(0.02, values="q(4)")'])
-def test_a_payload_made_by_a_cards_selection_is_that_of_a_cpu(expression, monkeypatch):
+def test_a_payload_made_by_a_gpus_selection_is_that_of_a_cpu(expression, monkeypatch):
     codec, x = parse(expression), gaussian(4, 6, 64).mul(2).round()
     wanted = encode(codec, x)
     monkeypatch.setattr(indices, "places_of_largest", None)
@@ -239,7 +239,7 @@ def test_the_cpu_never_asks_for_triton():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("expression", "dtype"), CASES)
 @pytest.mark.parametrize("name", [*SHAPES, *SPECIAL])
-def test_a_card_gives_the_bytes_of_the_eager_code_there(expression, dtype, name):
+def test_a_gpu_gives_the_bytes_of_the_eager_code_there(expression, dtype, name):
     kernels_work = _work_on(torch.device("cuda", 0), AbsMaxGrid(4, False), torch.float32)
     assert kernels_work, "the kernels do not work here: a warning says why"
 
@@ -254,7 +254,7 @@ def test_a_card_gives_the_bytes_of_the_eager_code_there(expression, dtype, name)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SELECTED)
-def test_a_card_selects_the_places_of_a_cpu(name):
+def test_a_gpu_selects_the_places_of_a_cpu(name):
     assert largest._works_on(torch.device("cuda", 0), torch.int32), "the kernel does not work here: a warning says why"
     wrong = selected(name, lambda integers, mask, k: places_of_largest(integers.cuda(), mask, k))
     assert not wrong

@@ -255,7 +255,7 @@ def test_skipped_steps_of_fp16_are_told(capsys, monkeypatch):
     assert "fp16: 3 of 100000 steps were skipped" in said and "the loss scale is 8192" in said
 
 
-def test_the_peak_on_a_card_has_a_column_where_there_is_a_card(capsys, monkeypatch):
+def test_the_peak_on_a_gpu_has_a_column_where_there_is_a_gpu(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     found = summary("q(4)", "q(8)")
     show_summary(found)

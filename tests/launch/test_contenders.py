@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from support.cards import CARD
+from support.gpus import GPU
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.launch.bench.links import contenders, worker
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
@@ -55,7 +55,7 @@ def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
         assert exchanged(each)[1] < 0.25 * exchanged(of_whole)[1]
 
 
-def test_what_a_card_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
+def test_what_a_gpu_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
     """A timed step does not wait for the GPU, so its sections of compute are those of the thread that launches."""
     asked = []
 
@@ -69,9 +69,9 @@ def test_what_a_card_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeyp
         contender = Thinwire(ready, simulated_placement(ready.recipe), 0, Codecs("q(4)", "q(8)"), tmp_path)
         contender.measure_compute(torch.arange(4))
         assert not asked, "a CPU needs no such step"
-        contender._device = CARD
+        contender._device = GPU
         contender.measure_compute(torch.arange(4))
-        assert asked == [CARD] * len(asked)
+        assert asked == [GPU] * len(asked)
         questions, found = len(asked), contender.step(torch.arange(4))
         contender.close()
     assert len(asked) == questions, "a timed step asks nothing"
@@ -79,9 +79,9 @@ def test_what_a_card_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeyp
     assert max(found.sections.values()) < 1.0
 
 
-def test_a_timed_step_ends_when_the_card_has_done_it(monkeypatch):
+def test_a_timed_step_ends_when_the_gpu_has_done_it(monkeypatch):
     order = []
     monkeypatch.setattr(worker, "seconds_now", lambda device: order.append(device) or time.perf_counter())
     monkeypatch.setattr(dist, "barrier", lambda: order.append("barrier"))
-    assert worker._between_barriers(lambda: order.append("step"), CARD) > 0
-    assert order == ["barrier", CARD, "step", CARD, "barrier"]
+    assert worker._between_barriers(lambda: order.append("step"), GPU) > 0
+    assert order == ["barrier", GPU, "step", GPU, "barrier"]

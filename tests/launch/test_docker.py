@@ -182,7 +182,7 @@ def instructions(text):
     return found
 
 
-def test_the_image_for_cards_differs_only_in_what_a_card_needs():
+def test_the_image_for_gpus_differs_only_in_what_a_gpu_needs():
     plain, cuda = (instructions((FOLDER / name).read_text()) for name in ("Dockerfile", "cuda.Dockerfile"))
     for same in ("FROM", "HEALTHCHECK", "ENTRYPOINT", "CMD", "COPY"):
         assert plain[same] == cuda[same], same

@@ -260,7 +260,7 @@ def pairs(capsys, *words, status=0):
 
 def test_each_pair_of_processes_of_a_recipe_has_a_transport_and_a_reason(capsys):
     on_auto = ["quickstart", "--training.device", "auto", "--wire.transport", "auto"]
-    places = [f"GPU {card} of host {host}" for host in (0, 1) for card in (0, 1)]
+    places = [f"GPU {gpu} of host {host}" for host in (0, 1) for gpu in (0, 1)]
     assert pairs(capsys, *on_auto, "--gpus", "2", "2") == [
         ((0, 1), (places[0], places[1]), "nccl", "two GPUs of one host"),
         ((1, 2), (places[1], places[2]), "gloo", "two hosts"),
@@ -282,9 +282,9 @@ def test_a_pair_without_a_transport_is_a_row_and_a_status(capsys):
     rows = pairs(capsys, *nccl, "--gpus", "0", status=2)
     assert {row[2] for row in rows} == {"refused"}
     assert "needs a GPU in every process, and process 0 computes on the CPU" in rows[0][3]
-    on_cards = [*nccl, "--training.device", "cuda", "--gpus"]
-    assert [row[2] for row in pairs(capsys, *on_cards, "3")] == ["nccl"] * 3  # neighbours never share one of three
-    assert [row[2] for row in pairs(capsys, *on_cards, "1", "2", status=2)] == ["refused", "nccl", "nccl"]
+    on_gpus = [*nccl, "--training.device", "cuda", "--gpus"]
+    assert [row[2] for row in pairs(capsys, *on_gpus, "3")] == ["nccl"] * 3  # neighbours never share one of three
+    assert [row[2] for row in pairs(capsys, *on_gpus, "1", "2", status=2)] == ["refused", "nccl", "nccl"]
 
 
 def test_a_launcher_refuses_what_the_doctor_refuses_before_it_starts_a_process(monkeypatch):

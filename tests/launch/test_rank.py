@@ -125,7 +125,7 @@ class Chosen(Exception):
     """Ends a run where it has chosen its device."""
 
 
-def test_a_simulation_takes_the_first_card_whatever_the_environment_says(told, tmp_path, monkeypatch):
+def test_a_simulation_takes_the_first_gpu_whatever_the_environment_says(told, tmp_path, monkeypatch):
     """A cluster set LOCAL_RANK for other programs, and the simulation took that GPU."""
     monkeypatch.chdir(tmp_path)
     write_recipe(tmp_path)

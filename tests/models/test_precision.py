@@ -103,7 +103,7 @@ def test_counted_costs_know_the_size_of_narrow_weights():
     assert wide[1].output_bytes == 2 * narrow[1].output_bytes
 
 
-def test_where_fp32_on_a_card_means_tf32_is_said(monkeypatch):
+def test_where_fp32_on_a_gpu_means_tf32_is_said(monkeypatch):
     assert tf32_note("fp32", "cpu") is tf32_note("bf16", "cuda") is None
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert tf32_note("fp32", "cuda") == "fp32 on a GPU: matrix products keep all digits, convolutions round to TF32"

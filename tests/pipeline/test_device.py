@@ -12,7 +12,7 @@ from thinwire.pipeline.options import TrainingOptions
 
 
 @pytest.mark.parametrize(
-    ("cards", "local_rank", "wanted", "got"),
+    ("gpus", "local_rank", "wanted", "got"),
     [
         (0, 3, "auto", "cpu"),
         (0, 3, "cpu", "cpu"),
@@ -24,12 +24,12 @@ from thinwire.pipeline.options import TrainingOptions
         (2, 0, "cuda", "cuda:0"),
     ],
 )
-def test_processes_take_the_cards_of_their_host_in_turn(monkeypatch, cards, local_rank, wanted, got):
-    monkeypatch.setattr(device, "num_gpus", lambda: cards)
+def test_processes_take_the_gpus_of_their_host_in_turn(monkeypatch, gpus, local_rank, wanted, got):
+    monkeypatch.setattr(device, "num_gpus", lambda: gpus)
     assert choose(wanted, local_rank) == torch.device(got)
 
 
-def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
+def test_a_wish_for_a_gpu_without_one_is_one_sentence(monkeypatch):
     monkeypatch.setattr(device, "num_gpus", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(OptionsError, match=r"training.device cuda needs a GPU .* add --training.device cpu") as refused:
@@ -37,7 +37,7 @@ def test_a_wish_for_a_card_without_one_is_one_sentence(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-def test_cards_that_are_hidden_are_told_apart_from_cards_that_are_not_there(monkeypatch):
+def test_gpus_that_are_hidden_are_told_apart_from_gpus_that_are_not_there(monkeypatch):
     monkeypatch.setattr(device, "num_gpus", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for seen in ("", "7"):
@@ -46,7 +46,7 @@ def test_cards_that_are_hidden_are_told_apart_from_cards_that_are_not_there(monk
             choose("cuda")
 
 
-def test_no_card_is_used_unasked():
+def test_no_gpu_is_used_unasked():
     assert TrainingOptions().device == "cpu"
 
 
@@ -66,18 +66,18 @@ def test_a_copy_for_a_checkpoint_does_not_follow_the_weights():
     assert copy.abs().sum() > 0
 
 
-def test_a_seeded_forward_on_a_card_seeds_its_generator_and_gives_it_back(monkeypatch):
-    card = torch.Generator().manual_seed(7)
-    before = card.get_state()
+def test_a_seeded_forward_on_a_gpu_seeds_its_generator_and_gives_it_back(monkeypatch):
+    gpu = torch.Generator().manual_seed(7)
+    before = gpu.get_state()
 
     class Module:
-        default_generators = [None, card]
+        default_generators = [None, gpu]
 
     monkeypatch.setattr(torch, "get_device_module", lambda found: Module if found.type == "cuda" else None)
     draws = []
     for _ in range(2):
         with Seeded(torch.Generator().manual_seed(5), torch.device("cuda", 1)):
-            draws.append(torch.randn(4, generator=card))
+            draws.append(torch.randn(4, generator=gpu))
     assert torch.equal(*draws)
     assert torch.equal(draws[0], torch.randn(4, generator=torch.Generator().manual_seed(5)))
-    assert torch.equal(card.get_state(), before)
+    assert torch.equal(gpu.get_state(), before)

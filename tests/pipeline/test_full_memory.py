@@ -70,7 +70,7 @@ def test_other_errors_stay_as_they_are():
         raise RuntimeError("something else")
 
 
-class Card:
+class Gpu:
     """What a device module of torch tells."""
 
     @staticmethod
@@ -86,13 +86,13 @@ class Card:
         return 100_000_000, 8_000_000_000
 
 
-def test_a_card_tells_its_peak_and_what_is_held(monkeypatch):
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Card)
-    card = torch.device("cuda", 1)
-    assert peak_on_gpu(card) == 7_000_000_000
+def test_a_gpu_tells_its_peak_and_what_is_held(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Gpu)
+    gpu = torch.device("cuda", 1)
+    assert peak_on_gpu(gpu) == 7_000_000_000
     assert peak_on_gpu(torch.device("cpu")) is None
     with (
         pytest.raises(MemoryFullError, match=r"on cuda:1: its process holds 6\.5 GB of 8\.0 GB; lower"),
-        told_if_full(0, card),
+        told_if_full(0, gpu),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from support.cards import CARD, FakeCard
+from support.gpus import GPU, FakeGpu
 from support.processes import run
 from support.toy import Setting, train
 from thinwire.pipeline.devices.transports import Location, advice, carrying
@@ -29,7 +29,7 @@ CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a"
         ("nccl", (ONE, FAR), "nccl", "as wished"),
     ],
 )
-def test_nccl_is_for_two_cards_of_a_host_unless_wished_for(wanted, locations, by, why):
+def test_nccl_is_for_two_gpus_of_a_host_unless_wished_for(wanted, locations, by, why):
     assert carrying(wanted, (0, 1), locations) == (by, why)
 
 
@@ -47,21 +47,21 @@ def test_a_wish_for_nccl_that_cannot_be_is_one_sentence(locations, said):
     assert "\n" not in str(refused.value)
 
 
-def test_two_processes_on_one_card_may_say_that_they_are_on_two_hosts(monkeypatch):
+def test_two_processes_on_one_gpu_may_say_that_they_are_on_two_hosts(monkeypatch):
     monkeypatch.setenv("NCCL_HOSTID", "another")
     assert Location.of(torch.device("cpu")) == Location("another", None)
 
 
 @pytest.mark.parametrize(
-    ("cards", "said"),
+    ("gpus", "said"),
     [(0, "gloo for each pair: there is no GPU"), (1, "processes share the GPU"), (4, "nccl on two of the 4 GPUs")],
 )
-def test_the_doctor_says_what_each_pair_would_use(cards, said):
-    assert said in advice(cards)
+def test_the_doctor_says_what_each_pair_would_use(gpus, said):
+    assert said in advice(gpus)
 
 
 def test_without_a_wish_no_process_is_asked():
-    assert nccl.connect("gloo", Placement({0: 0, 1: 1}), torch.device("cpu"), None) == nccl.CardLinks()
+    assert nccl.connect("gloo", Placement({0: 0, 1: 1}), torch.device("cpu"), None) == nccl.GpuLinks()
 
 
 def meeting_first(operation):
@@ -82,9 +82,9 @@ def meeting_first(operation):
     return operate
 
 
-def from_card_to_card(rank, options, damaged=False):
+def from_gpu_to_gpu(rank, options, damaged=False):
     """Train with the ends of NCCL; gloo carries their messages, which are tensors of the CPU."""
-    made, receive = wire.Wire.__init__, nccl.CardArrivals.receive
+    made, receive = wire.Wire.__init__, nccl.GpuArrivals.receive
     locations = iter([Location("a", f"GPU-{rank}")])
 
     def received(self, what):
@@ -94,7 +94,7 @@ def from_card_to_card(rank, options, damaged=False):
         return frame
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nccl.CardArrivals, "receive", received)
+        patch.setattr(nccl.GpuArrivals, "receive", received)
         patch.setattr(nccl, "BACKEND", "gloo")
         ends = SimpleNamespace(**vars(dist))
         ends.isend, ends.irecv = meeting_first(dist.isend), meeting_first(dist.irecv)
@@ -104,7 +104,7 @@ def from_card_to_card(rank, options, damaged=False):
         def with_links(self, *arguments, **more):
             made(self, *arguments, **more)
             where = Setting(**options).placement(rank)
-            self.cards = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
+            self.gpus = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
 
         patch.setattr(wire.Wire, "__init__", with_links)
         try:
@@ -123,7 +123,7 @@ def from_card_to_card(rank, options, damaged=False):
     ],
     ids=["with feedback", "three processes", "several boundaries between two processes"],
 )
-def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, processes, stages, codecs):
+def test_the_ends_from_gpu_to_gpu_carry_the_same_numbers(alone, schedule, processes, stages, codecs):
     """With three processes it hung: torch names a group by how many there are, and each made those of its own pairs.
 
     With several boundaries between two processes, the frames of one came where those of another were wanted. And with
@@ -131,7 +131,7 @@ def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, proc
     """
     compression = dict(zip(("activations", "gradients"), codecs, strict=True))
     options = {"schedule": schedule, "num_stages": stages, "compression": compression}
-    results = run(from_card_to_card, processes, options)
+    results = run(from_gpu_to_gpu, processes, options)
     assert not [said for said in results if isinstance(said, str)]
     losses, weights, *_ = train(0, options | {"simulated": True})
     assert next(found[0] for found in results if found[0] is not None) == losses
@@ -142,10 +142,10 @@ def test_the_ends_from_card_to_card_carry_the_same_numbers(alone, schedule, proc
 
 
 @pytest.mark.processes
-def test_a_payload_that_is_damaged_between_cards_is_told_before_the_optimizer_moves():
+def test_a_payload_that_is_damaged_between_gpus_is_told_before_the_optimizer_moves():
     options = {"schedule": "1f1b", "compression": {"activations": "q(4)", "gradients": "q(8)"}}
     options["wire"] = {"timeout": 8.0}  # for which the other one waits in vain
-    _, said = run(from_card_to_card, 2, options, True)
+    _, said = run(from_gpu_to_gpu, 2, options, True)
     assert said == (
         "stage 1 received from stage 0, as activations of micro-batch 2, train pass 1, over boundary 0: the payloads "
         "do not match their sum: the frame was damaged on the way"
@@ -180,18 +180,18 @@ def test_a_sum_by_parts_is_that_of_the_whole_and_makes_nothing_larger_than_a_par
     assert torch.equal(sums.of(frame, 900), whole)
 
 
-def test_a_sum_is_ordered_on_the_card_without_a_look_at_it():
-    with FakeCard():
-        sums = nccl.PayloadSums(150, CARD)
-        frame = torch.empty(nccl.sealed_bytes(150), dtype=torch.uint8, device=CARD)
+def test_a_sum_is_ordered_on_the_gpu_without_a_look_at_it():
+    with FakeGpu():
+        sums = nccl.PayloadSums(150, GPU)
+        frame = torch.empty(nccl.sealed_bytes(150), dtype=torch.uint8, device=GPU)
         sums.seal(frame, 140)
-        assert sums.compared(frame, 140).device == CARD
+        assert sums.compared(frame, 140).device == GPU
 
 
 @pytest.mark.processes
-def test_frames_whose_length_varies_are_refused_from_card_to_card():
+def test_frames_whose_length_varies_are_refused_from_gpu_to_gpu():
     options = {"compression": {"activations": 'q(4, code="entropy")', "gradients": "q(8)"}}
     assert all(
         "needs frames whose length is known in advance" in said and "add --wire.transport gloo" in said
-        for said in run(from_card_to_card, 2, options)
+        for said in run(from_gpu_to_gpu, 2, options)
     )

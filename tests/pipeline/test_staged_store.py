@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from support.cards import Streams
 from support.codec_helpers import gaussian
+from support.gpus import Streams
 from support.slow_disk import LAYOUT, PATIENCE, GatedFile
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
@@ -82,7 +82,7 @@ def test_the_rows_of_the_next_message_are_fetched_while_one_is_coded(monkeypatch
     assert not waits(streams) - {"reader"}
 
 
-def test_memory_on_the_card_is_filled_again_only_after_the_compute_that_read_it(monkeypatch):
+def test_memory_on_the_gpu_is_filled_again_only_after_the_compute_that_read_it(monkeypatch):
     streams = Streams(monkeypatch)
     store = staged(MemoryStore(LAYOUT))
     store.write(slots(0, 1, 2), gaussian(3, 3, 5))
@@ -151,7 +151,7 @@ def test_with_many_rows_on_their_way_a_write_waits_for_the_first(monkeypatch):
 
 @pytest.mark.parametrize("medium", ["memory", "disk"])
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
-def test_any_order_of_calls_gives_the_bits_of_a_store_without_a_card(monkeypatch, tmp_path, medium, bits):
+def test_any_order_of_calls_gives_the_bits_of_a_store_without_a_gpu(monkeypatch, tmp_path, medium, bits):
     Streams(monkeypatch)
     layout = StoreLayout(num_slots=9, row_shape=(3, 5), bits=bits)
     host = MemoryStore(layout) if medium == "memory" else DiskStore(layout, tmp_path / "rows")
@@ -235,7 +235,7 @@ def test_rows_on_their_way_are_written_before_the_close_though_those_ahead_canno
     assert torch.equal(LAYOUT.decode(written[0]), torch.ones(1, 3, 5))
 
 
-def test_only_a_store_of_the_host_is_staged_and_only_for_a_card(monkeypatch):
+def test_only_a_store_of_the_host_is_staged_and_only_for_a_gpu(monkeypatch):
     Streams(monkeypatch)
     host, ways = MemoryStore(LAYOUT), Ways()
     assert ways.store(host, CPU) is host

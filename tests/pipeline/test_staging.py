@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from support.cards import CARD, FakeCard, Streams
+from support.gpus import GPU, FakeGpu, Streams
 from support.processes import run
 from support.toy import train
 from thinwire.pipeline.devices.courier import AtOnce, Courier, promised
@@ -111,7 +111,7 @@ def test_what_fails_in_the_courier_is_raised_where_frames_are_sent():
     assert done == [1]
 
 
-def test_a_courier_begins_with_its_card_and_not_the_first_one(monkeypatch):
+def test_a_courier_begins_with_its_gpu_and_not_the_first_one(monkeypatch):
     chosen = []
     monkeypatch.setattr(
         torch.accelerator, "set_device_index", lambda index: chosen.append((index, threading.current_thread().name))
@@ -123,7 +123,7 @@ def test_a_courier_begins_with_its_card_and_not_the_first_one(monkeypatch):
     assert chosen == [(2, "courier of cuda:2")]
 
 
-def test_a_courier_that_cannot_use_its_card_says_so(monkeypatch):
+def test_a_courier_that_cannot_use_its_gpu_says_so(monkeypatch):
     """Its thread ended, and who waited for a job waited for ever."""
 
     def fail(device):
@@ -155,10 +155,10 @@ def test_flags_are_read_once_and_name_the_first_bad_tensor():
     assert flags.first_bad() is None
 
 
-def test_flags_of_a_card_are_ordered_without_a_look_at_it():
+def test_flags_of_a_gpu_are_ordered_without_a_look_at_it():
     flags = FiniteFlags()
-    with FakeCard():
-        flags.add(torch.empty(5, device=CARD), "a tensor")
+    with FakeGpu():
+        flags.add(torch.empty(5, device=GPU), "a tensor")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ Nothing is sorted, the host looks at nothing, and the places are those that NumP
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.fused.trial import is_card, work
+from thinwire.compress.codecs.fused.trial import is_gpu, work
 
 _BITS = {torch.int32: 31, torch.int16: 15}
 """Bits of an integer without its sign, for what the kernel takes."""
@@ -60,7 +60,7 @@ def marks_by_kernel(integers: Tensor, mask: int, k: int) -> Tensor:
 
 def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel works on this device."""
-    return is_card(device) and work("triton", f"topk on {device}", _agrees, device, dtype)
+    return is_gpu(device) and work("triton", f"topk on {device}", _agrees, device, dtype)
 
 
 def _agrees(device: torch.device, dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Key, Words
 from thinwire.compress.codecs.fused import cpu
-from thinwire.compress.codecs.fused.trial import is_card, work
+from thinwire.compress.codecs.fused.trial import is_gpu, work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks, Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
@@ -104,7 +104,7 @@ def decode_fused(grid: Grid, blocks: Blocks, payload: Tensor, out: Tensor) -> No
 
 def _work_on(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
     """Whether these kernels work on this device."""
-    return is_card(device) and work("triton", f"q({grid.bits}) on {device}", _agree, device, grid, dtype)
+    return is_gpu(device) and work("triton", f"q({grid.bits}) on {device}", _agree, device, grid, dtype)
 
 
 def _agree(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:

@@ -30,6 +30,6 @@ def work(compiler: str, kernels: str, agree: Callable[..., bool], *case: Any) ->
     return not reason
 
 
-def is_card(device: torch.device) -> bool:
+def is_gpu(device: torch.device) -> bool:
     """Whether it is a device that Triton may compile for."""
     return device.type == "cuda" and torch.cuda.is_available() and torch.version.cuda is not None

@@ -126,7 +126,7 @@ class Thinwire:
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
         self._device = self.stages[0].device
-        self._compute_of_card: list[tuple[int, str, float]] = []
+        self._compute_of_gpu: list[tuple[int, str, float]] = []
         if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
@@ -146,7 +146,7 @@ class Thinwire:
         self._trainer.sync.exchanges.settle()  # the next contender would receive this one's last notes as its own
         return StepMeasures(
             sections={name: sum(record.sections[name] for record, _ in taken) / steps for name in SECTIONS},
-            compute=self._compute_of_card or _means(chain.from_iterable(compute for _, compute in taken)),
+            compute=self._compute_of_gpu or _means(chain.from_iterable(compute for _, compute in taken)),
             frames=[
                 (boundary, channel, traffic.frames / steps, traffic.bytes / steps)
                 for stage in stages
@@ -163,7 +163,7 @@ class Thinwire:
             return
         with self._sections_of(self._device):
             taken = [self._take(ids) for _ in range(self.round)]
-        self._compute_of_card = _means(chain.from_iterable(compute for _, compute in taken))
+        self._compute_of_gpu = _means(chain.from_iterable(compute for _, compute in taken))
 
     @contextmanager
     def _sections_of(self, device: torch.device) -> Iterator[None]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from support.cards import CARD, FakeCard, fake_put
 from support.codec_helpers import EXPRESSIONS, KEY
+from support.gpus import GPU, FakeGpu, fake_put
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
 from thinwire.compress.codecs import lowrank, rotation, sparse
 from thinwire.compress.stores import memory, store
@@ -51,17 +51,17 @@ def send(made, x, device):
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *SPARSE, *OTHERS])
-def test_a_codec_works_on_the_card_alone_and_nobody_waits_for_it(expression):
+def test_a_codec_works_on_the_gpu_alone_and_nobody_waits_for_it(expression):
     made = parse(expression)
-    with FakeCard():
-        assert send(made, torch.empty(SHAPE, device=CARD), CARD).device == CARD
+    with FakeGpu():
+        assert send(made, torch.empty(SHAPE, device=GPU), GPU).device == GPU
 
 
 @pytest.mark.parametrize("expression", WAITING)
-def test_the_codecs_that_wait_for_the_card_are_known(expression):
+def test_the_codecs_that_wait_for_the_gpu_are_known(expression):
     made = parse(expression)
-    with FakeCard(), pytest.raises((DataDependentOutputException, DynamicOutputShapeException, RuntimeError)):
-        send(made, torch.empty(SHAPE, device=CARD), CARD)
+    with FakeGpu(), pytest.raises((DataDependentOutputException, DynamicOutputShapeException, RuntimeError)):
+        send(made, torch.empty(SHAPE, device=GPU), GPU)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_codecs_that_wait_for_the_card_are_known(expression):
 )
 @pytest.mark.parametrize("kind", ["train", "warmup", "eval-on", "eval-off"])
 @pytest.mark.parametrize("seen", [0, 2, 4])
-def test_both_ends_of_a_channel_on_a_card_wait_for_nothing(expression, kind, seen):
+def test_both_ends_of_a_channel_on_a_gpu_wait_for_nothing(expression, kind, seen):
     method = parse(expression if expression == 'q(4, grid="midrise")' else f'{expression[:-1]}, store="device")')
     counts = SlotCounts(positions=4, samples=8, evaluation_samples=8)
     ends = [
@@ -84,18 +84,18 @@ def test_both_ends_of_a_channel_on_a_card_wait_for_nothing(expression, kind, see
             method,
             torch.empty(SHAPE, device="meta"),
             counts=counts,
-            make_store=lambda layout, purpose: MemoryStore(layout, CARD),
+            make_store=lambda layout, purpose: MemoryStore(layout, GPU),
         )
         for make in (Encoder, Decoder)
     ]
-    with FakeCard():
-        x = torch.empty(SHAPE, device=CARD)
+    with FakeGpu():
+        x = torch.empty(SHAPE, device=GPU)
         microbatch = Microbatch(kind, range(4), IDS)
         for end in ends:
             for made in end.buffers.stores.values():
                 made._known[:seen] = True
         plans = [end.plan(microbatch) for end in ends]
-        payload = torch.empty(plans[0].nbytes, dtype=torch.uint8, device=CARD)
+        payload = torch.empty(plans[0].nbytes, dtype=torch.uint8, device=GPU)
         sender, receiver = ends
         sender.settle(sender.encode(x, payload, KEY, plans[0]))
         out = torch.empty_like(x)

@@ -7,10 +7,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
-class FakeCard(TorchFunctionMode):
+class FakeGpu(TorchFunctionMode):
     """Tensors on a GPU that is not there; those of the host are as ever.
 
     Mixed devices fail, and so does every look of the host at a value of the GPU, for which it would have to wait.
@@ -22,11 +22,11 @@ class FakeCard(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         given = (*args, *(kwargs or {}).values())
-        on_card = any(
+        on_gpu = any(
             isinstance(value, FakeTensor) or (isinstance(value, torch.device) and value.type == "cuda")
             for value in given
         )
-        with self._mode if on_card else nullcontext():
+        with self._mode if on_gpu else nullcontext():
             return func(*args, **(kwargs or {}))
 
 

@@ -29,33 +29,33 @@ def exact(expression):
     return not any(name in expression for name in SUMS)
 
 
-def on_card(codec, x, shared=None):
+def on_gpu(codec, x, shared=None):
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
     codec.encode(x.cuda(), payload, KEY, shared)
     return payload.cpu()
 
 
-def decoded_on_card(codec, payload, like, shared=None):
+def decoded_on_gpu(codec, payload, like, shared=None):
     out = torch.empty_like(like, device="cuda")
     codec.decode(payload.cuda(), out, KEY, shared)
     return out.cpu()
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_the_known_payloads_are_those_of_a_card_too(case):
+def test_the_known_payloads_are_those_of_a_gpu_too(case):
     codec, shared = parse(case["codec"]), None
     if "indices" in case:
         codec, shared = codec.bound_to(parse(case["activations"])), torch.tensor(case["indices"]).cuda()
     payload = torch.frombuffer(bytearray((FOLDER / f"{case['name']}.bin").read_bytes()), dtype=torch.uint8)
     dtype = getattr(torch, case["dtype"])
     sent, values = (torch.tensor(case[which], dtype=dtype).view(case["shape"]) for which in ("input", "decoded"))
-    decoded = decoded_on_card(codec, payload, sent, shared)
+    decoded = decoded_on_gpu(codec, payload, sent, shared)
     if exact(case["codec"]):
         assert_identical(decoded, values)
     else:
         torch.testing.assert_close(decoded, values)
     if not case.get("decode_only") and exact(case["codec"]):
-        assert_identical(on_card(codec, sent, shared), payload)
+        assert_identical(on_gpu(codec, sent, shared), payload)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -63,14 +63,14 @@ def test_the_known_payloads_are_those_of_a_card_too(case):
 def test_random_tensors_are_encoded_and_decoded_as_on_the_cpu(expression, dtype):
     codec, x = parse(expression), gaussian(5, 33, 130, dtype=dtype)
     payload = encode(codec, x)
-    assert_identical(on_card(codec, x), payload)
-    assert_identical(decoded_on_card(codec, payload, x), roundtrip(codec, x))
+    assert_identical(on_gpu(codec, x), payload)
+    assert_identical(decoded_on_gpu(codec, payload, x), roundtrip(codec, x))
 
 
 @pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if not exact(each)] + ["lowrank(4)"])
 def test_what_adds_up_in_another_order_keeps_its_bound(expression):
     codec, x = parse(expression), gaussian(4, 16, 64)
-    decoded = decoded_on_card(codec, on_card(codec, x), x)
+    decoded = decoded_on_gpu(codec, on_gpu(codec, x), x)
     assert ((decoded - x).abs() <= 1.001 * codec.error_bound(x) + 1e-6).all()
 
 

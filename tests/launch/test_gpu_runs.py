@@ -21,7 +21,7 @@ def summary_of(command, folder, *options):
     return json.loads((where / "summary.json").read_text())
 
 
-def two_hosts_of_one_card(folder, *options):
+def two_hosts_of_one_gpu(folder, *options):
     """A run of two processes on one GPU that NCCL takes for two hosts; what it printed, and its folder."""
     words = [sys.executable, "-m", "thinwire.launch.train", "tiny.yaml", "--output", "hosts", *options]
     line = f"NCCL_HOSTID=host-$LOCAL_RANK exec {shlex.join(words)}"
@@ -35,7 +35,7 @@ def two_hosts_of_one_card(folder, *options):
     "codecs",
     ["q(4)/q(8)", 'q(2, round="stochastic")/topk(0.1)', 'aqsgd(q(4), store="device")/ef(topk(0.1))', "none/none"],
 )
-def test_processes_that_share_a_card_over_gloo_train_as_a_simulation_on_it(tmp_path, codecs):
+def test_processes_that_share_a_gpu_over_gloo_train_as_a_simulation_on_it(tmp_path, codecs):
     write_recipe(tmp_path)
     real, simulated = (summary_of(command, tmp_path, "--codec", codecs) for command in ("train", "simulate"))
     assert real["weights_digest"] == simulated["weights_digest"]
@@ -44,7 +44,7 @@ def test_processes_that_share_a_card_over_gloo_train_as_a_simulation_on_it(tmp_p
 
 
 @pytest.mark.processes
-def test_buffers_on_the_card_in_memory_and_on_disk_give_the_same_run(tmp_path):
+def test_buffers_on_the_gpu_in_memory_and_on_disk_give_the_same_run(tmp_path):
     write_recipe(tmp_path)
     digests = [
         summary_of(command, tmp_path, "--codec", codecs, "--training.steps", "60", "--overwrite")["weights_digest"]
@@ -56,7 +56,7 @@ def test_buffers_on_the_card_in_memory_and_on_disk_give_the_same_run(tmp_path):
 
 
 @pytest.mark.processes
-def test_nan_on_a_card_stops_the_run_at_the_end_of_the_pass(tmp_path):
+def test_nan_on_a_gpu_stops_the_run_at_the_end_of_the_pass(tmp_path):
     write_recipe(tmp_path)
     words = [*NEW_THINWIRE, "train", "tiny.yaml", "--training.device", "cuda", "--optimizer.lr", "1e30"]
     done = completed([*words, "--training.steps", "20"], tmp_path)
@@ -66,7 +66,7 @@ def test_nan_on_a_card_stops_the_run_at_the_end_of_the_pass(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_cards_train_over_nccl_as_over_gloo(tmp_path):
+def test_two_gpus_train_over_nccl_as_over_gloo(tmp_path):
     write_recipe(tmp_path)
     digests = []
     for transport in ("gloo", "nccl"):
@@ -80,7 +80,7 @@ def test_one_gpu_over_nccl(tmp_path):
     """`make test-gpu` shows what this prints: whether NCCL lets two processes on one GPU pass for two hosts."""
     write_recipe(tmp_path)
     wanted = summary_of("train", tmp_path)["weights_digest"]
-    done, folder = two_hosts_of_one_card(
+    done, folder = two_hosts_of_one_gpu(
         tmp_path, "--training.device", "cuda", "--wire.transport", "nccl", "--wire.timeout", "60"
     )
     versions = f"torch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
