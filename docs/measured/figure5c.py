@@ -2,7 +2,7 @@
 
     python docs/measured/figure5c.py PICTURE.png
 
-It prints the tables of figure5c.md and draws the picture.
+It prints the tables of figure5c.md and draws the picture, also as SVG.
 
 The paper's numbers: 8 stages of GPT2-1.5B, 32 micro-batches of one sequence, 45 ms and 135 ms of compute (Table 3),
 4 replicas, fw3 bw6, gradients of weights in 4 bits, and one bandwidth for all that a machine sends (Linux traffic
@@ -12,6 +12,7 @@ control). The weights are those of GPT2-XL: 6 blocks a stage, the embedding on t
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -128,4 +129,6 @@ def draw(found: Mapping[tuple[float, str], Prediction]) -> Figure:
 if __name__ == "__main__":
     computed = speeds()
     print(f"{table(computed)}\n\n{comparison(computed)}")
-    draw(computed).savefig(sys.argv[1])
+    figure = draw(computed)
+    for kind in (".png", ".svg"):
+        figure.savefig(Path(sys.argv[1]).with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)

@@ -1,16 +1,24 @@
-"""How large the code is and how its rooms depend on each other: python docs/measured/house.py [FOLDER].
+"""How large the code is, how its rooms depend on each other, and how far it is from the command line to the first step.
+
+    python docs/measured/house.py [FOLDER]
 
 A room is a file or a folder that lies directly in a package; an arrow goes from a room to one that it imports. Floors
-count the longest chain of arrows, rooms that import each other in a circle being on one floor. Nothing is imported: the
-code is read as text.
+count the longest chain of arrows, rooms that import each other in a circle being on one floor. For these the code is
+read as text. Then processes import what is in FOLDER: one trains a step of quickstart as `thinwire simulate` does, and
+counts the functions of Thinwire that are called before; others measure the processor's seconds that an import takes,
+which other work on the machine changes little.
 """
 
 import ast
+import os
+import resource
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PACKAGES = ("errors", "compress", "models", "pipeline", "launch")
 
@@ -69,8 +77,69 @@ def floors(rooms: Graph) -> int:
     return max(map(height, rooms), default=0)
 
 
+WALK = """
+import sys
+from pathlib import Path
+from thinwire.launch import cli
+root, called, files = str(Path(sys.argv[1]).resolve()), set(), set()
+def profile(frame, event, argument):
+    code = frame.f_code
+    path = str(Path(code.co_filename).resolve()) if event == "call" and "/thinwire/" in code.co_filename else ""
+    if not path or code.co_name.startswith("<"):
+        return
+    if code.co_name == "train_step":
+        sys.setprofile(None)
+        deep = 0
+        while frame is not None:
+            deep, frame = deep + ("/thinwire/" in frame.f_code.co_filename), frame.f_back
+        print("functions", len(called), len(files), deep, file=sys.stderr)
+    called.add((path, code.co_firstlineno))
+    files.add(path)
+sys.setprofile(profile)
+cli.main(["simulate", "quickstart", "--training.steps", "1", "--data.limit", "40000", "--output", sys.argv[2]])
+"""
+"""Trains a step, and prints how many functions of how many files were called before, and how many are under way."""
+IMPORTS = {
+    "import thinwire.pipeline": "import thinwire.pipeline",
+    "thinwire --help": "from thinwire.launch import cli; cli.main(['--help'])",
+}
+
+
+def steps_to_the_first_step(layout: Path, root: Path) -> list[int]:
+    """Functions called before the first step, their files, and the functions that call each other to begin it."""
+    done = _python(layout, "-c", WALK, str(root), str(layout / "run"))
+    said = next(line for line in done.stderr.splitlines() if line.startswith("functions "))
+    return [int(number) for number in said.split()[1:]]
+
+
+def processor_seconds(layout: Path, code: str, repetitions: int = 5) -> float:
+    """The least seconds of a processor that a process takes to run a line of Python."""
+    taken = []
+    for _ in range(repetitions):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        _python(layout, "-c", code)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return min(taken)
+
+
+def _python(layout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(layout)}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, cwd=layout, capture_output=True, text=True, check=True
+    )
+
+
+def lay_out(root: Path, folder: Path) -> None:
+    """Put the packages of a copy of the repository where Python finds them as `thinwire`, before an installed one."""
+    (folder / "thinwire").mkdir()
+    (folder / "thinwire/__init__.py").touch()
+    for package in PACKAGES:
+        (folder / "thinwire" / package).symlink_to((root / package).resolve())
+
+
 def main(root: Path) -> None:
-    """Print a line for each package, and one for the files that a single other file imports."""
+    """Print a line for each package, one for the files that a single other file imports, and what running it tells."""
     found = modules(root)
     graph = graph_of(found)
     rooms = rooms_of(graph, found)
@@ -92,6 +161,12 @@ def main(root: Path) -> None:
     once = sum(len(each) == 1 for each in importers.values())
     total = sum(len(path.read_text().splitlines()) for path in found.values())
     print(f"all: {total:,} lines in {len(found)} files, {once} of which one other file imports")
+    with TemporaryDirectory() as folder:
+        lay_out(root, Path(folder))
+        called, files, deep = steps_to_the_first_step(Path(folder), root)
+        print(f"to the first step: {called:,} functions of {files} files, {deep} of them under way when it begins")
+        for name, code in IMPORTS.items():
+            print(f"{name}: {processor_seconds(Path(folder), code):.2f} s of a processor")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     thinwire bench links --like aqsgd --json > speed.json
     thinwire study docs/measured/codecs.yaml
     thinwire study report docs/measured/codecs.yaml
-    python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png
+    python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png      # and speed.svg
 
 `bench-links.json` holds the two tables of the first command that the picture needs, as `bench-links.md` has them, and
 `codecs.json` the report of the study.
@@ -85,4 +85,6 @@ def draw_speed(axes: Axes, document: str) -> None:
 
 if __name__ == "__main__":
     bench, study, target = map(Path, sys.argv[1:])
-    draw(bench.read_text(), study.read_text()).savefig(target)
+    figure = draw(bench.read_text(), study.read_text())
+    for kind in (".png", ".svg"):
+        figure.savefig(target.with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)
