@@ -10,9 +10,9 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ Words = Callable[[int], Tensor]
 """A source of random words: called with n, it gives the next n as int64."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """Which message a tensor is: the only source of a codec's randomness."""
 
     seed: int
@@ -56,13 +55,12 @@ class Key:
 
     def of(self, name: str) -> "Key":
         """The key of something in the message that draws numbers of its own, by its name."""
-        return dataclasses.replace(self, channel=f"{self.channel} {name}")
+        return self._replace(channel=f"{self.channel} {name}")
 
     @property
     def number(self) -> int:
         """A hash of all fields, of 64 bits and the same in every process."""
-        fields = json.dumps([getattr(self, name) for name in _KEY_FIELDS]).encode()
-        return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(json.dumps(self).encode(), digest_size=8).digest(), "little")
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A new generator on `device`, seeded by the key."""
@@ -76,9 +74,6 @@ class Key:
         """
         numbers = np.random.PCG64(self.number)
         return lambda count: put(torch.from_numpy(numbers.random_raw(count).view(np.int64)), device)
-
-
-_KEY_FIELDS = tuple(field.name for field in dataclasses.fields(Key))
 
 
 class Described(ABC):
@@ -242,9 +237,10 @@ class Codec(Described):
     def _check_payload(self, payload: Tensor, x: Tensor) -> None:
         assert payload.dtype == torch.uint8 and payload.dim() == 1 and payload.is_contiguous(), "a payload is bytes"
         nbytes = size_of(self, x.shape, x.dtype)
-        assert len(payload) == nbytes, f"{self} needs {nbytes} bytes for {tuple(x.shape)}, got {len(payload)}"
+        assert payload.numel() == nbytes, f"{self} needs {nbytes} bytes for {tuple(x.shape)}, got {len(payload)}"
 
 
+@lru_cache(maxsize=4096)
 def size_of(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> int:
     """A payload's exact size in bytes. CodecError if the codec refuses the dtype, or gives no such number."""
     nbytes: int = call_method(codec, "nbytes", shape, dtype)
@@ -325,7 +321,7 @@ def is_finite(x: Tensor) -> bool:
 def tensor_bytes(x: Tensor) -> Tensor:
     """The bytes of `x` as one-dimensional uint8, a view where `x` is contiguous."""
     # one element of any stride counts as contiguous, but not as bytes
-    return x.reshape(-1).contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+    return x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def _literal(value: object) -> str:

@@ -15,9 +15,7 @@ intermediates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +24,7 @@ from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
 from thinwire.compress.codec import Codec, CodecError, Key, is_finite, size_of
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Feedback, Method
-from thinwire.compress.microbatch import Microbatch
+from thinwire.compress.microbatch import Microbatch, PassKind
 from thinwire.compress.plan import MessagePlan, Rows
 from thinwire.compress.sent_indices import IndexMemory, SentIndices
 from thinwire.compress.stores.store import Loan
@@ -35,7 +33,6 @@ from thinwire.compress.warm_starts import WarmStarts
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 _IN_FULL: Codec = Uncompressed()
-_size_of = lru_cache(maxsize=4096)(size_of)
 NOT_FINITE = "a payload must hold finite numbers, got NaN or infinity"
 
 
@@ -70,11 +67,14 @@ class Coder:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
         bound = method.bound_to(activation.method.inner if activation else Uncompressed())
         self._feedback, self._codec = bound.feedback, bound.inner
+        self.varies = self._codec.varies
+        """Whether a payload may be shorter than its plan."""
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
         self._opening = self._feedback.opening if self._feedback else None
         self.rows = self._shape[0] if self._shape else 1
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
+        self._recurring: dict[tuple[PassKind, int | None], MessagePlan] = {}
         self._index_memory: IndexMemory | None = None
         self._reused: IndexMemory | None = None
         if method.codec.reuses_indices:
@@ -100,10 +100,20 @@ class Coder:
     def index_memory(self) -> IndexMemory:
         """Record the indices of this activation's values in training from now on, for `reuse`."""
         self._index_memory, self._whole = IndexMemory(), True
+        self._recurring.clear()
         return self._index_memory
 
     def plan(self, microbatch: Microbatch) -> MessagePlan:
         """The plan of a micro-batch; both ends make the same one, before either updates its buffers."""
+        known = microbatch.kind, microbatch.length
+        if known in self._recurring:
+            return self._recurring[known]
+        plan = self._plan(microbatch)
+        if plan.recurs:
+            self._recurring[known] = plan
+        return plan
+
+    def _plan(self, microbatch: Microbatch) -> MessagePlan:
         store, writes = self.buffers.used_by(microbatch.kind)
         slots = _NO_SLOTS if store is None else self.buffers.slots(microbatch)
         rows, shared, opening = self._none, None, _IN_FULL
@@ -119,7 +129,6 @@ class Coder:
         row = self._row(microbatch)
         full_bytes, coded_bytes = self._sizes(opening, rows.num_full, row)
         return MessagePlan(
-            microbatch=microbatch,
             rows=rows,
             opening=opening,
             full_bytes=full_bytes,
@@ -129,15 +138,14 @@ class Coder:
             writes=writes,
             shared=shared,
             row=row,
+            is_whole=row == self._shape[1:],
+            remembered=microbatch if self._whole else None,
         )
-
-    @property
-    def varies(self) -> bool:
-        """Whether a payload may be shorter than its plan."""
-        return self._codec.varies
 
     def used(self, payload: Tensor, plan: MessagePlan) -> int:
         """How many bytes of a payload [plan.nbytes] are sent."""
+        if not self.varies:
+            return plan.nbytes
         return plan.full_bytes + (self._codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
 
     @property
@@ -169,8 +177,8 @@ class Coder:
         num_coded = self.rows - num_full
         coded_shape = (num_coded, *row) if self._shape else ()
         return (
-            _size_of(opening, (num_full, *row), self._dtype) if num_full else 0,
-            _size_of(self._codec, coded_shape, self._coded_dtype) if num_coded else 0,
+            size_of(opening, (num_full, *row), self._dtype) if num_full else 0,
+            size_of(self._codec, coded_shape, self._coded_dtype) if num_coded else 0,
         )
 
     def _in_full(self, full: Tensor) -> Rows:
@@ -203,21 +211,23 @@ class Coder:
 
     def _remember(self, plan: MessagePlan, coded: Tensor, key: Key) -> None:
         """Keep from the payload what later messages need, and drop what only this one needed."""
+        microbatch = plan.remembered
+        if microbatch is None:
+            return
         if self._reused is not None:
-            self._reused.forget(plan.microbatch)
-        if plan.microbatch.kind != "train":
+            self._reused.forget(microbatch)
+        if microbatch.kind != "train":
             return
         if self._index_memory is not None:
             shape = (plan.rows.num_coded, *plan.row)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
-            self._index_memory.record(plan.microbatch, SentIndices(plan.rows, indices))
+            self._index_memory.record(microbatch, SentIndices(plan.rows, indices))
         if self.warm_starts is not None and not plan.rows.num_full:
             start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
-            self.warm_starts.keep(plan.microbatch, start)
+            self.warm_starts.keep(microbatch, start)
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
+class Encoded(NamedTuple):
     """What `Encoder.encode` hands to `Encoder.settle`."""
 
     x: Tensor
@@ -256,6 +266,8 @@ class Encoder(Coder):
     def settle(self, encoded: Encoded) -> None:
         """Update the state. The payload is only read: the transport may be sending it."""
         plan, message, loan = encoded.plan, encoded.message, encoded.loan
+        if plan.recurs:
+            return
         coded = encoded.payload[plan.full_bytes :]
         if plan.store is not None and plan.writes and plan.rows.num_full:
             is_exact = plan.opening == _IN_FULL

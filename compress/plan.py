@@ -22,7 +22,7 @@ class Rows:
     num_full: int
     """Rows sent in full."""
 
-    @property
+    @cached_property
     def num_coded(self) -> int:
         """Rows sent through the codec."""
         return self.full.shape[0] - self.num_full
@@ -53,7 +53,6 @@ class MessagePlan:
     payload = | payload of the full rows as one tensor, of `opening` | codec's payload of the other rows as one tensor |
     """
 
-    microbatch: Microbatch
     rows: Rows
     """Which rows go in full."""
     opening: Codec
@@ -72,11 +71,16 @@ class MessagePlan:
     """A tensor for the codec that both ends hold already."""
     row: tuple[int, ...]
     """The shape of a row as it crosses."""
+    is_whole: bool
+    """Whether all of each row crosses."""
+    remembered: Microbatch | None
+    """The micro-batch, if later messages need something of this one."""
 
-    def is_whole(self, tensor: Tensor) -> bool:
-        """Whether all of a tensor [R, ..] crosses."""
-        return tuple(tensor.shape[1:]) == self.row
+    @property
+    def recurs(self) -> bool:
+        """Whether a message leaves nothing behind: then every micro-batch of its kind and length has this plan."""
+        return self.store is None and self.remembered is None
 
     def crossing(self, tensor: Tensor) -> Tensor:
         """What crosses of a tensor [R, ..]: the first elements of each row."""
-        return tensor if self.is_whole(tensor) else tensor[:, : self.row[0]].contiguous()
+        return tensor if self.is_whole else tensor[:, : self.row[0]].contiguous()

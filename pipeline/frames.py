@@ -22,8 +22,7 @@ any number type.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from isal import isal_zlib
 
@@ -46,13 +45,14 @@ VERSION = 3
 HEADER_BYTES = 64
 ALIGNMENT = 16
 _ALL_CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
-_LAYOUT = struct.Struct("<4sHBBIIQQQI4xQ")
-_CRC = slice(40, 44)
-_DEPARTED = slice(48, 56)
+_LAYOUT = struct.Struct("<4sHBBIIQQQI4xQ8x")
+_CRC, _CRC_AT = struct.Struct("<I"), 40
+_DEPARTED, _DEPARTED_AT = struct.Struct("<Q"), 48
+_PLANNED = 6
+"""The fields that both ends know are the first of a header."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """The header of a frame. Both ends know every field except `nones`, `departed` and `crc32` in advance.
 
     Of a codec whose payloads vary they know only the largest `length`.
@@ -70,7 +70,9 @@ class Header:
 
     def write(self, frame: Tensor) -> None:
         """Put the header into the first 64 bytes of `frame` (uint8)."""
-        packed = _LAYOUT.pack(
+        _LAYOUT.pack_into(
+            frame.numpy(),
+            0,
             MAGIC,
             VERSION,
             PHASES.index(self.phase),
@@ -83,14 +85,12 @@ class Header:
             self.crc32,
             self.departed,
         )
-        frame[:HEADER_BYTES].numpy().data[:] = packed.ljust(HEADER_BYTES, b"\0")
 
     @classmethod
     def read(cls, frame: Tensor) -> Header:
         """Parse the first 64 bytes of `frame` (uint8); WireError if they are not a header of this version."""
-        packed = bytes(frame[:HEADER_BYTES].numpy())
         magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32, departed = (
-            _LAYOUT.unpack_from(packed)
+            _LAYOUT.unpack_from(frame.numpy())
         )
         if magic != MAGIC:
             raise WireError(f"a frame must begin with {MAGIC!r}, got {magic!r}: something else writes to this channel")
@@ -100,26 +100,14 @@ class Header:
             )
         if phase >= len(PHASES) or channel >= len(_ALL_CHANNELS):
             raise WireError(f"unknown phase {phase} or channel {channel} in a frame's header: the frame is damaged")
-        return cls(
-            phase=PHASES[phase],
-            channel=_ALL_CHANNELS[channel],
-            boundary=boundary,
-            microbatch=microbatch,
-            step=step,
-            length=length,
-            nones=nones,
-            departed=departed,
-            crc32=crc32,
-        )
-
-
-_PLANNED = tuple(field.name for field in fields(Header) if field.name not in ("nones", "departed", "crc32"))
-"""The fields that both ends know."""
+        known = PHASES[phase], _ALL_CHANNELS[channel], boundary, microbatch, step, length
+        return cls(*known, nones=nones, departed=departed, crc32=crc32)
 
 
 def departure(frame: Tensor) -> float:
     """When the sender sealed a frame, in seconds of its own clock; nothing is checked."""
-    return 1e-9 * int.from_bytes(bytes(frame[_DEPARTED].numpy()), "little")
+    departed: int = _DEPARTED.unpack_from(frame.numpy(), _DEPARTED_AT)[0]
+    return 1e-9 * departed
 
 
 def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
@@ -128,8 +116,8 @@ def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
     If `payload` is true, the checksum covers the payloads too.
     """
     header.write(frame)
-    crc32 = checksum(frame[: HEADER_BYTES + header.length], payload=payload)
-    frame[_CRC].numpy().data[:] = crc32.to_bytes(4, "little")
+    memory = frame.numpy().data
+    _CRC.pack_into(memory, _CRC_AT, checksum(memory[: HEADER_BYTES + header.length], payload=payload))
 
 
 def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = False) -> Header:
@@ -141,22 +129,20 @@ def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = Fals
     whether the checksum covers the payload; the frame cannot change that.
     """
     got = Header.read(frame)
-    wrong = [
-        f"{name} {getattr(got, name)} where {getattr(planned, name)} was planned"
-        for name in _PLANNED
-        if getattr(got, name) != getattr(planned, name)
-        and not (name == "length" and shorter and got.length <= planned.length)
-    ]
-    if wrong:
+    if shorter and got.length < planned.length:
+        planned = planned._replace(length=got.length)
+    if got[:_PLANNED] != planned[:_PLANNED]:
+        fields = list(zip(Header._fields, got, planned, strict=True))[:_PLANNED]
+        wrong = [f"{name} {mine} where {theirs} was planned" for name, mine, theirs in fields if mine != theirs]
         raise WireError("the frame is not the planned one: " + ", ".join(wrong))
-    if got.crc32 != checksum(frame[: HEADER_BYTES + got.length], payload=payload):
+    if got.crc32 != checksum(frame.numpy().data[: HEADER_BYTES + got.length], payload=payload):
         raise WireError("the frame does not match its CRC-32: it was damaged or cut short on the way")
     return got
 
 
-def checksum(frame: Tensor, *, payload: bool) -> int:
+def checksum(frame: memoryview, *, payload: bool) -> int:
     """CRC-32 of the header, with its own field as zeros, and of the payloads if `payload` is true; never 0."""
-    header = bytearray(frame[:HEADER_BYTES].numpy())
-    header[_CRC] = bytes(4)
+    header = bytearray(frame[:HEADER_BYTES])
+    _CRC.pack_into(header, _CRC_AT, 0)
     crc32 = isal_zlib.crc32(header)
-    return (isal_zlib.crc32(frame[HEADER_BYTES:].numpy().data, crc32) if payload else crc32) or 1
+    return (isal_zlib.crc32(frame[HEADER_BYTES:], crc32) if payload else crc32) or 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -59,7 +58,9 @@ def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
         gradient = gradient.to_local()
     if gradient is None or gradient.layout != torch.strided or not gradient.numel():
         return None
-    last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
+    last = gradient.numel() - 1
+    if not gradient.is_contiguous():
+        last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
     return gradient.data_ptr(), gradient.data_ptr() + (last + 1) * gradient.element_size()
 
 
@@ -70,27 +71,28 @@ def peak_on_gpu(device: torch.device) -> int | None:
     return int(torch.get_device_module(device).max_memory_allocated(device))
 
 
-@contextmanager
-def told_if_full(stage: int, device: torch.device) -> Iterator[None]:
-    """Turn torch's error of a full memory, from what runs inside, into a sentence.
+class told_if_full:
+    """Turns torch's error of a full memory, from what runs inside, into a sentence.
 
     Raises:
         MemoryFullError: the device has no memory left; the sentence names the stage, its bytes and ways out.
     """
-    try:
-        yield
-    except Exception as error:
-        if not _is_full(error):
-            raise
-        raise MemoryFullError(
-            f"stage {stage} needs more memory than there is on {device}: {_held(device)}; lower "
-            f"pipeline.microbatch_size, set training.recompute to block, or raise pipeline.num_stages"
-        ) from error
+
+    def __init__(self, stage: int, device: torch.device) -> None:
+        self._stage, self._device = stage, device
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if _is_full(error):
+            raise MemoryFullError(
+                f"stage {self._stage} needs more memory than there is on {self._device}: {_held(self._device)}; lower "
+                f"pipeline.microbatch_size, set training.recompute to block, or raise pipeline.num_stages"
+            ) from error
 
 
-def _is_full(error: BaseException) -> bool:
+def _is_full(cause: BaseException | None) -> bool:
     """Whether this error, or one that it comes from, is that of a full memory: torch's pipeline wraps errors."""
-    cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError) or (isinstance(cause, RuntimeError) and _OF_CPU in str(cause)):
             return True

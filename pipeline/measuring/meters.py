@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from thinwire.pipeline.frames import EXCHANGE
 from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
@@ -63,14 +63,6 @@ class Traffic:
 
 
 @dataclass
-class Wait:
-    """A wait for a frame that has not ended."""
-
-    departed: float | None = None
-    """The time when the sender gave the frame to its transport, by this process's clock; None if unknown."""
-
-
-@dataclass
 class Meter:
     """Seconds of one stage by section and compute by task, and what it sent and received by (boundary, channel, phase).
 
@@ -93,35 +85,16 @@ class Meter:
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
 
-    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> AbstractContextManager[None]:
+    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> _OpenSection:
         """Charge the time inside to `name`, not to the sections around it.
 
         `what` says it in words, `work` in the terms of a trace.
         """
         return _OpenSection(self, (name, what, work))
 
-    def enter(self, section: tuple[Section, str, Work]) -> None:
-        """Charge the time from now on to a section, until `leave`."""
-        self._turn()
-        self._open.append(section)
-
-    def leave(self) -> None:
-        """Charge the time from now on to the section around the innermost one."""
-        self._turn()
-        self._open.pop()
-
-    @contextmanager
-    def waiting(self, what: str, work: Work = NO_WORK) -> Iterator[Wait]:
+    def waiting(self, what: str, work: Work = NO_WORK) -> Wait:
         """Charge the time inside to the neighbour until the frame departs, and to the wire from then on."""
-        wait = Wait()
-        with self.section("wait", what, work):
-            started = self._since
-            yield wait
-        if wait.departed is not None:
-            departed = min(max(wait.departed, started), self._since)
-            self.seconds["wait"] -= self._since - started
-            self.seconds["neighbour"] += departed - started
-            self.seconds["wire"] += self._since - departed
+        return Wait(self, ("wait", what, work))
 
     @contextmanager
     def exchanging(self, *, ends: bool = False) -> Iterator[None]:
@@ -156,7 +129,8 @@ class Meter:
         finally:
             self.seconds, self.computing = kept
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Charge the time since the last turn to the innermost section."""
         now = self.clock()
         if self._open:
             name, _, work = self._open[-1]
@@ -207,19 +181,41 @@ class Meter:
         return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
 
 
-class _OpenSection(AbstractContextManager[None]):
+class _OpenSection:
     """The time inside a section. A step has more than a hundred; `contextmanager` takes half as long again."""
-
-    __slots__ = ("_meter", "_section")
 
     def __init__(self, meter: Meter, section: tuple[Section, str, Work]) -> None:
         self._meter, self._section = meter, section
 
-    def __enter__(self) -> None:
-        self._meter.enter(self._section)
+    def __enter__(self) -> Self:
+        self._meter.turn()
+        self._meter._open.append(self._section)
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        self._meter.leave()
+        self._meter.turn()
+        self._meter._open.pop()
+
+
+class Wait(_OpenSection):
+    """A wait for a frame."""
+
+    departed: float | None = None
+    """The time when the sender gave the frame to its transport, by this process's clock; None if unknown."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._started = self._meter._since
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if self.departed is not None:
+            started, ended, seconds = self._started, self._meter._since, self._meter.seconds
+            departed = min(max(self.departed, started), ended)
+            seconds["wait"] -= ended - started
+            seconds["neighbour"] += departed - started
+            seconds["wire"] += ended - departed
 
 
 @dataclass(frozen=True)
@@ -253,4 +249,4 @@ def spending(meters: Sequence[Meter]) -> Spending:
 
 def count(into: dict[Route, Traffic], route: Route, traffic: Traffic) -> None:
     """Add traffic to what a route has carried."""
-    into[route] = into.get(route, Traffic()) + traffic
+    into[route] = into[route] + traffic if route in into else traffic

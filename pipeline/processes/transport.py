@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -115,7 +113,7 @@ class _ProcessGroupEnd:
 
 
 class ProcessGroupSender(_ProcessGroupEnd):
-    """The sending end of a channel over a process group: `isend`, and one wait per step."""
+    """The sending end of a channel over a process group: one wait per step."""
 
     def take(self) -> Tensor:
         """A buffer to write the next frame into."""
@@ -124,8 +122,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Start sending the first `nbytes` of `buffer`."""
         with reaching(what):
-            work = dist.isend(buffer[:nbytes], group=self._group, tag=self._tag, group_dst=self._peer)
-        assert work is not None, "this process is no member of the boundary's process group"
+            work = self._group.send([buffer[:nbytes]], self._peer, self._tag)
         self._pending.append((work, buffer, what))
 
     def flush(self) -> None:
@@ -146,8 +143,7 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         for _ in range(count):
             buffer = self._pool.take()
             with reaching(what):
-                work = dist.irecv(buffer, group=self._group, tag=self._tag, group_src=self._peer)
-            assert work is not None, "this process is no member of the boundary's process group"
+                work = self._group.recv([buffer], self._peer, self._tag)
             self._pending.append((work, buffer, what))
 
     def receive(self, what: str) -> Tensor:
@@ -163,15 +159,17 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         self._pool.give(buffer)
 
 
-@contextmanager
-def reaching(what: str) -> Iterator[None]:
-    """Turn failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except RuntimeError as error:
-        raise PeerError(f"{what}: {_reason(error)}") from error
+class reaching:
+    """Turns failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
+            raise PeerError(f"{self._what}: {_reason(error)}") from error
 
 
 def _reason(error: RuntimeError) -> str:

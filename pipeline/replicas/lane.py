@@ -13,7 +13,7 @@ Its frames go through memory within a process, else over the group of the stage'
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -69,7 +69,7 @@ class Lane(Channel):
 
     def header(self, microbatch: Microbatch, nbytes: int) -> Header:
         """The header of one step's frame of `nbytes`."""
-        return replace(super().header(microbatch, nbytes), microbatch=self._number)
+        return super().header(microbatch, nbytes)._replace(microbatch=self._number)
 
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one step: every replica, part and bucket has another."""

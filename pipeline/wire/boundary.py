@@ -40,6 +40,8 @@ class FramePlan:
     messages: tuple[MessagePlan, ...]
     nbytes: int
     """Bytes of the frame; if payloads vary, the most."""
+    traffic: Traffic
+    """What it counts as, with these bytes."""
 
 
 Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
@@ -55,6 +57,7 @@ class ChannelEnd:
     def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: int = 1) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
         self._flags = FiniteFlags()
+        self._recurring: dict[tuple[MessagePlan, ...], FramePlan] = {}
         self.bypassed = False
 
     @property
@@ -66,18 +69,22 @@ class ChannelEnd:
         """The plan of a micro-batch. Both ends make the same one before it is sent."""
         if self.bypassed and microbatch.kind == "eval-on":
             microbatch = replace(microbatch, kind="eval-off")
-        messages = tuple(coder.plan(microbatch) for coder in self.coders)
-        return FramePlan(messages, frame_bytes(message.nbytes for message in messages))
+        messages = tuple([coder.plan(microbatch) for coder in self.coders])
+        if messages in self._recurring:
+            return self._recurring[messages]
+        nbytes = frame_bytes(message.nbytes for message in messages)
+        plan = FramePlan(messages, nbytes, self._traffic(messages, nbytes))
+        if all(message.recurs for message in messages):
+            self._recurring[messages] = plan
+        return plan
 
-    def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
-        """Count one frame of `nbytes`, as often as it crosses a link."""
-        channel = self.channel
+    def _traffic(self, messages: Sequence[MessagePlan], nbytes: int) -> Traffic:
         tensors = [
             (math.prod((*example.shape[:1], *message.row)), message.rows, example)
-            for message, example in zip(plan.messages, channel.examples, strict=True)
+            for message, example in zip(messages, self.channel.examples, strict=True)
         ]
         coded = [(elements, rows) for elements, rows, example in tensors if example.requires_grad]
-        traffic = Traffic(
+        return Traffic(
             frames=1,
             bytes=nbytes,
             uncompressed=sum(elements * example.element_size() for elements, _, example in tensors),
@@ -85,14 +92,18 @@ class ChannelEnd:
             rows=sum(rows.num_full + rows.num_coded for _, rows in coded),
             full_rows=sum(rows.num_full for _, rows in coded),
         )
-        for _ in range(self._copies):
-            count(into, (channel.boundary, channel.name, phase_of(microbatch.kind)), traffic)
 
-    def _is_finite(self, tensor: Tensor, what: str) -> bool:
+    def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
+        """Count one frame of `nbytes`, as often as it crosses a link."""
+        traffic = plan.traffic if nbytes == plan.nbytes else replace(plan.traffic, bytes=nbytes)
+        for _ in range(self._copies):
+            count(into, (self.channel.boundary, self.channel.name, phase_of(microbatch.kind)), traffic)
+
+    def _is_finite(self, tensor: Tensor, microbatch: Microbatch) -> bool:
         """Whether a tensor is finite; of one on a GPU that is asked at the end of the pass."""
         if tensor.device.type == "cpu":
             return is_finite(tensor)
-        self._flags.add(tensor, what)
+        self._flags.add(tensor, self.channel.describe(microbatch))
         return True
 
     def prefetch(self, microbatch: Microbatch) -> None:
@@ -143,6 +154,8 @@ class Sender(ChannelEnd):
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
         self._encoders, self._way, self._options = tuple(encoders), way, options
+        self._planned = [(example.dtype, tuple(example.shape)) for example in channel.examples]
+        self._finite_only = refuses_nonfinite(options, channel)
         self.observers: list[Observer] = []
 
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
@@ -150,10 +163,11 @@ class Sender(ChannelEnd):
 
         Raises PipelineError if the tensors differ from those announced, NonFiniteError on NaN or infinity.
         """
-        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
-        with self._meter.section("encode", work=work), torch.no_grad():
+        channel, work = self.channel, self.channel.work(microbatch)
+        with self._meter.section("encode", work=work):
             # 1. Refuse wrong tensors first, before anything is changed.
-            self._check(tensors, what)
+            tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
+            self._check(tensors, microbatch)
             for observer in self.observers:
                 observer(channel, microbatch, tensors)
             # 2. Plan before a buffer changes: the other end plans from the same slots, as the last message
@@ -163,19 +177,19 @@ class Sender(ChannelEnd):
             frame = self._way.take()
             encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
             self.count(self._meter.sent, microbatch, plan, nbytes)
-            nones = sum(1 << index for index, tensor in enumerate(tensors) if tensor is None)
             header = channel.header(microbatch, nbytes)
+            if len(encoded) < len(tensors):
+                header = header._replace(nones=sum(1 << at for at, tensor in enumerate(tensors) if tensor is None))
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, nbytes)
-            sending = f"{channel.sender} was sending {what} to {channel.receiver}"
-            self._way.send(frame, nbytes, sending, partial(self._seal, header, nones))
+            self._way.send(frame, nbytes, channel.sending(microbatch), partial(self._seal, header))
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
 
-    def _seal(self, header: Header, nones: int, frame: Tensor) -> None:
+    def _seal(self, header: Header, frame: Tensor) -> None:
         """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
-        seal(replace(header, nones=nones, departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
+        seal(header._replace(departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
@@ -187,7 +201,7 @@ class Sender(ChannelEnd):
             payload, stop = frame[place], place.stop
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
-                messages.append((encoder, encoder.encode(message.crossing(tensor.detach()), payload, key, message)))
+                messages.append((encoder, encoder.encode(message.crossing(tensor), payload, key, message)))
                 # the next payload may overwrite what this one does not use
                 stop = place.start + encoder.used(payload, message)
         return messages, stop
@@ -200,20 +214,24 @@ class Sender(ChannelEnd):
         if (bad := self._flags.first_bad()) is not None:
             raise self._not_finite(bad)
 
-    def _check(self, tensors: Sequence[Tensor | None], what: str) -> None:
-        examples = self.channel.examples
-        got = [(tensor.dtype, tuple(tensor.shape)) if tensor is not None else None for tensor in tensors]
-        planned = [(example.dtype, tuple(example.shape)) for example in examples]
-        left_out = [None] if self.channel.may_leave_out else []
-        if len(got) != len(planned) or any(g not in (p, *left_out) for g, p in zip(got, planned, strict=True)):
+    def _check(self, tensors: Sequence[Tensor | None], microbatch: Microbatch) -> None:
+        got = [None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors]
+        if got != self._planned and not self._may_be(got):
+            got = [None if one is None else (one[0], tuple(one[1])) for one in got]
             raise PipelineError(
-                f"{self.channel.sender} announced {planned} but has {got} as {what}; give output_args and "
-                f"input_args that match what the modules return, and drop a smaller last batch (drop_last=True)"
+                f"{self.channel.sender} announced {self._planned} but has {got} as {self.channel.describe(microbatch)};"
+                f" give output_args and input_args that match what the modules return, and drop a smaller last batch "
+                f"(drop_last=True)"
             )
-        if refuses_nonfinite(self._options, self.channel) and not all(
-            self._is_finite(tensor, what) for tensor in tensors if tensor is not None
-        ):
-            raise self._not_finite(what)
+        if self._finite_only:
+            for tensor in tensors:
+                if tensor is not None and not self._is_finite(tensor, microbatch):
+                    raise self._not_finite(self.channel.describe(microbatch))
+
+    def _may_be(self, got: Sequence[tuple[torch.dtype, Sequence[int]] | None]) -> bool:
+        """Whether these are the planned tensors but for some that may be None."""
+        fits = [one == planned or one is None for one, planned in zip(got, self._planned, strict=False)]
+        return self.channel.may_leave_out and len(got) == len(self._planned) and all(fits)
 
     def _not_finite(self, what: str) -> NonFiniteError:
         return NonFiniteError(
@@ -256,6 +274,8 @@ class Receiver(ChannelEnd):
         super().__init__(channel, decoders, meter, copies)
         self._decoders, self._way, self._options = tuple(decoders), way, options
         self._local_time = local_time
+        self._finite_only = refuses_nonfinite(options, channel)
+        self._varies = any(decoder.varies for decoder in decoders)
         self._room = 0  # frames that may arrive
 
     def post(self, count: int) -> None:
@@ -271,22 +291,20 @@ class Receiver(ChannelEnd):
 
         Raises PeerError if none comes, WireError if it is not the planned frame or cannot be decoded.
         """
-        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
-        waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
+        channel, work, waiting = self.channel, self.channel.work(microbatch), self.channel.waiting(microbatch)
         # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
         self.post(1)  # a pass of another schedule may have more micro-batches than the stage knows of
         with self._meter.waiting(waiting, work) as wait:
             frame = self._way.receive(waiting)
             self._room -= 1
             wait.departed = self._local_time(departure(frame))
-        with self._meter.section("decode", work=work), torch.no_grad():
+        with self._meter.section("decode", work=work):
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.
-            varies = any(decoder.varies for decoder in self._decoders)
             planned = channel.header(microbatch, plan.nbytes)
             try:
-                header = check(planned, frame, payload=self._options.checksum, shorter=varies)
+                header = check(planned, frame, payload=self._options.checksum, shorter=self._varies)
                 places = self._places(frame, header, plan)
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
@@ -294,7 +312,7 @@ class Receiver(ChannelEnd):
                 payloads = [None if place is None else brought[place] for place in places]
                 tensors = self._decode(payloads, microbatch, plan, brought.device, room)
             except (CodecError, WireError) as error:
-                raise self._refused(what, error) from error
+                raise self._refused(channel.describe(microbatch), error) from error
             # 5. Give the frame back last: the next receive may overwrite it.
             self._way.give(frame, brought)
         return tensors
@@ -331,22 +349,22 @@ class Receiver(ChannelEnd):
         room: Sequence[Tensor] = (),
     ) -> tuple[Tensor | None, ...]:
         """Decode payloads into room or fresh tensors, as finite as those that a sender with these options sends."""
-        finite = refuses_nonfinite(self._options, self.channel)
         tensors: list[Tensor | None] = []
         parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
         for index, (example, decoder, message, payload) in enumerate(parts):
-            new = partial(torch.empty, example.shape, dtype=example.dtype, device=device)
-            tensor = None if payload is None else room[index] if room else new()
-            if payload is not None and tensor is not None:
-                part = message.crossing(tensor)
-                decoder.decode(payload, part, self.channel.key(microbatch, index), message, finite=finite)
-                if part is not tensor:
-                    # of a single row, the part is a view of the tensor itself
-                    tensor[:, : part.shape[1]] = part
-                    tensor[:, part.shape[1] :] = 0
-                fills = message.store is not None and message.writes  # NaN would stay there
-                if device.type != "cpu" and (finite or fills):
-                    self._flags.add(tensor, self.channel.describe(microbatch))
+            if payload is None:
+                tensors.append(None)
+                continue
+            tensor = room[index] if room else torch.empty(example.shape, dtype=example.dtype, device=device)
+            part = message.crossing(tensor)
+            decoder.decode(payload, part, self.channel.key(microbatch, index), message, finite=self._finite_only)
+            if part is not tensor:
+                # of a single row, the part is a view of the tensor itself
+                tensor[:, : part.shape[1]] = part
+                tensor[:, part.shape[1] :] = 0
+            fills = message.store is not None and message.writes  # NaN would stay there
+            if device.type != "cpu" and (self._finite_only or fills):
+                self._flags.add(tensor, self.channel.describe(microbatch))
             tensors.append(tensor)
         return tuple(tensors)
 

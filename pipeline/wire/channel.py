@@ -5,7 +5,6 @@ Everything here is a description that both ends have alike before a byte is sent
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -124,6 +123,14 @@ class Channel:
             f"over boundary {self.boundary}"
         )
 
+    def sending(self, microbatch: Microbatch) -> str:
+        """Sending a frame, in words."""
+        return f"{self.sender} was sending {self.describe(microbatch)} to {self.receiver}"
+
+    def waiting(self, microbatch: Microbatch) -> str:
+        """Waiting for a frame, in words."""
+        return f"{self.receiver} was waiting for {self.describe(microbatch)} from {self.sender}"
+
 
 def _methods(method: Method, examples: Sequence[Tensor]) -> tuple[Method, ...]:
     """The method of each tensor: one that needs no gradient, or has no elements, goes as it is."""
@@ -132,7 +139,7 @@ def _methods(method: Method, examples: Sequence[Tensor]) -> tuple[Method, ...]:
 
 def place_of(size: int, stop: int) -> slice:
     """The place of a payload: from the next multiple of 16 after `stop`, where the header or the last payload ends."""
-    start = math.ceil(stop / ALIGNMENT) * ALIGNMENT
+    start = -(-stop // ALIGNMENT) * ALIGNMENT
     return slice(start, start + size)
 
 

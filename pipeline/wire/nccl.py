@@ -237,11 +237,10 @@ class GpuReceiver(Receiver):
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Order a micro-batch's frame and its decoding; nobody waits. `confirm` checks that it was the right one."""
         channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
-        waiting = f"{channel.receiver} was waiting for {what} from {channel.sender}"
-        with self._meter.section("decode", work=work), torch.no_grad():
+        with self._meter.section("decode", work=work):
             plan: FramePlan = self.plan(microbatch)
             self._arrivals.expect(plan.nbytes)
-            frame = self._arrivals.receive(waiting)
+            frame = self._arrivals.receive(channel.waiting(microbatch))
             planned = channel.header(microbatch, plan.nbytes)
             self._heads.append((what, planned, frame[:HEADER_BYTES].clone()))
             if self._sums is not None:

@@ -1,6 +1,5 @@
 """lowrank: exact payloads, what it keeps of a matrix, the warm start, and a decoder that is the same everywhere."""
 
-import dataclasses
 import math
 
 import pytest
@@ -129,7 +128,7 @@ def test_a_warm_start_converges_to_the_best_approximation():
     best = math.sqrt(9 + 4 + 1 + 1)
     codec, shared, errors = LowRank(2), None, []
     for step in range(12):
-        payload, decoded = through(codec, x, shared, dataclasses.replace(KEY, step=step))
+        payload, decoded = through(codec, x, shared, KEY._replace(step=step))
         errors.append((x - decoded).norm().item() / best)
         shared = codec.next_shared(payload, x.shape, x.dtype)
     assert errors[0] > 1.02 and 0.999 < errors[-1] < 1.001, errors
@@ -152,7 +151,7 @@ def test_what_is_shared_next_is_the_q_that_was_sent(values):
 def test_a_start_is_drawn_from_the_key_unless_there_is_a_usable_one():
     codec, x = LowRank(2), gaussian(20, 10)
     cold, _ = through(codec, x)
-    other = dataclasses.replace(KEY, microbatch=9)
+    other = KEY._replace(microbatch=9)
     assert not torch.equal(through(codec, x, None, other)[0], cold)
     for useless in (torch.zeros(10, 2), torch.full((10, 2), torch.nan), gaussian(9, 2), gaussian(10, 1)):
         assert_identical(through(codec, x, useless)[0], cold)

@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -109,7 +108,7 @@ def test_only_gradients_of_a_boundary_may_be_none(name):
         sender.send(which(), (None,))
     sender.send(which(), (torch.randn(4, 4),))
     frame = link._frames[0]
-    seal(replace(Header.read(frame), nones=1), frame, payload=True)
+    seal(Header.read(frame)._replace(nones=1), frame, payload=True)
     room = torch.zeros(4, 4)
     with pytest.raises(WireError, match="tensor 0 is None, and only gradients between stages may be"):
         receiver.receive(which(), [room])
@@ -284,7 +283,7 @@ def test_a_frame_whose_payloads_end_elsewhere_changes_no_buffer():
     sender.send(which(step=1), (torch.randn(64, 256),))
     frame = link._frames[0]
     header = Header.read(frame)
-    frames.seal(replace(header, length=header.length - 8), frame, payload=True)
+    frames.seal(header._replace(length=header.length - 8), frame, payload=True)
     with pytest.raises(WireError, match=r"the frame has \d+ bytes, but its payloads end at \d+"):
         receiver.receive(which(step=1))
     assert receiver.digests() == before

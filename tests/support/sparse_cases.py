@@ -1,7 +1,5 @@
 """What tests of the sparse codecs share: the codecs, and messages that are told something beside."""
 
-import dataclasses
-
 import torch
 
 from support.codec_helpers import KEY
@@ -20,7 +18,7 @@ CODECS = (
 
 
 def key_of(microbatch):
-    return dataclasses.replace(KEY, microbatch=microbatch)
+    return KEY._replace(microbatch=microbatch)
 
 
 def sent_through(codec, x, shared):
