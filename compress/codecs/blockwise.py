@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 
 import torch
@@ -87,7 +88,7 @@ class Blockwise(MayVary, Codec):
     def _quantizer(self) -> Quantizer:
         return FusedQuantizer(self._grid, self._blocks)
 
-    @property
+    @cached_property
     def _complete(self) -> Quantizer:
         """The quantizer, with its codes coded if asked for."""
         return self._coded if self.varies else self._quantizer

@@ -15,6 +15,7 @@ Work on a large tensor goes by parts that fit a cache: views of the same kind, o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -137,6 +138,7 @@ def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
     return per
 
 
+@lru_cache(maxsize=4096)
 def blocks_for(per: Per | None, group: int | None, shape: Sequence[int]) -> Blocks:
     """The blocks of a non-empty tensor of `shape`; either `per` or `group` is None."""
     if group is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
 from thinwire.compress.codecs.clip import MIDRISE, Passes, mean_magnitude
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
 
@@ -100,8 +100,8 @@ class Grid(ABC):
         return None
 
     @property
-    def share(self) -> float | None:
-        """The scale over max|x|, or anything for a range, if a kernel may `measure`; None if it may not."""
+    def measuring(self) -> Measuring | None:
+        """What `measure`, `coding` and `valuing` do together, for kernels; None where they know nothing like it."""
         return None
 
     def reach(self, scales: Tensor) -> Tensor | None:
@@ -180,9 +180,10 @@ class AbsMaxGrid(Grid):
         return Valuing(ValueRule.LINEAR, scales.float() * 2.0 ** (1 - self.bits), second=-self.last / 2)
 
     @property
-    def share(self) -> float | None:
-        """The scale over max|x|; None if it is not that, or not sent as bf16."""
-        return None if self.clip == "mse" or not self.scales_are_apart else self.clip or 1.0
+    def measuring(self) -> Measuring | None:
+        """A share of max|x|; None if it is not that, or not sent as bf16."""
+        known = self.clip != "mse" and self.scales_are_apart
+        return Measuring(CodeRule.FLOOR, self.clip or 1.0) if known else None
 
     def _steps(self, scales: Tensor) -> Tensor:
         """A little more than s/half, so that x = s is in the last interval, and no clamping is needed."""
@@ -243,9 +244,9 @@ class MinMaxGrid(Grid):
         return Valuing(ValueRule.DIVIDED, extent, -lowest, first=self.last)
 
     @property
-    def share(self) -> float | None:
-        """Anything, if the scale is what kernels measure."""
-        return 1.0 if self.scale_dtype == torch.float32 else None
+    def measuring(self) -> Measuring | None:
+        """A range in float32."""
+        return Measuring(CodeRule.RANGE) if self.scale_dtype == torch.float32 else None
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into k / (2**bits - 1)."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Passes, mean_magnitude
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
@@ -77,6 +77,13 @@ class MidTreadGrid(Grid):
     def valuing(self, scales: Tensor) -> Valuing:
         """Steps from the point of zero."""
         return Valuing(ValueRule.LINEAR, self._steps(scales), first=-1.0, second=self.half)
+
+    @property
+    def measuring(self) -> Measuring | None:
+        """The largest with its sign, or so many root mean squares; None if a search finds the scale."""
+        return (
+            None if self.clip == "mse" else Measuring(CodeRule.NEAREST, self.clip or 1.0, self.half * (self.step or 0))
+        )
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into 2**(bits-1) - k."""
@@ -146,6 +153,10 @@ class AutoGrid(MidTreadGrid):
         bits_of_rise, bits_of_tread = scales.view(torch.int16)
         chosen: Tensor = bits_of_tread ^ (bits_of_rise ^ bits_of_tread) * (of_rise < of_tread)
         return chosen.view(torch.bfloat16)
+
+    @property
+    def measuring(self) -> None:
+        """None: kernels know one grid at a time."""
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, half a step lower where the block is mid-rise."""

@@ -8,9 +8,9 @@ decodes. So they combine with each other and with every grid.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import prod
 
 import torch
@@ -24,6 +24,8 @@ from thinwire.compress.codecs.grid import Grid
 
 _PART = 1 << 20
 """Elements handled at a time, so that what is made of them stays in a cache."""
+_SHORT = 1 << 14
+"""Elements that are looked at as fast as their scales."""
 
 Make = Callable[[int, int], Tensor]
 """(start, stop) -> these elements of a tensor in its own order, float32 [stop - start]."""
@@ -104,48 +106,49 @@ class GridQuantizer(Quantizer):
         words = key.words(device) if grid.stochastic else None
         for part in blocks.parts(_PART):
             elements = make(part.start, part.stop) if by_part else whole[part.start : part.stop]
-            values, place = part.padded(elements), out[scales_size:][self._codes_place(part)]
-            if by_part:
-                out[self._scales_place(part)] = grid.pack_scales(self.write_part(part, values, None, words, place))
-            else:
-                self.write_part(part, values, scales[part.blocks], words, place)
+            given, place = None if by_part else scales[part.blocks], out[scales_size:][self._codes_place(part)]
+            self.write_part(part, elements, given, words, out[self._scales_place(part)], place)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
-        flat = out.view(-1)
-        for part, read in self._parts(payload, out.shape):
-            in_place = out.dtype == torch.float32 and not part.is_padded
-            values = part.view(flat) if in_place else torch.empty(part.shape, dtype=torch.float32, device=out.device)
-            read(values)
-            if not in_place:
-                saturating_copy(values.view(-1)[: part.stop - part.start], flat[part.start : part.stop])
-
-    def _parts(self, payload: Tensor, shape: Sequence[int]) -> Iterator[tuple[BlockRange, Callable[[Tensor], None]]]:
-        """Yield the parts of a tensor, and for each what reads its values from the payload into a view of its shape."""
-        blocks = self.blocks(shape)
-        scales, size = self._scales(payload, blocks), self.grid.scales_size(blocks.count)
+        blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
+        size = grid.scales_size(blocks.count)
+        scales = None if grid.scales_are_apart else self._scales(payload, blocks)
         for part in blocks.parts(_PART):
-            packed, own = payload[size:][self._codes_place(part)], scales[part.blocks]
-            yield part, partial(self.read_part, packed, own, numel=part.stop - part.start)
+            place = flat[part.start : part.stop]
+            values = place if out.dtype == torch.float32 else torch.empty_like(place, dtype=torch.float32)
+            given, packed = None if scales is None else scales[part.blocks], payload[size:][self._codes_place(part)]
+            self.read_part(part, given, payload[self._scales_place(part)], packed, values)
+            if values is not place:
+                saturating_copy(values, place)
 
     def write_part(
-        self, part: BlockRange, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
-    ) -> Tensor:
-        """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
-        grid = self.grid
-        scales = grid.measure(values) if scales is None else scales
+        self, part: BlockRange, elements: Tensor, scales: Tensor | None, words: Words | None, room: Tensor, out: Tensor
+    ) -> None:
+        """Write the packed codes of a part's elements into `out`, and their scales into `room` if none are given."""
+        grid, values = self.grid, part.padded(elements)
+        if scales is None:
+            scales = grid.measure(values)
+            room.copy_(grid.pack_scales(scales))
         codes = grid.codes(values, scales, None if words is None else grid.noise(values, words))
-        pack(codes.view(-1)[: part.stop - part.start], grid.bits, out)
-        return scales
+        pack(codes.view(-1)[: len(elements)], grid.bits, out)
 
-    def read_part(self, packed: Tensor, scales: Tensor, values: Tensor, numel: int) -> None:
-        """Write the values of `numel` packed codes into `values` [outer, count, inner], which may be more."""
-        levels_of(self.grid, values.device).unpack(packed, values.view(-1)[:numel])
-        self.grid.scale_levels(values, scales)
+    def read_part(self, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Write the values of a part's packed codes into `out` [n]; their scales are in `room` if none are given."""
+        values = (
+            torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else out.view(part.shape)
+        )
+        flat = values.view(-1)[: len(out)]
+        levels_of(self.grid, out.device).unpack(packed, flat)
+        self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]) if scales is None else scales)
+        if part.is_padded:
+            out.copy_(flat)
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no element of `decoded` is NaN or infinity; mostly the scales show it, which are fewer."""
-        if decoded.dtype == torch.float32:  # in another dtype a finite value may round to infinity
+        """Whether no element of `decoded` is NaN or infinity; the scales of a long one mostly show it."""
+        if (
+            decoded.dtype == torch.float32 and decoded.numel() > _SHORT
+        ):  # in another dtype a finite value may round to infinity
             reach = self.grid.reach(self._scales(payload, self.blocks(decoded.shape)))
             if reach is not None and is_finite(reach):
                 return True

@@ -18,6 +18,7 @@ from thinwire.compress.codecs.fused import cpu, largest
 from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
 from thinwire.compress.codecs.fused.trial import work
+from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
 from thinwire.compress.stores.memory import MemoryStore
@@ -33,7 +34,8 @@ def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, e
     monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
     codec = parse(expression)
-    assert cpu.covers(codec._grid, torch.ones(1, 2, 16)), "the kernels do not work here: a warning says why"
+    part = codec._blocks((2, 16)).whole
+    assert cpu.covers(codec._grid, part, torch.ones(32)), "the kernels do not work here: a warning says why"
 
     def fused(codec, x):
         backing = torch.full((codec.nbytes(x.shape, x.dtype) + 8,), 0xA5, dtype=torch.uint8)
@@ -49,14 +51,29 @@ def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, e
 
 @needs_numba
 def test_what_goes_the_eager_way_on_a_cpu():
-    grid, values = AbsMaxGrid(4, False), torch.ones(1, 256, 1024)
-    assert cpu.covers(grid, values)
-    assert not cpu.covers(AbsMaxGrid(4, True), values)
-    assert not cpu.covers(grid, values[:, :255])
-    assert not cpu.covers(grid, values.view(256, 1, 1024))
-    assert not cpu.covers(grid, values.view(1, 1 << 18, 1))
-    assert not cpu.covers(grid, values.to("meta"))
-    assert not cpu.covers(parse("fp8")._grid, values)
+    grid, values = AbsMaxGrid(4, False), torch.ones(1 << 18)
+
+    def covered(grid=grid, values=values, outer=1, inner=1024):
+        return cpu.covers(grid, Blocks(1 << 18, outer, (1 << 18) // inner // outer, inner).whole, values)
+
+    assert covered()
+    assert not covered(AbsMaxGrid(4, True))
+    assert not covered(outer=256)
+    assert not covered(inner=1)
+    assert not covered(values=values.to("meta"))
+    assert not covered(parse("fp8")._grid)
+
+
+@needs_numba
+def test_kernels_begin_once_a_process_has_coded_so_many_elements_that_loading_them_pays(monkeypatch):
+    monkeypatch.setattr(cpu._coded, "elements", 0)
+    codec, x = parse("q(4)"), gaussian(1, 64, 1024)
+    payloads, used = [encode(codec, x) for _ in range(5)], []
+    monkeypatch.setattr(cpu, "encode", lambda grid, part, elements, *_: used.append(len(elements)))
+    assert cpu._coded.elements == 5 << 16
+    codec.encode(x, payloads[0].clone(), KEY)
+    assert used == [1 << 16]
+    assert all(torch.equal(payload, payloads[0]) for payload in payloads)
 
 
 @needs_numba
@@ -111,7 +128,7 @@ def test_the_kernels_for_rotation_give_the_values_of_the_eager_code(monkeypatch)
 def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     x, message = gaussian(1, 512, 512), Microbatch("train", range(1))
     sent = []
-    for at_once, least in ((True, 1 << 18), (False, 1 << 20)):
+    for at_once, least in ((True, 1 << 18), (False, 1 << 60)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cpu, "LEAST_ELEMENTS", least)
             method, counts = parse('ef(q(4, grid="midrise"), decay=0.9)'), SlotCounts(positions=1)
@@ -126,12 +143,10 @@ def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     assert torch.equal(sent[0][0], sent[1][0]) and sent[0][1] == sent[1][1]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "agree", "words"), [("encode", "_agree", "the CPU"), ("encode_with_error", "_errors_agree", "feedback")]
-)
-def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch, kernel, agree, words):
+@pytest.mark.parametrize(("agree", "words"), [("_agree", "the CPU"), ("_errors_agree", "feedback")])
+def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch, agree, words):
     pytest.importorskip("numba", reason="needs Numba")
-    monkeypatch.setattr(cpu, kernel, lambda grid, values, *_: grid.measure(values))
+    monkeypatch.setattr(cpu, "encode", lambda *_: None)
     work.cache_clear()
     with pytest.warns(
         UserWarning, match=f"for {words} do not work here, so codecs are slower: they gave other"

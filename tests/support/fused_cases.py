@@ -55,6 +55,8 @@ ERROR_CASES = [
     'ef(q(1, per="tensor"))',
     'ef(q(2, clip=0.6, grid="midrise"))',
     'ef(q(4, scale="minmax"), decay=0.5)',
+    "ef(q(4))",
+    "ef(q(8), decay=0.95)",
 ]
 """Feedback that has one pass of its own on a CPU."""
 INF, NAN = float("inf"), float("nan")

@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
@@ -43,6 +45,8 @@ _LEAST_COLUMN, _LEAST_TENSOR = 64, 1 << 16
 _ZERO = 128
 _MASSIVE, _ROWS_OF_ONE_APART = 16, 64
 _BF16_BYTES = 2
+_MAGNITUDE, _TINY = 0x7FFF, 0x0080
+"""Of the bits of bf16: all but the sign, and those of the least normal number."""
 _WHOLE_BITS = 5
 _WHOLE = 1 << _WHOLE_BITS
 """A weight is a number of these parts of the sum of two."""
@@ -79,15 +83,16 @@ class ColumnCoded(Coded):
         head, codes = self._split(plain.cpu(), x.shape)
         parts = [head]
         if self.rows:
-            scales = head.clone().view(torch.bfloat16)
+            scales = head.numpy().view(np.uint16).copy()
+            parts = [torch.from_numpy(scales.view(np.uint8))]
             # a scale of 0 means a row apart; that of a row of zeros may be any
-            scales.masked_fill_(scales == 0, torch.finfo(torch.bfloat16).tiny)
+            scales[scales & _MAGNITUDE == 0] = _TINY
             apart = _massive(scales)
-            parts = [tensor_bytes(scales)]
             if len(apart):
+                rows = torch.from_numpy(apart)
                 scales[apart] = 0
-                codes = codes.view(len(scales), -1).index_fill(0, apart, _ZERO).view(-1)
-                parts.append(tensor_bytes(x.detach().reshape(len(scales), -1)[apart].bfloat16()))
+                codes = codes.view(len(scales), -1).index_fill(0, rows, _ZERO).view(-1)
+                parts.append(tensor_bytes(x.detach().reshape(len(scales), -1)[rows].bfloat16()))
         columns = self._classified(x.shape)
         if columns is None:
             return [*parts, huffman(codes)]
@@ -122,8 +127,9 @@ class ColumnCoded(Coded):
 
     def _apart(self, head: Tensor) -> Tensor:
         """The indices of the rows that a payload sends apart, given its scales."""
-        # copied, because a payload's bytes may not be aligned for their type
-        return (head.cpu().clone().view(torch.bfloat16) == 0).nonzero().view(-1) if self.rows else _NONE
+        if not self.rows:
+            return _NONE
+        return torch.from_numpy(np.flatnonzero(head.cpu().numpy().view(np.uint16) & _MAGNITUDE == 0))
 
     def _classified(self, shape: Sequence[int]) -> Blocks | None:
         """The columns, if they are sorted into classes."""
@@ -131,11 +137,13 @@ class ColumnCoded(Coded):
         return columns if n >= _LEAST_TENSOR and columns.outer * columns.inner >= _LEAST_COLUMN else None
 
 
-def _massive(scales: Tensor) -> Tensor:
-    """The indices of the rows that go apart, given the scales of all."""
-    sizes = scales.float().abs()
-    apart = (sizes > _MASSIVE * sizes.median()).nonzero().view(-1)
-    return apart if len(apart) * _ROWS_OF_ONE_APART <= len(sizes) else _NONE
+def _massive(scales: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """The indices of the rows that go apart, given the bf16 scales of all."""
+    sizes = ((scales & _MAGNITUDE).astype(np.uint32) << 16).view(np.float32)
+    middle = (len(sizes) - 1) // 2
+    apart = np.flatnonzero(sizes * np.float32(1 / _MASSIVE) > np.partition(sizes, middle)[middle])
+    few = len(apart) * _ROWS_OF_ONE_APART <= len(sizes) and not np.isnan(sizes).any()
+    return apart if few else apart[:0]
 
 
 def _by_column(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Measured on packed codes of q(2), q(4) and q(8), a core of a Xeon that copies 4.
     zlib, Huffman only              50 to 58      106 to 113    1.01
 """
 
-from functools import cache
+import threading
 
 import torch
 import zstandard
@@ -19,11 +19,10 @@ from thinwire.compress.codec import CodecError
 
 def huffman(*parts: Tensor) -> Tensor:
     """The coded bytes, uint8 [any length], of parts that each may get tables of their own: uint8, on a CPU."""
-    compressor = zstandard.ZstdCompressor(compression_params=_parameters())
     if len(parts) == 1:
-        coded = compressor.compress(parts[0].contiguous().numpy().data)
+        coded = _own.compressor.compress(parts[0].contiguous().numpy().data)
     else:
-        stream = compressor.compressobj()
+        stream = _own.compressor.compressobj()
         blocks = [
             stream.compress(part.contiguous().numpy().data) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
             for part in parts
@@ -39,7 +38,7 @@ def unhuffman(coded: Tensor, most: int) -> Tensor:
         # A size in the frame's header is not ours, and would be allocated unseen.
         if zstandard.frame_content_size(data) != -1:
             raise CodecError("a payload's coded symbols must not give their own size")
-        symbols = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG).decompress(data, max_output_size=most)
+        symbols = _own.decompressor.decompress(data, max_output_size=most)
     except zstandard.ZstdError as error:
         raise CodecError(f"a payload's coded symbols cannot be decoded: {error}") from None
     if not symbols:
@@ -59,7 +58,6 @@ _WINDOW_LOG = 17
 """The window that frames have at most, as a power of two; of a larger one memory would be taken unseen."""
 
 
-@cache
 def _parameters() -> zstandard.ZstdCompressionParameters:
     # Equal strings are not looked for: codes are close to random, and Huffman's stage is what counts.
     return zstandard.ZstdCompressionParameters(
@@ -71,3 +69,14 @@ def _parameters() -> zstandard.ZstdCompressionParameters:
         strategy=zstandard.STRATEGY_FAST,
         write_content_size=0,
     )
+
+
+class _Own(threading.local):
+    """What each thread codes with; making them takes longer than coding a short tensor."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_parameters())
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+
+
+_own = _Own()

@@ -45,7 +45,7 @@ def with_length(size: int) -> int:
 
 def put_length(length: int, out: Tensor) -> None:
     """Write how many bytes of a payload are sent, and zeros beyond them."""
-    out[:LENGTH_BYTES] = torch.tensor(list(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
+    out[:LENGTH_BYTES] = torch.frombuffer(bytearray(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
     out[length:] = 0
 
 

@@ -2,11 +2,12 @@
 
 They encode and decode parts of tensors, search for scales, rotate rows, and advance an error while they encode.
 
-The eager code is what the kernels must equal, and does everything else: short parts, short blocks, blocks that lie
-apart, noise, more than a few threads, and whatever torch traces or compiles.
+The eager code is what the kernels must equal, and does everything else: short blocks, blocks that lie apart, noise,
+more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -16,115 +17,126 @@ from torch import Tensor
 
 from thinwire.compress.codec import Key
 from thinwire.compress.codecs.clip import Gaussian, Passes, sample_step, slopes
-from thinwire.compress.codecs.coding.bits import packed_size
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, nonzero
+from thinwire.compress.codecs.fused.arithmetic import nonzero
 from thinwire.compress.codecs.fused.trial import work
-from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
 LEAST_ELEMENTS = 1 << 18
-"""A process whose tensors are all shorter never loads the kernels: that takes a second, and below this they save less
-than 1 ms a message."""
+"""A process that encodes and decodes fewer in all never loads the kernels: that takes a second."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
-"""The kernels use one thread; with more than this, torch's are as fast together."""
+"""The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
+_KEY = Key(0, 0, "activations", "train", 0, 0)
+_NONE = torch.empty(0, dtype=torch.float32)
 
 
 Pieces = Iterable[tuple[slice, Tensor]]
 """The columns of each piece of a row, and its signs over sqrt(m)."""
 
 
-def covers(grid: Grid, values: Tensor) -> bool:
-    """Whether kernels encode and decode `values` [outer, count, inner]."""
-    return takes(values) and _known(grid) and work("numba", "the CPU", _agree, grid)
+def covers(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
+    """Whether kernels encode and decode the float32 `elements` [n] of a part."""
+    return takes(elements, *part.shape[::2]) and _known(grid) and work("numba", "the CPU", _agree, grid)
 
 
-def takes(values: Tensor) -> bool:
-    """Whether `values` [outer, count, inner] are for kernels: float32 on a CPU, not traced."""
-    return (
-        type(values) is Tensor
-        and values.dtype == torch.float32
-        and values.numel() >= LEAST_ELEMENTS
-        and values.device.type == "cpu"
-        and values.shape[0] == 1
-        and values.shape[2] >= _LEAST_BLOCK
-        and not torch.compiler.is_compiling()
-        and torch.get_num_threads() <= _MOST_THREADS
-        and values.is_contiguous()
-    )
+def takes(elements: Tensor, outer: int, inner: int) -> bool:
+    """Whether kernels may see elements in such blocks: those of a CPU that lie side by side, and are not traced.
+
+    Counts them: this is asked for each message.
+    """
+    if (
+        type(elements) is not Tensor
+        or elements.device.type != "cpu"
+        or outer != 1
+        or inner < _LEAST_BLOCK
+        or torch.compiler.is_compiling()
+        or (elements.numel() >= LEAST_ELEMENTS and torch.get_num_threads() > _MOST_THREADS)
+    ):
+        return False
+    _coded.elements += elements.numel()
+    return _coded.elements >= LEAST_ELEMENTS
 
 
-def encode(grid: Grid, values: Tensor, scales: Tensor | None, out: Tensor) -> Tensor:
-    """Write the packed codes of `values`, and return their scales, which are measured if not given."""
-    from thinwire.compress.codecs.fused import cpu_kernels
+@dataclass
+class _Coded:
+    """What this process has encoded and decoded."""
 
-    if scales is None and grid.share is None:
-        scales = grid.measure_by(KernelPasses(), values)
-    count, first, second = values.shape[1], 1.0, 0.0
-    if scales is None:
-        rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-        measured, divisors, shifts = torch.zeros(3, count, dtype=torch.float32)
-    else:
-        coding = grid.coding(scales)
-        assert coding is not None, "covers asks for it"
-        rule, divisors, shifts = coding.rule, coding.divisors, _or_zeros(coding.shifts, count)
-        measured, first, second = torch.empty(0, dtype=torch.float32), coding.first, coding.second
-    cpu_kernels.encode(
-        values.squeeze(0).numpy(), int(rule), np.float32(grid.share or 1.0), _array(measured), _array(divisors),
-        _array(shifts), np.float32(first), np.float32(second), grid.bits, out.numpy(),
-    )  # fmt: skip
-    if scales is not None:
-        return scales
-    return measured.bfloat16().unsqueeze(1) if rule == CodeRule.FLOOR else torch.stack([shifts, measured], 1)
+    elements: int = 0
 
 
-def decode(grid: Grid, packed: Tensor, scales: Tensor, values: Tensor) -> None:
-    """Write the values of packed codes into `values`."""
-    from thinwire.compress.codecs.fused import cpu_kernels
-
-    valuing = grid.valuing(scales)
-    assert valuing is not None, "covers asks for it"
-    shifts = _or_zeros(valuing.shifts, len(scales))
-    table = valuing.factors if valuing.table is None else valuing.table
-    cpu_kernels.decode(
-        packed.numpy(), int(valuing.rule), np.float32(valuing.first), np.float32(valuing.second),
-        _array(table), _array(valuing.factors), _array(shifts), grid.bits, values.squeeze(0).numpy(),
-    )  # fmt: skip
+_coded = _Coded()
 
 
-def covers_error(grid: Grid, values: Tensor) -> bool:
-    """Whether the kernel takes blocks of `values` [outer, count, inner], and of errors that lie in the same way."""
-    return grid.share is not None and covers(grid, values) and work("numba", "feedback", _errors_agree, grid)
+def encode(
+    grid: Grid,
+    part: BlockRange,
+    elements: Tensor,
+    scales: Tensor | None,
+    room: Tensor,
+    out: Tensor,
+    error: Tensor = _NONE,
+    decay: float = 1.0,
+) -> None:
+    """Write the packed codes of elements [n] into `out`, and their scales into `room` if none are given.
 
-
-def encode_with_error(grid: Grid, values: Tensor, error: Tensor, decay: float, out: Tensor) -> Tensor:
-    """Write the packed codes of u = values + decay * error, and u - C(u) into `error`; return the scales.
-
-    By steps of their own, message, payload and new error read or write all of a tensor eleven times; this, three times
-    and the payload.
+    With an `error` [n], these are the codes of u = elements + decay * error, and u - C(u) takes its place. By steps of
+    their own, message, payload and new error read or write all of a tensor eleven times; this, three times and the
+    payload.
     """
     from thinwire.compress.codecs.fused import cpu_kernels
 
-    rule = CodeRule.RANGE if grid.scale_dtype == torch.float32 else CodeRule.FLOOR
-    scales, shifts = torch.zeros(2, values.shape[1], dtype=torch.float32)
-    cpu_kernels.encode_with_error(
-        values.squeeze(0).numpy(), error.squeeze(0).numpy(), np.float32(decay), int(rule), np.float32(grid.share),
-        grid.bits, scales.numpy(), shifts.numpy(), out.numpy(),
+    values, inner = elements.contiguous().numpy(), part.shape[2]
+    if scales is None and (measuring := _measuring(grid)) is not None:
+        cpu_kernels.encode(
+            values, error.numpy(), np.float32(decay), inner, *measuring, grid.bits, room.numpy(), out.numpy()
+        )
+        return
+    if scales is None:
+        scales = grid.measure_by(KernelPasses(), part.padded(elements))
+        room.copy_(grid.pack_scales(scales))
+    coding = grid.coding(scales)
+    assert coding is not None, "covers asks for it"
+    cpu_kernels.encode_scaled(
+        values, inner, int(coding.rule), _array(coding.divisors), _array(_or_zeros(coding.shifts, len(scales))),
+        np.float32(coding.first), np.float32(coding.second), grid.bits, out.numpy(),
     )  # fmt: skip
-    return torch.stack([shifts, scales], 1) if rule == CodeRule.RANGE else scales.bfloat16().unsqueeze(1)
+
+
+def decode(grid: Grid, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
+    """Write the values of packed codes into `out` [n]; their scales are in `room` if none are given."""
+    from thinwire.compress.codecs.fused import cpu_kernels
+
+    if scales is None and (measuring := _measuring(grid)) is not None:
+        cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], measuring[0], grid.bits, out.numpy())
+        return
+    scales = grid.unpack_scales(room, part.shape[1]) if scales is None else scales
+    valuing = grid.valuing(scales)
+    assert valuing is not None, "covers asks for it"
+    table = valuing.factors if valuing.table is None else valuing.table
+    cpu_kernels.decode_scaled(
+        packed.numpy(), part.shape[2], int(valuing.rule), np.float32(valuing.first), np.float32(valuing.second),
+        _array(table), _array(valuing.factors), _array(_or_zeros(valuing.shifts, len(scales))), grid.bits, out.numpy(),
+    )  # fmt: skip
+
+
+@cache
+def _measuring(grid: Grid) -> tuple[int, np.float32, np.float32] | None:
+    """What kernels are told of a grid whose scales they measure."""
+    known = grid.measuring
+    return None if known is None else (int(known.rule), np.float32(known.share), np.float32(known.wide))
+
+
+def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
+    """Whether the kernel takes blocks of elements [n], and of errors that lie in the same way."""
+    return (
+        covers(grid, part, elements) and _measuring(grid) is not None and work("numba", "feedback", _errors_agree, grid)
+    )
 
 
 class KernelPasses(Passes):
     """One pass each over `values` [1, count, inner], float32 and contiguous."""
-
-    def ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest value of each block."""
-        from thinwire.compress.codecs.fused import cpu_kernels
-
-        least, most = torch.empty(2, values.shape[1], 1, dtype=torch.float32)
-        cpu_kernels.ends(values.squeeze(0).numpy(), *_arrays(least, most))
-        return least, most
 
     def least_square_scales(
         self, values: Tensor, bits: int, grids: Sequence[Gaussian]
@@ -151,7 +163,7 @@ class KernelPasses(Passes):
 
 def covers_rows(rows: Tensor) -> bool:
     """Whether kernels rotate `rows` [R, n]."""
-    return takes(rows.unsqueeze(0)) and work("numba", "rotation", _rotations_agree)
+    return takes(rows, 1, rows.shape[1]) and rows.is_contiguous() and work("numba", "rotation", _rotations_agree)
 
 
 def turn(rows: Tensor, pieces: Pieces) -> Tensor:
@@ -189,45 +201,47 @@ def _array(numbers: Tensor) -> NDArray[np.float32]:
 @cache
 def _known(grid: Grid) -> bool:
     """Whether the kernels know this grid."""
-    scales = grid.measure(_sample())
+    scales = grid.measure(_sample().view(1, 64, 64))
     return not grid.stochastic and grid.coding(scales) is not None and grid.valuing(scales) is not None
 
 
 def _sample() -> Tensor:
-    """Blocks [1, 64, 64] to try kernels on."""
-    return torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin().view(1, 64, 64)
+    """64 blocks of 64 elements to try kernels on."""
+    return torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin()
+
+
+def _eager(grid: Grid) -> tuple[GridQuantizer, BlockRange]:
+    """The eager code for the sample, and the sample as one part."""
+    blocks = Blocks(64 * 64, 1, 64, 64)
+    return GridQuantizer(grid, lambda shape: blocks), blocks.whole
 
 
 def _agree(grid: Grid) -> bool:
     """Whether kernels and eager code give the same scales, codes and values."""
-    sample = _sample()
-    scales, (_, count, inner) = grid.measure(sample), sample.shape
-    eager = GridQuantizer(grid, lambda shape: Blocks(count * inner, 1, count, inner))
-    part = next(eager.blocks(sample.shape).parts(count * inner))
-    packed = torch.zeros(3, packed_size(count * inner, grid.bits), dtype=torch.uint8)
-    eager.write_part(part, sample, scales, None, packed[0])
-    measured = encode(grid, sample, None, packed[1])
-    encode(grid, sample, scales, packed[2])
-    values, others = torch.zeros(2, 1, count, inner, dtype=torch.float32)
-    eager.read_part(packed[0], scales, values, values.numel())
-    decode(grid, packed[0], scales, others)
-    same_codes = torch.equal(packed[0], packed[1]) and torch.equal(packed[0], packed[2])
-    return same_codes and torch.equal(measured, scales) and torch.equal(values, others)
+    (eager, part), sample, size = _eager(grid), _sample(), grid.scales_size(64)
+    payloads, values = torch.zeros(3, eager.nbytes(sample.shape), dtype=torch.uint8), torch.zeros(3, len(sample))
+    eager.encode(sample, payloads[0], _KEY)
+    eager.decode(payloads[0], values[0])
+    scales = grid.unpack_scales(payloads[0, :size], 64)
+    payloads[2, :size] = payloads[0, :size]
+    for payload, out, given in zip(payloads[1:], values[1:], (None, scales), strict=True):
+        given = given if grid.scales_are_apart else scales
+        encode(grid, part, sample, given, payload[:size], payload[size:])
+        decode(grid, part, given, payload[:size], payload[size:], out)
+    return all(torch.equal(payloads[0, size:], one[size:]) for one in payloads[1:]) and len(values.unique(dim=0)) == 1
 
 
 def _errors_agree(grid: Grid) -> bool:
     """Whether kernel and eager code give the same payload and errors."""
-    values = _sample()
-    errors = torch.linspace(2, -1, 2 * 64 * 64, dtype=torch.float32).cos().mul_(0.1).view(2, 1, 64, 64)
-    eager = GridQuantizer(grid, lambda shape: Blocks(64 * 64, 1, 64, 64))
-    size, key = grid.scales_size(64), Key(0, 0, "gradients", "train", 0, 0)
+    (eager, part), values, size = _eager(grid), _sample(), grid.scales_size(64)
+    errors = torch.linspace(2, -1, 2 * 64 * 64, dtype=torch.float32).cos().mul_(0.1).view(2, -1)
     payloads = torch.zeros(2, eager.nbytes(values.shape), dtype=torch.uint8)
     for error, decay in zip(errors, (1.0, 0.95), strict=True):
         message = values + error if decay == 1 else torch.mul(error, decay).add_(values)
-        eager.encode(message, payloads[0], key)
+        eager.encode(message, payloads[0], _KEY)
         decoded = torch.empty_like(message)
         eager.decode(payloads[0], decoded)
-        payloads[1, :size] = grid.pack_scales(encode_with_error(grid, values, error, decay, payloads[1, size:]))
+        encode(grid, part, values, None, payloads[1, :size], payloads[1, size:], error, decay)
         if not torch.equal(payloads[0], payloads[1]) or not torch.equal(error, message.sub_(decoded)):
             return False
     return True

@@ -1,12 +1,12 @@
 """Kernels on a CPU, compiled by Numba. Imported only where used.
 
-    encode, decode              codes and packing in one pass, and back
-    encode_with_error           error feedback too: message, codes and new error while a block is in a cache
-    ends, losses, ..            what the searches of clip.py read, in one pass each
+    encode, decode              scales, codes and packing in one pass, and back; feedback too, while a block is cached
+    encode_scaled, ..           the same with scales from elsewhere
+    least_square_scales, ..     what the searches of clip.py read, in one pass each
     turn, turn_back             rotation.py: a piece of a row stays in the nearest cache for all its rounds
 
-A tensor's part is [count, inner]: blocks of consecutive elements. Codes go through a buffer that stays in the nearest
-cache, whatever the length of a block:
+A tensor's part is [n]: blocks of `inner` consecutive elements, of which the last may be shorter. Codes go through a
+buffer that stays in the nearest cache, whatever the length of a block:
 
     values    | block 0           | block 1           | ..       a code for each, uint8, until the buffer is full
     codes     | 4096 of them                  | 4096  | ..       packed, as bits.py says
@@ -37,6 +37,7 @@ _TIES_TO_EVEN = np.float32(12582912.0)
 _TURN = np.float32(3)
 _SMALLEST = (127 - 118) << 23
 _INFINITY = 0x7F800000
+_LARGEST_BFLOAT16 = np.float32(3.3895313892515355e38)
 
 _LOW = np.array(
     [[sum(((1 << (bits << step)) - 1) << place for place in range(0, 64, 16 << step)) for step in range(3)]
@@ -45,9 +46,7 @@ _LOW = np.array(
 """By the bits of a code and the step of joining or parting: the lower of each two lanes, without what is unused."""
 _NO_SIGN = np.int32(0x7FFFFFFF)
 _LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
-_HUGE = (127 + 96) << 23
-"""The bits of 2**96."""
-_SHRUNK = np.float32(2.0**-32)
+_HUGE, _SHRUNK = np.float32(2.0**96), np.float32(2.0**-32)
 _NEAR = 8
 
 
@@ -60,26 +59,86 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def encode(values, rule, share, scales, divisors, shifts, first, second, bits, out):
-    """Write the packed codes of float32 `values` [count, inner] into `out`, measuring scales if `scales` has room.
+def encode(values, errors, decay, inner, rule, share, wide, bits, scale_bytes, out):
+    """Write the scales and the packed codes of float32 `values` [n], measured as Measuring says.
 
-    `divisors` and `shifts` are float32 [count], `scales` is [count] or [0]. Measured are, for FLOOR, max|x| times
-    `share` rounded up to bf16; for RANGE the range, and the least value as shift.
+    With `errors` [n], not [0]: of u = values + decay * errors, and u - C(u) into `errors`.
     """
-    count, inner = values.shape
-    flat, integers = values.reshape(-1), values.view(np.int32)
+    count = (len(values) + inner - 1) // inner
+    scales, shifts, divisors = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty(count, np.float32)
+    one, zero = np.float32(1), np.float32(0)
+    _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, one, zero, bits, out)
+    if rule == _RANGE:
+        _move(shifts, 4, scale_bytes, 8, False)
+        _move(scales, 4, scale_bytes[4:], 8, False)
+    else:
+        _move(scales, 2, scale_bytes, 2, False)
+
+
+@_compiled
+def encode_scaled(values, inner, rule, divisors, shifts, first, second, bits, out):
+    """Write the packed codes of float32 `values` [n], with what Coding says of their blocks."""
+    none, one = np.empty(0, np.float32), np.float32(1)
+    _encode(values, none, one, inner, rule, one, one, none, shifts, divisors, first, second, bits, out)
+
+
+@_compiled
+def decode(scale_bytes, payload, inner, rule, bits, out):
+    """Write the values of packed codes into `out`, float32 [n], with the scales that `encode` wrote."""
+    count = (len(out) + inner - 1) // inner
+    factors, shifts = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    value_rule, first, second, unit = _valuing(rule, 1 << (bits - 1))
+    if rule == _RANGE:
+        _move(shifts, 4, scale_bytes, 8, True)
+        _move(factors, 4, scale_bytes[4:], 8, True)
+        shifts = -shifts
+    else:
+        _move(factors, 2, scale_bytes, 2, True)
+        factors *= unit
+    decode_scaled(payload, inner, value_rule, first, second, factors, factors, shifts, bits, out)
+
+
+@_compiled
+def decode_scaled(payload, inner, rule, first, second, table, factors, shifts, bits, out):
+    """Write the values of packed codes into `out`, float32 [n], with what Valuing says of their blocks."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
-    half, size = 1 << (bits - 1), _BUFFER * bits // 8
+    size, at, done, fill = _BUFFER * bits // 8, 0, 0, _BUFFER
+    while at < len(out):
+        if fill == _BUFFER:
+            _unpack(payload[done : done + size], bits, codes, other)
+            done += size
+            fill = 0
+        block, blocks, length = _piece(at, len(out), inner, _BUFFER - fill)
+        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
+        some, place = codes[fill:full].reshape(blocks, length), out[at:stop].reshape(blocks, length)
+        _values(some, rule, table, first, second, factors[block:last], shifts[block:last], place)
+        at, fill = stop, full
+
+
+@_compiled
+def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, first, second, bits, out):
+    """Write packed codes, and into `errors` what they lose, if it has room; measure, if `scales` has room."""
+    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
+    half, size, feedback = 1 << (bits - 1), _BUFFER * bits // 8, len(errors) > 0
+    messages = errors if feedback else values
+    decoded = np.empty(_BUFFER if feedback else 0, np.float32)
+    value_rule, by, plus, unit = _valuing(rule, half)
     at = fill = done = 0
-    while at < len(flat):
-        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
+    while at < len(values):
+        block, blocks, length = _piece(at, len(values), inner, _BUFFER - fill)
         stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
         if len(scales) and at == block * inner:
-            _measure(
-                integers[block:last], rule, share, half, scales[block:last], shifts[block:last], divisors[block:last]
-            )
-        some, place = flat[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
+            end = min(last * inner, len(values))
+            if feedback:
+                _add(values[at:end], decay, errors[at:end])
+            whole = messages[at:end].reshape(blocks, (end - at) // blocks)
+            _measure(whole, rule, share, wide, half, scales[block:last], shifts[block:last], divisors[block:last])
+        some, place = messages[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
         _codes(some, rule, divisors[block:last], shifts[block:last], first, second, half, place)
+        if feedback:
+            back, factors = decoded[: stop - at].reshape(blocks, length), scales[block:last] * unit
+            _values(place, value_rule, factors, by, plus, factors, -shifts[block:last], back)
+            _subtract(decoded, errors[at:stop])
         at, fill = stop, full
         if fill == _BUFFER:
             _pack(codes, other, bits, out[done : done + size])
@@ -91,81 +150,81 @@ def encode(values, rule, share, scales, divisors, shifts, first, second, bits, o
 
 
 @_compiled
-def decode(payload, rule, first, second, table, factors, shifts, bits, out):
-    """Write the values of packed codes into `out`, float32 [count, inner]."""
-    count, inner = out.shape
-    flat = out.reshape(-1)
-    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
-    size, at, done, fill = _BUFFER * bits // 8, 0, 0, _BUFFER
-    while at < len(flat):
-        if fill == _BUFFER:
-            _unpack(payload[done : done + size], bits, codes, other)
-            done += size
-            fill = 0
-        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
-        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
-        some, place = codes[fill:full].reshape(blocks, length), flat[at:stop].reshape(blocks, length)
-        _values(some, rule, table, first, second, factors[block:last], shifts[block:last], place)
-        at, fill = stop, full
-
-
-@_compiled
-def _piece(at, count, inner, room):
+def _piece(at, stop, inner, room):
     """The block at an element, how many blocks to take from there, and how much of each: whole ones, or a part."""
-    block = at // inner
-    if at > block * inner or room < inner:
-        return block, 1, min((block + 1) * inner - at, room)
-    return block, min(count - block, room // inner), inner
+    block, left = at // inner, min(stop - at, room)
+    if at > block * inner or left < inner:
+        return block, 1, min((block + 1) * inner - at, left)
+    return block, left // inner, inner
 
 
 @_compiled
-def _measure(integers, rule, share, half, scales, shifts, divisors):
+def _valuing(rule, half):
+    """The rule and the numbers of Valuing that undo a rule of Measuring, and what a scale is multiplied by."""
+    if rule == _RANGE:
+        return _DIVIDED, np.float32(2 * half - 1), np.float32(0), np.float32(1)
+    if rule == _NEAREST:
+        return _LINEAR, np.float32(-1), np.float32(half), np.float32(1 / half)
+    return _LINEAR, np.float32(1), np.float32(0.5 - half), np.float32(1 / half)
+
+
+@_compiled
+def _move(numbers, size, places, step, back):
+    """Write the upper `size` bytes of each float32 to places `step` apart, at any address, or read them from there."""
+    own = numbers.view(np.uint8)
+    for i in range(len(numbers)):
+        for byte in range(size):
+            if back:
+                own[4 * i + 4 - size + byte] = places[step * i + byte]
+            else:
+                places[step * i + byte] = own[4 * i + 4 - size + byte]
+
+
+@_compiled
+def _measure(values, rule, share, wide, half, scales, shifts, divisors):
     """Write the scales of whole blocks, and what their values are divided by."""
-    for block in range(len(integers)):
-        if rule == _FLOOR:
-            scales[block] = _bfloat16_above(_largest(integers[block]), share)
-            # slightly more than s/half, as AbsMaxGrid says
-            divisor, instead = scales[block] * np.float32((1 + 2.0**-22) / half), np.float32(np.inf)
-        else:
-            shifts[block], scales[block] = _range(integers[block])
+    integers = values.view(np.int32)
+    for block in range(len(values)):
+        least, most = _floats(*_ends(integers[block]))
+        if rule == _RANGE:
+            # adding zero takes the sign of a zero away
+            shifts[block] = least + np.float32(0)
+            scales[block] = (most + np.float32(0)) - shifts[block]
             divisor, instead = scales[block], np.float32(1)
+        else:
+            norm = _norm(values[block]) / np.sqrt(values.shape[1]) if wide > 0 else 0.0
+            scales[block] = _scale(least, most, share, np.float32(norm) * wide, rule == _NEAREST, half)
+            # slightly more than s/half, as AbsMaxGrid says
+            unit = np.float32(-1 / half) if rule == _NEAREST else np.float32((1 + 2.0**-22) / half)
+            divisor, instead = scales[block] * unit, np.float32(np.inf)
         divisors[block] = instead if divisor == 0 else divisor
 
 
 @_compiled
-def _largest(integers):
-    """The bits of the largest magnitude: without signs they have the order of magnitudes, with NaN above infinity."""
-    largest = np.int32(0)
-    for i in range(len(integers)):
-        largest = max(largest, np.int32(integers[i] & np.int32(0x7FFFFFFF)))
-    return largest
-
-
-@_compiled
-def _bfloat16_above(largest, share):
-    """As grid.bfloat16_above: the magnitude of these bits, times `share`, up to the next bf16; 0 below 2**-118."""
-    bits = np.int64(np.float32(np.int32(largest).view(np.float32) * share).view(np.int32))
-    if bits > _INFINITY:
+def _scale(least, most, share, wide, signed, half):
+    """The scale of AbsMaxGrid or MidTreadGrid, up to the next bf16 and 0 below 2**-118; at least `wide`."""
+    largest, wide = max(-least, most), min(wide, _LARGEST_BFLOAT16)
+    bits = np.int64(np.float32(max(largest * share, wide)).view(np.int32) & _NO_SIGN)
+    above = (bits + 0xFFFF) & 0x7FFF0000
+    scale = np.int32(0 if above < _SMALLEST else above).view(np.float32)
+    if not (bits <= _INFINITY and largest == largest):
         return np.float32(np.nan)
-    bits = (bits + 0xFFFF) & 0x7FFF0000
-    return np.int32(0 if bits < _SMALLEST else bits).view(np.float32)
+    # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
+    if not signed or (wide > 0 and largest <= wide * np.float32(1 - 1 / half)):
+        return scale
+    return -scale if np.float32(most + least).view(np.int32) < 0 else scale
 
 
 @_compiled
-def _range(integers):
-    """The least value, and the range; NaN for both if there is one."""
-    # as integers in the order of floats, and without a branch
-    least, most, largest = np.int32(0x7FFFFFFF), np.int32(-0x80000000), np.int32(0)
-    for i in range(len(integers)):
-        magnitude = np.int32(integers[i] & np.int32(0x7FFFFFFF))
-        ordered = np.int32(integers[i] ^ np.int32(np.int32(integers[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-        least, most, largest = min(least, ordered), max(most, ordered), max(largest, magnitude)
-    if largest > _INFINITY:
-        return np.float32(np.nan), np.float32(np.nan)
-    # adding zero takes the sign of a zero away
-    low = np.int32(least ^ ((least >> 31) & 0x7FFFFFFF)).view(np.float32) + np.float32(0)
-    high = np.int32(most ^ ((most >> 31) & 0x7FFFFFFF)).view(np.float32) + np.float32(0)
-    return low, high - low
+def _norm(values):
+    """The root of the sum of squares, in float64; in four sums, so that none waits for the one before."""
+    sums, whole = np.zeros(4), len(values) // 4 * 4
+    for i in range(0, whole, 4):
+        for lane in range(4):
+            sums[lane] += np.float64(values[i + lane]) * np.float64(values[i + lane])
+    for i in range(whole, len(values)):
+        sums[0] += np.float64(values[i]) * np.float64(values[i])
+    return np.sqrt(sums.sum())
 
 
 @_compiled
@@ -249,17 +308,13 @@ def _pack(codes, other, bits, out):
     """Pack as many codes as `out` has room for; overwrites both buffers."""
     if bits == 8:
         _copy(codes, out, len(out))
-    elif bits == 4:
-        _join_pairs(codes, bits, out)
-    elif bits == 2:
-        _join_pairs(codes, bits, other[: 2 * len(out)])
-        _join_pairs(other, 2 * bits, out)
-    elif bits == 1:
-        _join_pairs(codes, bits, other[: 4 * len(out)])
-        _join_pairs(other, 2 * bits, codes[: 2 * len(out)])
-        _join_pairs(codes, 4 * bits, out)
-    else:
+    elif 8 % bits:
         _join_words(codes, bits, out)
+    else:
+        while bits < 4:
+            _join_pairs(codes, bits, other[: 4 // bits * len(out)])
+            codes, other, bits = other, codes, 2 * bits
+        _join_pairs(codes, bits, out)
 
 
 @_compiled
@@ -289,17 +344,17 @@ def _unpack(payload, bits, codes, other):
     """Write the codes in `payload` into `codes`; overwrites `other`."""
     if bits == 8:
         _copy(payload, codes, len(payload))
-    elif bits == 4:
-        _part_pairs(payload, bits, codes)
-    elif bits == 2:
-        _part_pairs(payload, 2 * bits, other)
-        _part_pairs(other[: 2 * len(payload)], bits, codes)
-    elif bits == 1:
-        _part_pairs(payload, 4 * bits, codes)
-        _part_pairs(codes[: 2 * len(payload)], 2 * bits, other)
-        _part_pairs(other[: 4 * len(payload)], bits, codes)
-    else:
+    elif 8 % bits:
         _part_words(payload, bits, codes)
+    else:
+        size, wide, packed = len(payload), 4, payload
+        if bits == 2:
+            codes, other = other, codes
+        while wide > bits:
+            _part_pairs(packed[:size], wide, codes)
+            packed, codes, other = codes, other, codes
+            size, wide = 2 * size, wide // 2
+        _part_pairs(packed[:size], wide, codes)
 
 
 @_compiled
@@ -326,57 +381,10 @@ def _part_words(payload, bits, codes):
 
 
 @_compiled
-def encode_with_error(values, errors, decay, rule, share, bits, scales, shifts, out):
-    """Write the packed codes of u = values + decay * errors, float32 [count, inner], and u - C(u) into `errors`.
-
-    Scales are written to `scales` and `shifts`, float32 [count]: for FLOOR, max|u| times `share` rounded up to bf16;
-    for RANGE the range and the least value.
-    """
-    count, inner = values.shape
-    flat, integers = errors.reshape(-1), errors.view(np.int32)
-    codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
-    decoded, no_table = np.empty(_BUFFER, np.float32), np.empty(0, np.float32)
-    divisors, factors, least = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
-    half, size, zero, one = 1 << (bits - 1), _BUFFER * bits // 8, np.float32(0), np.float32(1)
-    value_rule, first, second, unit = _LINEAR, one, np.float32(0.5 - half), np.float32(1 / half)
-    if rule == _RANGE:
-        value_rule, first, second, unit = _DIVIDED, np.float32(2 * half - 1), zero, one
-    at = fill = done = 0
-    while at < len(flat):
-        block, blocks, length = _piece(at, count, inner, _BUFFER - fill)
-        stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
-        if at == block * inner:
-            _add(values[block:last], decay, errors[block:last])
-            _measure(
-                integers[block:last], rule, share, half, scales[block:last], shifts[block:last], divisors[block:last]
-            )
-            for i in range(block, last):
-                factors[i], least[i] = scales[i] * unit, -shifts[i]
-        some, place = flat[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
-        back = decoded[: stop - at].reshape(blocks, length)
-        _codes(some, rule, divisors[block:last], shifts[block:last], one, zero, half, place)
-        _values(place, value_rule, no_table, first, second, factors[block:last], least[block:last], back)
-        _subtract(decoded, flat[at:stop])
-        at, fill = stop, full
-        if fill == _BUFFER:
-            _pack(codes, other, bits, out[done : done + size])
-            done += size
-            fill = 0
-    if done < len(out):
-        codes[fill:] = 0
-        _pack(codes, other, bits, out[done:])
-
-
-@_compiled
 def _add(values, decay, errors):
-    """Turn errors [blocks, inner] into messages."""
-    for block in range(len(values)):
-        if decay == 1:
-            for i in range(values.shape[1]):
-                errors[block, i] = values[block, i] + errors[block, i]
-        else:
-            for i in range(values.shape[1]):
-                errors[block, i] = errors[block, i] * decay + values[block, i]
+    """Turn errors into messages."""
+    for i in range(len(values)):
+        errors[i] = errors[i] * decay + values[i]
 
 
 @_compiled
@@ -467,15 +475,6 @@ def _step(rows, slopes, before, after):
 
 
 @_compiled
-def ends(values, least, most):
-    """The least and the largest of `values` [count, inner] of each block; NaN for both if there is one."""
-    integers = values.view(np.int32)
-    for block in range(len(values)):
-        low, high = _ends(integers[block])
-        least[block], most[block] = _floats(low, high)
-
-
-@_compiled
 def _ends(integers):
     """The least and the largest as integers in the order of floats."""
     low, high = _MOST, _LEAST
@@ -537,7 +536,8 @@ def turn_back(rows, factors):
     for row in range(len(rows)):
         given, place = rows[row], np.empty(len(factors), np.float32)
         _copy(given, place, len(place))
-        shrinks = _HUGE <= _largest(place.view(np.int32)) <= _INFINITY
+        least, most = _floats(*_ends(place.view(np.int32)))
+        shrinks = max(-least, most) >= _HUGE
         if shrinks:
             for i in range(len(place)):
                 place[i] *= _SHRUNK

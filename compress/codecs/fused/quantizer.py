@@ -35,7 +35,7 @@ class FusedQuantizer(GridQuantizer):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
         blocks = self.blocks(x.shape)
-        if covers(self.grid, blocks, x.dtype) and _work_on(x.device, self.grid, x.dtype):
+        if is_card(x.device) and covers(self.grid, blocks, x.dtype) and _work_on(x.device, self.grid, x.dtype):
             with torch.cuda.device(x.device):
                 encode_fused(self.grid, blocks, x, out)
         else:
@@ -44,7 +44,7 @@ class FusedQuantizer(GridQuantizer):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
         blocks = self.blocks(out.shape)
-        if covers(self.grid, blocks, out.dtype) and _work_on(out.device, self.grid, out.dtype):
+        if is_card(out.device) and covers(self.grid, blocks, out.dtype) and _work_on(out.device, self.grid, out.dtype):
             with torch.cuda.device(out.device):
                 decode_fused(self.grid, blocks, payload, out)
         else:
@@ -53,29 +53,28 @@ class FusedQuantizer(GridQuantizer):
     def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
         """Write each block's scale and the codes, and what they lose in place of the error, by a kernel."""
         blocks = self.blocks(x.shape)
-        whole, size = blocks.whole, self.grid.scales_size(blocks.count)
-        if x.device.type != "cpu" or x.numel() < cpu.LEAST_ELEMENTS or whole.is_padded:
+        kept, size = error.view(-1), self.grid.scales_size(blocks.count)
+        if not cpu.covers_error(self.grid, blocks.whole, kept):
             return False
-        values, kept = whole.view(x.detach().reshape(-1).float()), whole.view(error.view(-1))
-        if not cpu.covers_error(self.grid, values):
-            return False
-        out[:size] = self.grid.pack_scales(cpu.encode_with_error(self.grid, values, kept, decay, out[size:]))
+        values = x.detach().reshape(-1).float()
+        cpu.encode(self.grid, blocks.whole, values, None, out[:size], out[size:], kept, decay)
         return True
 
     def write_part(
-        self, part: BlockRange, values: Tensor, scales: Tensor | None, words: Words | None, out: Tensor
-    ) -> Tensor:
-        """Write the packed codes of a part's `values`, and return their scales, which are measured if not given."""
-        if words is None and not part.is_padded and cpu.covers(self.grid, values):
-            return cpu.encode(self.grid, values, scales, out)
-        return super().write_part(part, values, scales, words, out)
-
-    def read_part(self, packed: Tensor, scales: Tensor, values: Tensor, numel: int) -> None:
-        """Write the values of `numel` packed codes into `values` [outer, count, inner], which may be more."""
-        if cpu.covers(self.grid, values):
-            cpu.decode(self.grid, packed, scales, values)
+        self, part: BlockRange, elements: Tensor, scales: Tensor | None, words: Words | None, room: Tensor, out: Tensor
+    ) -> None:
+        """Write the packed codes of a part's elements into `out`, and their scales into `room` if none are given."""
+        if words is None and cpu.covers(self.grid, part, elements):
+            cpu.encode(self.grid, part, elements, scales, room, out)
         else:
-            super().read_part(packed, scales, values, numel)
+            super().write_part(part, elements, scales, words, room, out)
+
+    def read_part(self, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Write the values of a part's packed codes into `out` [n]; their scales are in `room` if none are given."""
+        if cpu.covers(self.grid, part, out):
+            cpu.decode(self.grid, part, scales, room, packed, out)
+        else:
+            super().read_part(part, scales, room, packed, out)
 
 
 def covers(grid: Grid, blocks: Blocks, dtype: torch.dtype) -> bool:
