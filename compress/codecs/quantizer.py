@@ -97,16 +97,15 @@ class GridQuantizer(Quantizer):
     def _encode_parts(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
         blocks, grid = self.blocks(shape), self.grid
         by_part = grid.scales_are_apart and blocks.are_whole(_PART)
-        scales_size = grid.scales_size(blocks.count)
-        scales = torch.empty(0)
+        size, scales = grid.scales_size(blocks.count), None
         if not by_part:
             whole = make(0, blocks.numel)
-            out[:scales_size] = grid.pack_scales(grid.measure(blocks.view(whole)))
-            scales = grid.unpack_scales(out[:scales_size], blocks.count)
+            out[:size] = grid.pack_scales(grid.measure(blocks.view(whole)))
+            scales = grid.unpack_scales(out[:size], blocks.count)
         words = key.words(device) if grid.stochastic else None
         for part in blocks.parts(_PART):
             elements = make(part.start, part.stop) if by_part else whole[part.start : part.stop]
-            given, place = None if by_part else scales[part.blocks], out[scales_size:][self._codes_place(part)]
+            given, place = None if scales is None else scales[part.blocks], out[self._codes_place(part, size)]
             self.write_part(part, elements, given, words, out[self._scales_place(part)], place)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
@@ -117,7 +116,7 @@ class GridQuantizer(Quantizer):
         for part in blocks.parts(_PART):
             place = flat[part.start : part.stop]
             values = place if out.dtype == torch.float32 else torch.empty_like(place, dtype=torch.float32)
-            given, packed = None if scales is None else scales[part.blocks], payload[size:][self._codes_place(part)]
+            given, packed = None if scales is None else scales[part.blocks], payload[self._codes_place(part, size)]
             self.read_part(part, given, payload[self._scales_place(part)], packed, values)
             if values is not place:
                 saturating_copy(values, place)
@@ -135,20 +134,18 @@ class GridQuantizer(Quantizer):
 
     def read_part(self, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
         """Write the values of a part's packed codes into `out` [n]; their scales are in `room` if none are given."""
-        values = (
-            torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else out.view(part.shape)
-        )
+        padded = torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else None
+        values = out.view(part.shape) if padded is None else padded
         flat = values.view(-1)[: len(out)]
         levels_of(self.grid, out.device).unpack(packed, flat)
         self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]) if scales is None else scales)
-        if part.is_padded:
+        if padded is not None:
             out.copy_(flat)
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no element of `decoded` is NaN or infinity; the scales of a long one mostly show it."""
-        if (
-            decoded.dtype == torch.float32 and decoded.numel() > _SHORT
-        ):  # in another dtype a finite value may round to infinity
+        # in another dtype a finite value may round to infinity
+        if decoded.dtype == torch.float32 and decoded.numel() > _SHORT:
             reach = self.grid.reach(self._scales(payload, self.blocks(decoded.shape)))
             if reach is not None and is_finite(reach):
                 return True
@@ -167,9 +164,10 @@ class GridQuantizer(Quantizer):
         size = self.grid.scale_bytes
         return slice(part.blocks.start * size, part.blocks.stop * size)
 
-    def _codes_place(self, part: BlockRange) -> slice:
-        """Where a part's codes lie among those of a payload."""
-        return slice(packed_size(part.start, self.grid.bits), packed_size(part.stop, self.grid.bits))
+    def _codes_place(self, part: BlockRange, after: int) -> slice:
+        """Where a part's codes lie in a payload, after the scales."""
+        bits = self.grid.bits
+        return slice(after + packed_size(part.start, bits), after + packed_size(part.stop, bits))
 
 
 @cache

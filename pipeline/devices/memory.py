@@ -56,12 +56,13 @@ def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
     """The addresses that a gradient lies between, of this process's part of it; None if it has none, or is sparse."""
     if isinstance(gradient, DTensor):
         gradient = gradient.to_local()
-    if gradient is None or gradient.layout != torch.strided or not gradient.numel():
+    if gradient is None or gradient.layout != torch.strided or not gradient.nbytes:
         return None
-    last = gradient.numel() - 1
+    start, nbytes = gradient.data_ptr(), gradient.nbytes
     if not gradient.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(gradient.shape, gradient.stride(), strict=True))
-    return gradient.data_ptr(), gradient.data_ptr() + (last + 1) * gradient.element_size()
+        nbytes = (last + 1) * gradient.element_size()
+    return start, start + nbytes
 
 
 def peak_on_gpu(device: torch.device) -> int | None:

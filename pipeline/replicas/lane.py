@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 
 import torch.distributed as dist
 from torch import Tensor
@@ -57,12 +58,12 @@ class Lane(Channel):
     def __post_init__(self) -> None:
         self.method.check_channel("gradients")
 
-    @property
+    @cached_property
     def sender(self) -> str:
         """Who sends, in words."""
         return f"replica {self.replica} of stage {self.boundary}"
 
-    @property
+    @cached_property
     def receiver(self) -> str:
         """Who receives, in words."""
         return "its replicas" if self.to is None else f"replica {self.to} of stage {self.boundary}"

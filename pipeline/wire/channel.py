@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Channel:
     def __post_init__(self) -> None:
         self.method.check_channel(self.name)
 
-    @property
+    @cached_property
     def methods(self) -> tuple[Method, ...]:
         """The method of each tensor."""
         return _methods(self.method, self.examples)
@@ -50,27 +50,27 @@ class Channel:
         """Whether the ends of one channel can be those of the other: tensors and methods are the same."""
         return self.methods == other.methods and self._tensors == other._tensors
 
-    @property
+    @cached_property
     def source(self) -> int:
         """The stage that sends."""
         return self.boundary if self.name == "activations" else self.boundary + 1
 
-    @property
+    @cached_property
     def destination(self) -> int:
         """The stage that receives."""
         return self.boundary + 1 if self.name == "activations" else self.boundary
 
-    @property
+    @cached_property
     def may_leave_out(self) -> bool:
         """Whether a tensor may be None, as the gradient of an activation that the loss does not depend on."""
         return self.name == "gradients"
 
-    @property
+    @cached_property
     def sender(self) -> str:
         """Who sends, in words."""
         return f"stage {self.source}"
 
-    @property
+    @cached_property
     def receiver(self) -> str:
         """Who receives, in words."""
         return f"stage {self.destination}"
