@@ -146,7 +146,7 @@ class Coder:
         """How many bytes of a payload [plan.nbytes] are sent."""
         if not self.varies:
             return plan.nbytes
-        return plan.full_bytes + (self._codec.used(payload[plan.full_bytes :]) if plan.rows.num_coded else 0)
+        return plan.full_bytes + (self._codec.used(plan.coded(payload)) if plan.rows.num_coded else 0)
 
     @property
     def capacity(self) -> int:
@@ -247,7 +247,7 @@ class Encoder(Coder):
 
     def encode(self, x: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> Encoded:
         """Write the payload of `x` into `out`, uint8 [plan.nbytes]; then call `settle`, before the next plan."""
-        rows, coded = plan.rows, out[plan.full_bytes :]
+        rows, coded = plan.rows, plan.coded(out)
         if rows.num_full:
             plan.opening.encode(rows.in_full(x), out[: plan.full_bytes], key)
         if not rows.num_coded:
@@ -268,7 +268,7 @@ class Encoder(Coder):
         plan, message, loan = encoded.plan, encoded.message, encoded.loan
         if plan.recurs:
             return
-        coded = encoded.payload[plan.full_bytes :]
+        coded = plan.coded(encoded.payload)
         if plan.store is not None and plan.writes and plan.rows.num_full:
             is_exact = plan.opening == _IN_FULL
             rows = plan.rows.in_full(encoded.x) if is_exact else self._opened(plan, encoded.payload, encoded.key)
@@ -303,7 +303,7 @@ class Decoder(Coder):
 
         Raises CodecError if there is NaN or infinity where only `finite` numbers may be, as in every buffer.
         """
-        rows, coded = plan.rows, payload[plan.full_bytes :]
+        rows, coded = plan.rows, plan.coded(payload)
         fills = plan.store is not None and plan.writes
         if rows.num_full:
             self._put_full(payload, out, key, plan)

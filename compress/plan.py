@@ -81,6 +81,10 @@ class MessagePlan:
         """Whether a message leaves nothing behind: then every micro-batch of its kind and length has this plan."""
         return self.store is None and self.remembered is None
 
+    def coded(self, payload: Tensor) -> Tensor:
+        """The codec's part of a payload."""
+        return payload[self.full_bytes :] if self.full_bytes else payload
+
     def crossing(self, tensor: Tensor) -> Tensor:
         """What crosses of a tensor [R, ..]: the first elements of each row."""
         return tensor if self.is_whole else tensor[:, : self.row[0]].contiguous()

@@ -22,14 +22,14 @@ any number type.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from isal import isal_zlib
 
 from thinwire.pipeline.errors import WireError
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Frame = memoryview
+"""The bytes of a frame on the host."""
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -68,10 +68,10 @@ class Header(NamedTuple):
     departed: int = 0
     crc32: int = 0
 
-    def write(self, frame: Tensor) -> None:
-        """Put the header into the first 64 bytes of `frame` (uint8)."""
+    def write(self, frame: Frame) -> None:
+        """Put the header into the first 64 bytes of a frame."""
         _LAYOUT.pack_into(
-            frame.numpy(),
+            frame,
             0,
             MAGIC,
             VERSION,
@@ -87,10 +87,10 @@ class Header(NamedTuple):
         )
 
     @classmethod
-    def read(cls, frame: Tensor) -> Header:
-        """Parse the first 64 bytes of `frame` (uint8); WireError if they are not a header of this version."""
+    def read(cls, frame: Frame) -> Header:
+        """Parse the first 64 bytes of a frame; WireError if they are not a header of this version."""
         magic, version, phase, channel, boundary, microbatch, step, nones, length, crc32, departed = (
-            _LAYOUT.unpack_from(frame.numpy())
+            _LAYOUT.unpack_from(frame)
         )
         if magic != MAGIC:
             raise WireError(f"a frame must begin with {MAGIC!r}, got {magic!r}: something else writes to this channel")
@@ -104,23 +104,22 @@ class Header(NamedTuple):
         return cls(*known, nones=nones, departed=departed, crc32=crc32)
 
 
-def departure(frame: Tensor) -> float:
+def departure(frame: Frame) -> float:
     """When the sender sealed a frame, in seconds of its own clock; nothing is checked."""
-    departed: int = _DEPARTED.unpack_from(frame.numpy(), _DEPARTED_AT)[0]
+    departed: int = _DEPARTED.unpack_from(frame, _DEPARTED_AT)[0]
     return 1e-9 * departed
 
 
-def seal(header: Header, frame: Tensor, *, payload: bool) -> None:
+def seal(header: Header, frame: Frame, *, payload: bool) -> None:
     """Write `header` and its checksum into a frame that holds its payloads already.
 
     If `payload` is true, the checksum covers the payloads too.
     """
     header.write(frame)
-    memory = frame.numpy().data
-    _CRC.pack_into(memory, _CRC_AT, checksum(memory[: HEADER_BYTES + header.length], payload=payload))
+    _CRC.pack_into(frame, _CRC_AT, checksum(frame[: HEADER_BYTES + header.length], payload=payload))
 
 
-def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = False) -> Header:
+def check(planned: Header, frame: Frame, *, payload: bool, shorter: bool = False) -> Header:
     """The header of `frame` if it is the planned one; WireError listing every differing field otherwise.
 
     If `shorter` is true, the plan has the largest length, and a smaller one is right too.
@@ -135,12 +134,12 @@ def check(planned: Header, frame: Tensor, *, payload: bool, shorter: bool = Fals
         fields = list(zip(Header._fields, got, planned, strict=True))[:_PLANNED]
         wrong = [f"{name} {mine} where {theirs} was planned" for name, mine, theirs in fields if mine != theirs]
         raise WireError("the frame is not the planned one: " + ", ".join(wrong))
-    if got.crc32 != checksum(frame.numpy().data[: HEADER_BYTES + got.length], payload=payload):
+    if got.crc32 != checksum(frame[: HEADER_BYTES + got.length], payload=payload):
         raise WireError("the frame does not match its CRC-32: it was damaged or cut short on the way")
     return got
 
 
-def checksum(frame: memoryview, *, payload: bool) -> int:
+def checksum(frame: Frame, *, payload: bool) -> int:
     """CRC-32 of the header, with its own field as zeros, and of the payloads if `payload` is true; never 0."""
     header = bytearray(frame[:HEADER_BYTES])
     _CRC.pack_into(header, _CRC_AT, 0)

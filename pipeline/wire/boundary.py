@@ -189,7 +189,8 @@ class Sender(ChannelEnd):
 
     def _seal(self, header: Header, frame: Tensor) -> None:
         """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
-        seal(header._replace(departed=time.perf_counter_ns()), frame, payload=self._options.checksum)
+        sealed = header._replace(departed=time.perf_counter_ns())
+        seal(sealed, frame.numpy().data, payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
@@ -297,14 +298,15 @@ class Receiver(ChannelEnd):
         with self._meter.waiting(waiting, work) as wait:
             frame = self._way.receive(waiting)
             self._room -= 1
-            wait.departed = self._local_time(departure(frame))
+            memory = frame.numpy().data
+            wait.departed = self._local_time(departure(memory))
         with self._meter.section("decode", work=work):
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.
             planned = channel.header(microbatch, plan.nbytes)
             try:
-                header = check(planned, frame, payload=self._options.checksum, shorter=self._varies)
+                header = check(planned, memory, payload=self._options.checksum, shorter=self._varies)
                 places = self._places(frame, header, plan)
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
@@ -334,7 +336,7 @@ class Receiver(ChannelEnd):
             is_none = header.nones >> index & 1
             if is_none and not self.channel.may_leave_out:
                 raise WireError(f"tensor {index} is None, and only gradients between stages may be")
-            stop = place.stop if is_none else place.start + decoder.used(frame[place], message)
+            stop = place.start + decoder.used(frame[place], message) if decoder.varies and not is_none else place.stop
             places.append(None if is_none else place)
         if stop != HEADER_BYTES + header.length:
             raise WireError(f"the frame has {HEADER_BYTES + header.length} bytes, but its payloads end at {stop}")

@@ -265,7 +265,7 @@ class GpuReceiver(Receiver):
             arrived = torch.stack([head for _, _, head in heads]).cpu()
             for (what, planned, _), head in zip(heads, arrived, strict=True):
                 try:
-                    if check(planned, head, payload=False).nones:
+                    if check(planned, head.numpy().data, payload=False).nones:
                         raise WireError("a tensor is None, which only gloo can carry; add --wire.transport gloo")
                 except WireError as error:
                     raise self._refused(what, error) from error

@@ -105,10 +105,10 @@ class Ends:
     def again(self, forge):
         """Carry the frame of the last step once more, with another payload."""
         microbatch, frame = self.last
-        forged, header = frame.clone(), Header.read(frame)
+        forged, header = frame.clone(), Header.read(frame.numpy().data)
         payload = forged[HEADER_BYTES : HEADER_BYTES + header.length]
         payload.copy_(forge(payload.clone()))
-        seal(header, forged, payload=True)
+        seal(header, forged.numpy().data, payload=True)
         self.link._frames.append(forged)
         return self.receiver.receive(microbatch)
 
