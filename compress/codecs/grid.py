@@ -182,8 +182,9 @@ class AbsMaxGrid(Grid):
     @property
     def measuring(self) -> Measuring | None:
         """A share of max|x|; None if it is not that, or not sent as bf16."""
-        known = self.clip != "mse" and self.scales_are_apart
-        return Measuring(CodeRule.FLOOR, self.clip or 1.0) if known else None
+        if self.clip == "mse" or not self.scales_are_apart:
+            return None
+        return Measuring(CodeRule.FLOOR, self.clip or 1.0)
 
     def _steps(self, scales: Tensor) -> Tensor:
         """A little more than s/half, so that x = s is in the last interval, and no clamping is needed."""

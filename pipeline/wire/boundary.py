@@ -218,9 +218,9 @@ class Sender(ChannelEnd):
     def _check(self, tensors: Sequence[Tensor | None], microbatch: Microbatch) -> None:
         got = [None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors]
         if got != self._planned and not self._may_be(got):
-            got = [None if one is None else (one[0], tuple(one[1])) for one in got]
+            has = [None if one is None else (one[0], tuple(one[1])) for one in got]
             raise PipelineError(
-                f"{self.channel.sender} announced {self._planned} but has {got} as {self.channel.describe(microbatch)};"
+                f"{self.channel.sender} announced {self._planned} but has {has} as {self.channel.describe(microbatch)};"
                 f" give output_args and input_args that match what the modules return, and drop a smaller last batch "
                 f"(drop_last=True)"
             )

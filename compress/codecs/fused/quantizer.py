@@ -35,7 +35,7 @@ class FusedQuantizer(GridQuantizer):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
         blocks = self.blocks(x.shape)
-        if is_card(x.device) and covers(self.grid, blocks, x.dtype) and _work_on(x.device, self.grid, x.dtype):
+        if is_gpu(x.device) and covers(self.grid, blocks, x.dtype) and _work_on(x.device, self.grid, x.dtype):
             with torch.cuda.device(x.device):
                 encode_fused(self.grid, blocks, x, out)
         else:
@@ -44,7 +44,7 @@ class FusedQuantizer(GridQuantizer):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
         blocks = self.blocks(out.shape)
-        if is_card(out.device) and covers(self.grid, blocks, out.dtype) and _work_on(out.device, self.grid, out.dtype):
+        if is_gpu(out.device) and covers(self.grid, blocks, out.dtype) and _work_on(out.device, self.grid, out.dtype):
             with torch.cuda.device(out.device):
                 decode_fused(self.grid, blocks, payload, out)
         else:
