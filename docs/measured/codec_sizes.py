@@ -1,0 +1,53 @@
+"""GB/s of a codec by the size of a message, both ways, on one thread of a CPU: the best of many turns.
+
+python docs/measured/codec_sizes.py "q(4)" "q(8)" "q(8, step=0.2)"
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import Codec, Key, parse
+
+SIZES = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+ROW = 256
+KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+TURNS = 600
+
+
+def best(act: Callable[[], None], calls: int) -> float:
+    """The least seconds of a call."""
+    found = []
+    for _ in range(max(20, TURNS // calls)):
+        started = time.perf_counter()
+        for _ in range(calls):
+            act()
+        found.append((time.perf_counter() - started) / calls)
+    return min(found)
+
+
+def cell(codec: Codec, x: Tensor) -> str:
+    """The speeds of a codec for a message, encode and decode."""
+    payload, out = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8), torch.empty_like(x)
+    calls = max(1, min(100, SIZES[-1] // x.numel() // 2))
+    encoding = best(lambda: codec.encode(x, payload, KEY), calls)
+    decoding = best(lambda: codec.decode(payload, out, KEY), calls)
+    return f"{x.nbytes / encoding / 1e9:.2f}, {x.nbytes / decoding / 1e9:.2f}"
+
+
+def main() -> None:
+    """Measure each codec of the command line at each size, and print a table."""
+    torch.set_num_threads(1)
+    print(f"| GB/s, encode and decode | {' | '.join(f'{size:,}' for size in SIZES)} |\n|{'---|' * (len(SIZES) + 1)}")
+    for expression in sys.argv[1:]:
+        codec = parse(expression)
+        # the longest first: with it the kernels are loaded
+        cells = [cell(codec, torch.randn(size // ROW, ROW)) for size in reversed(SIZES)]
+        print(f"| `{expression}` | {' | '.join(reversed(cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
