@@ -114,7 +114,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     from thinwire.launch.hosts.commands import gathered_signals
     from thinwire.launch.run.elastic.agent import report
     from thinwire.launch.run.elastic.agreement import agreed
-    from thinwire.launch.shared.open_files import allow_many_files
+    from thinwire.launch.shared.control_groups import allow_many_files
     from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.listening import listen as begin
     from thinwire.pipeline.replicas.membership.server import Size

@@ -12,7 +12,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.links import Network, parse_bandwidth, parse_latency
+from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import show
 from thinwire.pipeline.errors import OptionsError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from thinwire.launch.timing.workload import Workload
 
 PROG = "thinwire predict"
-BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 """Codecs compared by default, beside none and those of the recipe."""
 

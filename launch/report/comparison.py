@@ -28,7 +28,7 @@ from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.shared.links import Network
-from thinwire.launch.shared.tables import Table, Value
+from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
 
 MODES = ("on", "off")
@@ -152,10 +152,10 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
     ]
     rows: list[list[Value]] = [
         [
-            *(name, codecs(run), *(_rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
+            *(name, codecs(run), *(rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
             _megabytes(training_bytes(run.summary["channels"])),
             round(ratio(run.summary["channels"]), 2),
-            *(_rounded(score(run, mode, key), 4) for _, key in measures for mode in MODES),
+            *(rounded(score(run, mode, key), 4) for _, key in measures for mode in MODES),
             *(_change(run, baseline, mode, key) for _, key in measures for mode in MODES if baseline is not None),
             *(run.summary["steps"], round(speed(run), 1)),
         ]
@@ -187,8 +187,8 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
             ", ".join(names[index] for index in group),
             codecs(runs[group[0]]),
             len(group),
-            *(_rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
-            *(_rounded(apart.at[kind, mode], 4) for mode in apart),
+            *(rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
+            *(rounded(apart.at[kind, mode], 4) for mode in apart),
         ]
         for kind, group in groups.groups.items()
     ]
@@ -290,10 +290,7 @@ def _alike(run: RunFiles, *others: str) -> str:
 
 
 def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
-    return _difference(score(run, mode, key), score(baseline, mode, key))
-
-
-def _difference(value: float | None, other: float | None) -> float | None:
+    value, other = score(run, mode, key), score(baseline, mode, key)
     return None if value is None or other is None else round(value - other, 4)
 
 
@@ -304,10 +301,6 @@ def _mean(values: Sequence[float]) -> float | None:
 def _megabytes(count: float) -> float:
     """Rounded to two decimals, or to more where nothing would be left."""
     return round(count / 1e6, 2) or round(count / 1e6, 6)
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None or math.isnan(value) else round(float(value), digits)
 
 
 def _as_text(value: Any) -> str:

@@ -33,8 +33,8 @@ from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
 from thinwire.launch.run.heartbeat.silence import Silence
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
+from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.launch.shared.exit_codes import StoppedError
-from thinwire.launch.shared.open_files import allow_many_files
 from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError

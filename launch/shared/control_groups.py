@@ -7,6 +7,7 @@ counts. Version 1 has a tree of folders for each controller, version 2 one for a
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -56,6 +57,13 @@ def cores() -> int:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
             found += [int(quota) / int(period)] if int(quota) > 0 else []
     return max(1, int(min(found)))
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as the system allows any: strangers may hold connections at its ports."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may call it unlimited, and refuse that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _meminfo() -> dict[str, int]:

@@ -15,6 +15,8 @@ from typing import Literal
 from thinwire.pipeline.errors import OptionsError
 
 MAX_HOSTS = 250
+BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
+"""Those of links where nobody names others: Table 2 of 2206.01299."""
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _LINK = re.compile(r"(\d+)([->])(\d+):(.+)")

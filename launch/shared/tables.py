@@ -155,6 +155,11 @@ def text_of(cell: Value) -> str:
     return cell
 
 
+def rounded(value: float | None, digits: int) -> float | None:
+    """A number with a few decimals; None for NaN, as in a cell without a value."""
+    return None if value is None or math.isnan(value) else round(float(value), digits)
+
+
 def size_text(count: float, digits: int = 0) -> str:
     """A number of bytes, in units that never show it as 0; `digits` are decimals of megabytes."""
     if count < 1000:

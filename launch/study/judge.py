@@ -71,12 +71,8 @@ def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, exact: b
         theirs = claim.compare(published)
     except ZeroDivisionError:
         theirs = math.nan
-    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, without(theirs))
-
-
-def without(number: float) -> float | None:
-    """A number, or None in place of NaN."""
-    return None if math.isnan(number) else float(number)
+    known = None if math.isnan(theirs) else float(theirs)
+    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, known)
 
 
 def bound_of(claim: Claim) -> tuple[float, int]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pandas import DataFrame
 
-from thinwire.launch.shared.tables import Table, Value
+from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.launch.study.cells import Cell
 from thinwire.launch.study.definition import MODES, Claim, Row, Signal, Study
-from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of, without
+from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of
 from thinwire.launch.study.results import Measures
 from thinwire.pipeline.frames import CHANNELS
 
@@ -37,9 +37,9 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> T
             [
                 name,
                 *(row.published.get(mode) for mode in MODES if published),
-                *map(_rounded, [*spread, (own["on"] - own["off"]).mean()]),
-                *(_rounded(own[channel].mean(), 2) for channel in CHANNELS),
-                _rounded(100 * own["full"].mean(), 1),
+                *(rounded(number, 3) for number in [*spread, (own["on"] - own["off"]).mean()]),
+                *(rounded(own[channel].mean(), 2) for channel in CHANNELS),
+                rounded(100 * own["full"].mean(), 1),
                 len(own),
             ]
         )
@@ -59,7 +59,7 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
     for one in judged:
         number, side = bound_of(one.claim)
         bound = f"{'above' if side > 0 else 'below'} {number:g}"
-        numbers = map(_rounded, (one.published, one.mean, one.error))
+        numbers = (rounded(number, 3) for number in (one.published, one.mean, one.error))
         lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
     rule = EXACT_RULE if study.prediction else RULE
     energy = any(side.energy for one in judged for side in one.claim.sides.values())
@@ -96,7 +96,7 @@ def energy_table(study: Study, rows: Mapping[str, Row], measured: Mapping[Cell, 
         "compares the rms of channels."
     )
     columns = ["row", "signal", f"energy of the largest {study.energy:g} %, %", *means.columns[3:]]
-    cells = [[row, signal, *(_rounded(number, 2) for number in numbers)] for row, signal, *numbers in means.values]
+    cells = [[row, signal, *(rounded(number, 2) for number in numbers)] for row, signal, *numbers in means.values]
     return Table("What crosses the cuts", columns, cells, note)
 
 
@@ -126,7 +126,7 @@ def cells_table(study: Study, results: DataFrame) -> Table:
     columns = ["row", "seed", *(f"{study.score} {mode}" for mode in MODES), "minutes", "weights digest", "code"]
     lines: list[list[Value]] = [
         [
-            *(one.row, one.seed, *(_rounded(getattr(one, mode)) for mode in MODES)),
+            *(one.row, one.seed, *(rounded(getattr(one, mode), 3) for mode in MODES)),
             *(round(one.seconds / 60, 1), one.digest[:16], one.made.get("origin", {}).get("code")),
         ]
         for one in results.itertuples()
@@ -153,8 +153,3 @@ def missing_table(missing: Mapping[Cell, str]) -> Table:
 def _notes(rows: Mapping[str, Row]) -> list[str]:
     """The notes of the rows, a sentence each."""
     return [f"{name}: {row.note}." for name, row in rows.items() if row.note]
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    """A number with a few decimals; None in place of NaN."""
-    return None if value is None or without(value) is None else round(float(value), digits)

@@ -13,7 +13,7 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.membership_hosts import LONG, Host, Serving, serving
 from support.membership_world import World
 from thinwire.launch import cli
-from thinwire.launch.shared.open_files import allow_many_files
+from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.processes.zeromq.keys import Keys
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from thinwire.launch.run import worker
 from thinwire.launch.run.worker import join, of_this_start
-from thinwire.launch.shared.open_files import allow_many_files
+from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions

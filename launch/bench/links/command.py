@@ -19,12 +19,12 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.links import BANDWIDTHS
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire bench"
 DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
-DEFAULT_BANDWIDTHS = "10gbit,1gbit,500mbit,300mbit,100mbit"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.shared.tables import Table, show
 
     options.ratios = ratios_of(options)
-    options.bandwidth = options.bandwidth or DEFAULT_BANDWIDTHS
+    options.bandwidth = options.bandwidth or BANDWIDTHS
     with working():
         contests, prepared = bench(wanted, rest, options)
     where = environment(shlex.join([*PROG.split(), *argv]))
@@ -138,9 +138,7 @@ def make_parser() -> Parser:
         "them. Needs root.",
         takes_recipe=True,
     )
-    parser.add_argument(
-        "--bandwidth", help=f"bandwidths of the links, one contest each (default: {DEFAULT_BANDWIDTHS})"
-    )
+    parser.add_argument("--bandwidth", help=f"bandwidths of the links, one contest each (default: {BANDWIDTHS})")
     parser.add_argument(
         "--codec",
         nargs="+",
