@@ -20,9 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.launch import cli
-from thinwire.launch.run import forks, parent
-from thinwire.launch.run.heartbeat import pulse, watch
-from thinwire.launch.run.heartbeat.pulse import Doing
+from thinwire.launch.run import forks, heartbeat, parent
+from thinwire.launch.run.heartbeat import Doing
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
@@ -54,8 +53,8 @@ def _main(argv: Sequence[str]) -> int:
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
             check_rendezvous()
-            watch.begin(wanted.wire.heartbeat, wanted.wire.timeout)
-        beating = pulse.begin()
+            heartbeat.begin_watcher(wanted.wire.heartbeat, wanted.wire.timeout)
+        beating = heartbeat.begin()
     if not is_stage:
         check_unused(wanted)  # before a training is imported and the data is read
     _check_reach(wanted)
@@ -207,7 +206,7 @@ def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> 
     from thinwire.launch.run.worker import work
 
     if forks.is_safe():
-        return partial(forks.Forked, lambda: work(prepared, pulse.begin()))
+        return partial(forks.Forked, lambda: work(prepared, heartbeat.begin()))
     return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
 
 

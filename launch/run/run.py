@@ -11,7 +11,7 @@ import torch.distributed as dist
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.folders import claim_folder
-from thinwire.launch.run.heartbeat.pulse import Doing
+from thinwire.launch.run.heartbeat import Doing
 from thinwire.launch.run.notes import Notes
 from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.reporting import Reporting

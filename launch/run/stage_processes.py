@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from thinwire.launch.run import failures, parent
-from thinwire.launch.run.heartbeat.pulse import VARIABLE
-from thinwire.launch.run.heartbeat.silence import Hearing
+from thinwire.launch.run.heartbeat import VARIABLE, Hearing
 from thinwire.launch.shared.interfaces import loopback
 from thinwire.pipeline.errors import CheckpointError
 

@@ -28,9 +28,8 @@ from thinwire.launch.run.failures import (
     stop_on_signals,
 )
 from thinwire.launch.run.folders import replacing, what_is_left
-from thinwire.launch.run.heartbeat.neighbours import Neighbours
-from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
-from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
+from thinwire.launch.run.neighbours import Neighbours
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
 from thinwire.launch.shared.control_groups import allow_many_files

@@ -11,10 +11,8 @@ from functools import partial
 
 import pytest
 
-from thinwire.launch.run import forks, stage_processes
-from thinwire.launch.run.heartbeat import pulse, silence
-from thinwire.launch.run.heartbeat.pulse import EVERY, Doing
-from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.run import forks, heartbeat, stage_processes
+from thinwire.launch.run.heartbeat import EVERY, Doing, Silence
 
 TOO_LONG = (
     "sent no heartbeat for 3.5 s, and wire.heartbeat allows 3 s: the process is stopped, or something keeps Python's "
@@ -105,9 +103,9 @@ def test_a_listener_that_often_has_no_turn_still_notices():
 
 def test_a_process_tells_at_once_that_it_trains(monkeypatch):
     """A host that died within half a second of its first steps was missed for a minute, as one that had not begun."""
-    monkeypatch.setattr(pulse, "EVERY", math.inf)
+    monkeypatch.setattr(heartbeat, "EVERY", math.inf)
     does, heard = [Doing.BUILDING], queue.SimpleQueue()
-    beating = pulse.Pulse()
+    beating = heartbeat.Pulse()
     beating.doing = lambda: does[-1]
     beating.add(heard.put)
     for doing in (Doing.TRAINING, Doing.ENDING):
@@ -140,9 +138,9 @@ SILENT = {
 }
 SCRIPT = """
     import ctypes, os, signal, time
-    from thinwire.launch.run.heartbeat import pulse
-    pulse.begin().doing = lambda: pulse.Doing.{doing}
-    time.sleep(2 * pulse.EVERY)
+    from thinwire.launch.run import heartbeat
+    heartbeat.begin().doing = lambda: heartbeat.Doing.{doing}
+    time.sleep(2 * heartbeat.EVERY)
     if os.environ["NAME"] == "bad":
         {silent}
     time.sleep(600)
@@ -171,7 +169,7 @@ def test_a_silent_process_is_killed_and_the_others_are_stopped(start, why, doing
 @pytest.mark.parametrize(("why", "doing"), [("stopped", "BUILDING"), ("holding Python's lock", "TRAINING")])
 def test_a_watcher_kills_its_silent_process(why, doing):
     """torchrun waited 30 s before it killed a stopped process, and a neighbour on another host could not."""
-    script = "from thinwire.launch.run.heartbeat import watch; watch.begin(0.5, 60)\n"
+    script = "from thinwire.launch.run import heartbeat; heartbeat.begin_watcher(0.5, 60)\n"
     script += textwrap.dedent(SCRIPT).format(doing=doing, silent=SILENT[why])
     environment = {**os.environ, "RANK": "7", "NAME": "bad"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
@@ -180,7 +178,7 @@ def test_a_watcher_kills_its_silent_process(why, doing):
 
 
 def test_a_watcher_ends_with_its_process():
-    script = "import os; from thinwire.launch.run.heartbeat import pulse, watch; watch.begin(3.0, 60); pulse.begin()"
+    script = "import os; from thinwire.launch.run import heartbeat; heartbeat.begin_watcher(3.0, 60); heartbeat.begin()"
     environment = {**os.environ, "RANK": "0"}
     # the pipe is held open by whoever has not ended
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)
@@ -193,8 +191,8 @@ def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
     """ctypes.CDLL gives the lock away, as torch does."""
     script = """
         import ctypes
-        from thinwire.launch.run.heartbeat import pulse
-        pulse.begin().doing = lambda: pulse.Doing.TRAINING
+        from thinwire.launch.run import heartbeat
+        heartbeat.begin().doing = lambda: heartbeat.Doing.TRAINING
         ctypes.CDLL(None).sleep(4)
     """
     assert ended(new(script), "busy") == stage_processes.End()
@@ -204,21 +202,21 @@ def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
 def test_a_stopped_process_is_found():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         try:
-            assert not silence.is_stopped(process.pid)
+            assert not heartbeat.is_stopped(process.pid)
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            assert silence.is_stopped(process.pid)
+            assert heartbeat.is_stopped(process.pid)
         finally:
             process.kill()
-    assert not silence.is_stopped(process.pid)
+    assert not heartbeat.is_stopped(process.pid)
 
 
 def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    monkeypatch.setenv(pulse.VARIABLE, str(writing))
-    monkeypatch.setattr(pulse.Pulse, "_beat", lambda _: None)  # else its own beats come between
-    beating = pulse.begin()
+    monkeypatch.setenv(heartbeat.VARIABLE, str(writing))
+    monkeypatch.setattr(heartbeat.Pulse, "_beat", lambda _: None)  # else its own beats come between
+    beating = heartbeat.begin()
     [tell] = beating._listeners
     for _ in range(1 << 17):
         tell(Doing.TRAINING)
@@ -235,8 +233,8 @@ def test_a_start_longer_than_the_heartbeat_is_no_silence():
     """A library may keep Python's lock all the while it is loaded."""
     script = """
         import ctypes
-        from thinwire.launch.run.heartbeat import pulse
-        beating = pulse.begin()
+        from thinwire.launch.run import heartbeat
+        beating = heartbeat.begin()
         ctypes.PyDLL(None).sleep(4)
     """
     [environment] = [{**os.environ}]

@@ -13,9 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from support import processes
-from thinwire.launch.run.heartbeat.neighbours import Neighbours
-from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
-from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
+from thinwire.launch.run.neighbours import Neighbours
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.placement import Placement

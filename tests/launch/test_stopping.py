@@ -14,7 +14,7 @@ from support.run_files import digest
 from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.run.heartbeat.pulse import EVERY
+from thinwire.launch.run.heartbeat import EVERY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from support import forked
 from support.processes import MARK
 from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
-from thinwire.launch.run.heartbeat import watch
+from thinwire.launch.run import heartbeat
 
 THINWIRE = [forked.THINWIRE]
 NEW_THINWIRE = ["env", *THINWIRE]
@@ -89,7 +89,7 @@ class Command:
         for pid, environment in self.processes().items():
             with suppress(OSError):
                 named = Path(f"/proc/{pid}/comm").read_text().split()
-                if named == [watch.NAME]:
+                if named == [heartbeat.NAME]:
                     continue
                 rank = named[1] if named[0] == "thinwire" and len(named) == 2 else environment.get("RANK")
                 found |= {int(rank): pid} if rank is not None and rank.isdecimal() else {}

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.launch.run.heartbeat.silence import is_stopped
+from thinwire.launch.run.heartbeat import is_stopped
 from thinwire.launch.run.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 

@@ -1,20 +1,90 @@
-"""Who has been silent for too long: kept by the launcher for its processes, and by a process for its neighbours.
+"""Heartbeats: a stage process that is stopped or stuck is noticed by its silence, long before `wire.timeout`.
+
+A thread beats twice a second, and at once when the process does something else. A beat says what it does: a process
+that imports libraries or builds its stages may be silent longer than one that trains. The thread needs Python's lock
+(the GIL). torch gives the lock away while it computes, so a long computation is no silence. A process that is stopped
+is silent, and so is one in which something keeps the lock.
+
+The launcher reads the heartbeats of its processes through a pipe each (`Hearing`), and kills a silent one. Where
+torchrun starts the processes, neighbours read each other's (`neighbours.py`), and a watcher beside each process kills
+it: torchrun does not notice silence. When a neighbour of a silent process has ended, torchrun asks the silent one to
+end, and waits 30 s before it kills it.
 
 A process that trains may be silent for `wire.heartbeat`. Before its first step and after its last it may be silent for
-`wire.timeout`, because libraries keep Python's lock (the GIL) while they are loaded, and on a busy machine, or from a
-disk far away, that takes minutes. A process that the system calls stopped gets no such time. Its launcher waits for
-half of `wire.heartbeat` only: the system knows a stop from long work.
+`wire.timeout`, because libraries keep the lock while they are loaded, and on a busy machine, or from a disk far away,
+that takes minutes. A process that the system calls stopped gets no such time. Its launcher waits for half of
+`wire.heartbeat` only: the system knows a stop from long work.
+
+A process beats, and its watcher is forked, before it imports anything large. So this file uses the standard library
+only.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 
-from thinwire.launch.run.heartbeat.pulse import EVERY, VARIABLE, Doing
+from thinwire.launch.run import parent
+
+VARIABLE = "THINWIRE_HEARTBEAT"
+"""The file descriptor through which the launcher reads the heartbeat of a stage process."""
+
+EVERY = 0.5
+"""Seconds between two beats."""
+
+_LOOK = 0.05
+"""Seconds between two looks at what this process does."""
+
+NAME = "thinwire-watch"
+"""The name of a watcher in lists of processes."""
+_LONGER = 2.0
+"""Seconds that a watcher waits longer than neighbours."""
+
+
+class Doing(Enum):
+    """What a process does; the value is what a beat carries."""
+
+    IMPORTING = b"i"
+    READING = b"r"
+    BUILDING = b"b"
+    """Its stages; until the first step is done."""
+    TRAINING = b"t"
+    ENDING = b"e"
+    """After the last step."""
+
+
+class Pulse:
+    """The heartbeat of this process.
+
+    Attributes:
+        doing: says what this process does.
+    """
+
+    def __init__(self) -> None:
+        self.doing: Callable[[], Doing] = lambda: Doing.IMPORTING
+        self._listeners: list[Callable[[Doing], None]] = []
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def add(self, listener: Callable[[Doing], None]) -> None:
+        """Call `listener` at every beat, with what this process does. It must not wait."""
+        self._listeners.append(listener)
+
+    def _beat(self) -> None:
+        while True:
+            doing = self.doing()
+            for listener in tuple(self._listeners):
+                listener(doing)
+            next_beat = time.monotonic() + EVERY
+            while time.monotonic() < next_beat and self.doing() is doing:
+                time.sleep(_LOOK)
+
 
 _IN_WORDS = {
     Doing.IMPORTING: "importing libraries",
@@ -22,6 +92,20 @@ _IN_WORDS = {
     Doing.BUILDING: "building its stages, or taking the first step",
     Doing.ENDING: "ending, after the last step",
 }
+
+
+def begin() -> Pulse:
+    """Let this process beat, for its launcher if one listens."""
+    pulse = Pulse()
+    if VARIABLE in os.environ:
+        descriptor = int(os.environ[VARIABLE])
+
+        def show(doing: Doing) -> None:
+            with suppress(OSError):  # a launcher that is stopped does not read, and the pipe is full some day
+                os.write(descriptor, doing.value)
+
+        pulse.add(show)
+    return pulse
 
 
 class Silence:
@@ -136,3 +220,44 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
+
+
+def begin_watcher(heartbeat: float, timeout: float) -> None:
+    """Have a watcher read this process's heartbeat, which must begin after this call.
+
+    It waits 2 s longer than the neighbours, so they are the first to say who is silent.
+
+    Args:
+        heartbeat, timeout: seconds, as `Silence` takes them.
+    """
+    reading, writing = os.pipe()
+    watched = os.getpid()
+    if os.fork():
+        os.close(reading)
+        os.set_blocking(writing, False)
+        os.environ[VARIABLE] = str(writing)
+        return
+    try:
+        os.close(writing)
+        parent.name_process(NAME)
+        for number in (signal.SIGTERM, signal.SIGINT):  # they are for the watched process, which may stay silent
+            signal.signal(number, signal.SIG_IGN)
+        _watch(watched, reading, Silence(heartbeat, timeout, longer=_LONGER))
+    finally:
+        os._exit(0)
+
+
+def _watch(watched: int, reading: int, silence: Silence) -> None:
+    """Watch until the process has ended, or kill it for its silence."""
+    rank = int(os.environ["RANK"])
+    silence.received(rank, Doing.IMPORTING)
+    while os.getppid() == watched:
+        if select.select([reading], [], [], EVERY)[0]:
+            beats = os.read(reading, 1 << 12)
+            if not beats:
+                return
+            silence.received(rank, Doing(beats[-1:]))
+        for said in silence.too_long(lambda rank: is_stopped(watched)).values():
+            os.kill(watched, signal.SIGKILL)  # before it is reported: the terminal may be gone
+            os.write(2, f"process {rank} {said}; it was killed\n".encode())
+            return

@@ -23,8 +23,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from thinwire.launch.run.heartbeat.pulse import Doing, Pulse
-from thinwire.launch.run.heartbeat.silence import Silence
+from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.interfaces import interface_addresses

@@ -1,1 +1,0 @@
-"""Heartbeats: a stage that is stopped or stuck is noticed by its silence, long before `wire.timeout`."""
