@@ -2,8 +2,8 @@
 
     python docs/measured/bits.py [TENSORS]
 
-It writes bits.json and three pictures beside itself, and prints the tables of bits.md. It trains two recipes for their
-tensors. If TENSORS, a file, exists, it takes them from there; else it keeps them there.
+It writes bits.json and three pictures beside itself, each also as SVG, and prints the tables of bits.md. It trains two
+recipes for their tensors. If TENSORS, a file, exists, it takes them from there; else it keeps them there.
 """
 
 import json
@@ -174,7 +174,8 @@ def draw(found: Found, path: Path) -> None:
         draw_kind(panel, row)
         panel.set_title(kind)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path)
+    for kind in (".png", ".svg"):
+        figure.savefig(path.with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)
 
 
 def draw_kind(panel: Axes, row: Mapping[str, Quality]) -> None:

@@ -156,7 +156,8 @@ def draw(title: str, tensors: Mapping[tuple[str, int], Tensor], numbers: Numbers
         for panel in (tails, sizes, epochs):
             panel.grid(alpha=0.3)
     figure.legend(*panels[0][2].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path)
+    for kind in (".png", ".svg"):
+        figure.savefig(path.with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)
 
 
 def main() -> None:
