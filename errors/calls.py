@@ -58,12 +58,13 @@ def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | N
     return None
 
 
+def last_line(path: str, raised: BaseException) -> str:
+    """The last line of the file at `path` that was run before `raised`: " (line 5 of lines.py)"; empty if none was."""
+    lines = [frame.lineno for frame in traceback.extract_tb(raised.__traceback__) if frame.filename == path]
+    return f" (line {lines[-1]} of {Path(path).name})" if lines else ""
+
+
 def _place(function: Callable[..., Any], raised: BaseException) -> str:
     """The last line of the function's own file that was run; empty where there is none."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(raised.__traceback__)
-        if code is not None and frame.filename == code.co_filename
-    ]
-    return f" (line {lines[-1]} of {Path(code.co_filename).name})" if code is not None and lines else ""
+    return "" if code is None else last_line(code.co_filename, raised)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ThinwireError
+from thinwire.errors.calls import first_line, last_line
 from thinwire.errors.names import did_you_mean
 
 
@@ -38,14 +40,24 @@ def find_in(module_name: str, name: str, written: str, error: type[ThinwireError
     except ThinwireError as raised:  # the user's module was found, and describes something that cannot be right
         raise error([f"module {module_name} of {written!r}: {mistake}" for mistake in raised.mistakes]) from raised
     except (Exception, SystemExit) as raised:
+        missing = isinstance(raised, ModuleNotFoundError) and f"{module_name}.".startswith(f"{raised.name}.")
+        elsewhere = f", from {here} either" if missing else ""
         raise error(
-            f"module {module_name} of {written!r} cannot be imported, from {here} either: "
-            f"{type(raised).__name__}: {raised}"
+            f"module {module_name} of {written!r} cannot be imported{elsewhere}: "
+            f"{first_line(raised)}{'' if missing else _place(raised)}"
         ) from raised
     if not hasattr(module, name):
         known = [known for known in vars(module) if not known.startswith("__")]
         raise error(f"module {module_name} has no {name!r}{did_you_mean(name, known)}")
     return getattr(module, name)
+
+
+def _place(raised: BaseException) -> str:
+    """The last line of the imported file that was run; empty where none was, as with a syntax error."""
+    ours = (__file__, importlib.__file__)
+    frames = [frame.filename for frame in traceback.extract_tb(raised.__traceback__)]
+    imported = [name for name in frames if name not in ours and not name.startswith("<frozen")]
+    return last_line(imported[0], raised) if imported else ""
 
 
 def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

@@ -27,7 +27,12 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    _Action,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
 
 from thinwire.errors.calls import call, called, first_line
 from thinwire.errors.imports import find, is_path
@@ -82,8 +87,9 @@ class ScheduleSpec:
         per_process, rule = self.stages_per_process, self.rule
         OptionsError.require(
             (
-                isinstance(self.torch_class, type) if self.warmups is None else callable(self.torch_class),
-                f"torch_class of a ScheduleSpec must be a schedule class of torch, got {self.torch_class!r}",
+                self.takes_several if self.warmups is None else callable(self.torch_class),
+                "torch_class of a ScheduleSpec must extend torch's PipelineScheduleMulti, whose order can be read "
+                f"before a run, got {self.torch_class!r}; for one stage a process see alternating_schedule",
             ),
             (
                 type(per_process) is int and per_process >= 1,
@@ -103,6 +109,11 @@ class ScheduleSpec:
                 f"warmups of a ScheduleSpec must be a function, got {self.warmups!r}",
             ),
         )
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether torch's class takes a list of stages."""
+        return isinstance(self.torch_class, type) and issubclass(self.torch_class, PipelineScheduleMulti)
 
     def mistakes(self, num_stages: int, per_process: int, num_microbatches: int) -> list[str]:
         """Why this schedule cannot run with these numbers, a sentence for each reason."""
@@ -198,7 +209,7 @@ def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
     falling = all(later <= earlier for earlier, later in pairwise(warmups))
     if not falling or not all(1 <= warmup <= num_microbatches for warmup in warmups):
         raise OptionsError(
-            f"warm-up forwards must lie in 1..{num_microbatches} and not rise from stage to stage, got {list(warmups)}"
+            f"first forwards must lie in 1..{num_microbatches} and not rise from stage to stage, got {list(warmups)}"
         )
     order: Order = {}
     for stage, warmup in enumerate(warmups):
@@ -263,7 +274,7 @@ def placement(name: str, num_stages: int, num_processes: int) -> dict[int, int]:
 def build(name: str, stages: Sequence[PipelineStage], num_microbatches: int, loss_fn: LossFn) -> Any:
     """Torch's schedule over this process's stages; gradients are not scaled, the loss already is."""
     spec = SCHEDULES[name]
-    first = stages[0] if spec.stages_per_process == 1 else list(stages)
+    first = list(stages) if spec.takes_several else stages[0]
     return spec.torch_class(first, num_microbatches, loss_fn=loss_fn, scale_grads=False)
 
 

@@ -1,6 +1,7 @@
 import inspect
 
 import pytest
+from torch.distributed.pipelining import Schedule1F1B
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from support.own_code import add_module
@@ -9,6 +10,7 @@ from thinwire.pipeline.options import PipelineOptions
 from thinwire.pipeline.schedules import (
     SCHEDULES,
     Overlap,
+    ScheduleSpec,
     actions,
     alternating,
     alternating_schedule,
@@ -155,7 +157,7 @@ good = of(ScheduleLoopedBFS)
 picky = of(ScheduleLoopedBFS, refuse)
 chatty = of(ScheduleLoopedBFS, lambda *numbers: True)
 narrow = of(ScheduleLoopedBFS, lambda number: None)
-forgetful, waiting, no_schedule, misplaced = of(Forgetful), of(Waiting), of(dict), of(ScheduleZBVZeroBubble)
+forgetful, waiting, misplaced = of(Forgetful), of(Waiting), of(ScheduleZBVZeroBubble)
 few = alternating_schedule(lambda stages, microbatches: [1], Overlap(0.5))
 floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages, Overlap(0.5))
 one_argument = alternating_schedule(lambda stages: [1] * stages, Overlap(0.5))
@@ -186,7 +188,6 @@ none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
             "misplaced",
             "pipeline.schedule own_schedules:misplaced must run each stage on its process, got stage 3 on proc",
         ),
-        ("no_schedule", "pipeline.schedule own_schedules:no_schedule must give an order that can run: TypeError"),
         (
             "few",
             "pipeline.schedule own_schedules:few: own_schedules.<lambda> must return a number for each stage, got [1]",
@@ -206,7 +207,7 @@ none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
         ),
         (
             "rising",
-            "pipeline.schedule own_schedules:rising: warm-up forwards must lie in 1..5 and not rise from stage to",
+            "pipeline.schedule own_schedules:rising: first forwards must lie in 1..5 and not rise from stage to",
         ),
     ],
 )
@@ -234,6 +235,11 @@ def test_a_schedule_of_ones_own_is_taken(monkeypatch):
         (
             lambda: alternating_schedule(wide_area, 0.5),
             "overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got 0.5",
+        ),
+        (
+            lambda: ScheduleSpec(Schedule1F1B, 1, "loop", lambda *numbers: None, Overlap(1)),
+            "torch_class of a ScheduleSpec must extend torch's PipelineScheduleMulti, whose order can be read before a "
+            f"run, got {Schedule1F1B}; for one stage a process see alternating_schedule",
         ),
         (lambda: alternating_schedule([1, 2], Overlap(1)), "warmups of a ScheduleSpec must be a function, got [1, 2]"),
     ],
