@@ -56,6 +56,18 @@ def test_a_plan_says_which_rows_go_in_full_and_how_many_bytes_that_makes():
     assert mixed.rows.coded(torch.arange(4)).tolist() == [0, 2]
 
 
+def test_a_plan_is_made_once_for_all_micro_batches_until_something_is_remembered():
+    """Indices that a gradient asks for later, after a switch of its codec, must still be recorded."""
+    sender = coder(Encoder, "topk(0.25)")
+    assert sender.plan(microbatch()) is sender.plan(microbatch(first=ROWS))
+    assert sender.plan(microbatch("eval-off")) is not sender.plan(microbatch())
+    memory, later = sender.index_memory(), microbatch(first=ROWS)
+    plan = sender.plan(later)
+    assert not plan.recurs and plan is not sender.plan(microbatch())
+    sender.settle(sender.encode(random(), torch.empty(plan.nbytes, dtype=torch.uint8), KEY, plan))
+    assert memory.of(later).indices.shape == (ROWS, WIDTH // 4)
+
+
 @pytest.mark.parametrize(
     ("first", "row_bytes", "close"),
     [("none", 4 * WIDTH, 0.0), ("bf16", 2 * WIDTH, 2**-8), ("q(8)", 2 + WIDTH, 2**-7)],
