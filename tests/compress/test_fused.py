@@ -21,6 +21,7 @@ from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
+from thinwire.compress.codecs.quantizer import GridQuantizer
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Loan
 
@@ -65,15 +66,19 @@ def test_what_goes_the_eager_way_on_a_cpu():
 
 
 @needs_numba
-def test_kernels_begin_once_a_process_has_coded_so_many_elements_that_loading_them_pays(monkeypatch):
-    monkeypatch.setattr(cpu._coded, "elements", 0)
-    codec, x = parse("q(4)"), gaussian(1, 64, 1024)
-    payloads, used = [encode(codec, x) for _ in range(5)], []
-    monkeypatch.setattr(cpu, "encode", lambda grid, part, elements, *_: used.append(len(elements)))
-    assert cpu._coded.elements == 5 << 16
-    codec.encode(x, payloads[0].clone(), KEY)
-    assert used == [1 << 16]
-    assert all(torch.equal(payload, payloads[0]) for payload in payloads)
+@pytest.mark.parametrize(("shapes", "calls"), [([(1, 16)] * 4, [16]), ([(512, 512), (1, 32)], [1 << 18, 32])])
+def test_kernels_begin_with_a_long_message_or_after_many_short_ones(monkeypatch, shapes, calls):
+    monkeypatch.setattr(cpu._coded, "messages", 0)
+    monkeypatch.setattr(cpu, "LEAST_MESSAGES", 4)
+    codec, used, kernel = parse("q(4)"), [], cpu.encode
+    assert cpu.work("numba", "the CPU", cpu._agree, codec._grid), "the kernels do not work here: a warning says why"
+    monkeypatch.setattr(cpu, "encode", lambda grid, part, x, *more: (used.append(len(x)), kernel(grid, part, x, *more)))
+    for shape in shapes:
+        x = gaussian(*shape)
+        eager = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8)
+        GridQuantizer(codec._grid, codec._blocks).encode(x, eager, KEY)
+        assert torch.equal(encode(codec, x), eager)
+    assert used == calls
 
 
 @needs_numba
@@ -128,9 +133,10 @@ def test_the_kernels_for_rotation_give_the_values_of_the_eager_code(monkeypatch)
 def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     x, message = gaussian(1, 512, 512), Microbatch("train", range(1))
     sent = []
-    for at_once, least in ((True, 1 << 18), (False, 1 << 60)):
+    for at_once, least in ((True, 1), (False, 1 << 60)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cpu, "LEAST_ELEMENTS", least)
+            patch.setattr(cpu, "LEAST_MESSAGES", least)
+            patch.setattr(cpu, "LEAST_ELEMENTS", 1 << 60)
             method, counts = parse('ef(q(4, grid="midrise"), decay=0.9)'), SlotCounts(positions=1)
             coder = Encoder(method, x, counts=counts, make_store=lambda layout, _: MemoryStore(layout))
             payloads = torch.zeros(3, coder.capacity, dtype=torch.uint8)

@@ -23,8 +23,9 @@ from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
-LEAST_ELEMENTS = 1 << 18
-"""A process that encodes and decodes fewer in all never loads the kernels: that takes a second."""
+LEAST_ELEMENTS, LEAST_MESSAGES = 1 << 18, 2000
+"""A process loads the kernels with the first tensor of so many elements, or when it has coded so many messages: loading
+takes a second, and that is what they save in so many short messages."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
@@ -55,15 +56,15 @@ def takes(elements: Tensor, outer: int, inner: int) -> bool:
         or (elements.numel() >= LEAST_ELEMENTS and torch.get_num_threads() > _MOST_THREADS)
     ):
         return False
-    _coded.elements += elements.numel()
-    return _coded.elements >= LEAST_ELEMENTS
+    _coded.messages += LEAST_MESSAGES if elements.numel() >= LEAST_ELEMENTS else 1
+    return _coded.messages >= LEAST_MESSAGES
 
 
 @dataclass
 class _Coded:
-    """What this process has encoded and decoded."""
+    """What this process has encoded and decoded; a long message counts as many short ones."""
 
-    elements: int = 0
+    messages: int = 0
 
 
 _coded = _Coded()
