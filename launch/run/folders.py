@@ -5,25 +5,34 @@ A run that is refused does not wait for what a training imports, so this file im
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.compress.stores.marks import claim, obstacle, run_of, stray
+from thinwire.compress.stores.marks import MARK, claim, obstacle, remove, run_of, stray
 from thinwire.errors.files import read_text
 from thinwire.launch.run.logs.files import is_empty, numbered
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import newest, remove_leftovers
+from thinwire.launch.run.weights import newest, remove_leftovers, weights_folder
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.saving.checkpoint_folder import has_manifests, is_step, manifests
+from thinwire.pipeline.saving.checkpoint_folder import (
+    MANIFEST,
+    has_manifests,
+    is_checkpoint,
+    is_step,
+    manifests,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
 _LOGS = ("metrics", "evaluations", "exchanges", "answers")
 _FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
 """The files that a run writes into its folder, as patterns."""
-_FOLDERS = ("weights", "best", "model", "tensorboard", "trace")
+_REPLACED, _REPLACING = "replaced", "replacing"
+"""A run that another one replaces, until that one has saved; and its name while it is moved there."""
+_FOLDERS = ("weights", "best", "model", "tensorboard", "trace", _REPLACED, _REPLACING)
 """The folders within that of a run which are the run's own."""
 _LOOK_SECONDS = 0.1
 _PATIENCE = 3.0
@@ -66,6 +77,7 @@ def foreign(recipe: Recipe) -> list[str]:
     folder, run, checkpoints = recipe.folder, run_of(recipe.folder) or "", checkpoint_folder(recipe)
     found = _foreign(folder)
     places = [path for path in checkpoints.glob("*") if is_step(path) or path.name == "base"]
+    places += replaced_folders(recipe)[1:]
     leads_out = stray(checkpoints, run) if checkpoints.is_relative_to(folder) else None
     in_the_way = [said for path in sorted(places) if (said := obstacle(path, run))]
     if said := leads_out or (in_the_way[0] if in_the_way and recipe.checkpoint.wanted else None):
@@ -114,6 +126,52 @@ def mark(folder: Path, run: str) -> None:
     claim(folder / "weights", run_of(folder) or run)
 
 
+def replaced_folders(recipe: Recipe) -> list[Path]:
+    """Where a run that --overwrite replaces is kept until this one has saved; its checkpoints stay on their disk."""
+    folder, checkpoints = recipe.folder, checkpoint_folder(recipe)
+    elsewhere = [] if checkpoints.is_relative_to(folder) else [checkpoints / _REPLACED]
+    return [folder / _REPLACED, *elsewhere]
+
+
+def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
+    """Move a run that --overwrite replaces, if it has saved anything, to `replaced_folders`.
+
+    All processes call it, and wait for each other before they write. Weights behind a link stay where they are.
+
+    Args:
+        recipe: that of the new run.
+        runs: the ids of the run's folders on all hosts.
+    """
+    folder, checkpoints, weights = recipe.folder, checkpoint_folder(recipe), weights_folder(recipe.folder)
+    half, (replaced, *elsewhere) = folder / _REPLACING, replaced_folders(recipe)
+    with (folder / MARK).open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the first of several processes moves all
+        saved = [] if weights.is_symlink() else steps_of(weights)
+        saved += [path for path in checkpoints.glob("*") if is_checkpoint(path)]
+        saved = [path for path in saved if run_of(path) in runs]
+        replicas = _other_replicas(recipe)
+        if not (half.is_dir() or replicas or any((path / MANIFEST).exists() for path in saved)):
+            return  # what was replaced before is still the newest that is whole
+        for path in (replaced, *elsewhere):
+            remove(path, runs)
+        claim(half, runs[0])
+        own = [folder / name for name in _FOLDERS if name not in (weights.name, _REPLACED, _REPLACING)]
+        files = [path for name in _FILES for path in folder.glob(name)]
+        for path in [*saved, *replicas, *filter(run_of, own), *files]:
+            inside = path.is_relative_to(folder)
+            target = half / path.relative_to(folder) if inside else elsewhere[0] / path.name
+            claim(target.parent, runs[0])
+            path.rename(target)
+        half.rename(replaced)
+
+
+def _other_replicas(recipe: Recipe) -> list[Path]:
+    """The folders of replicas whose numbers this run does not have."""
+    own = len(recipe.replicas.here) if recipe.replicas.elastic else 1
+    named = [path for path in recipe.folder.glob("replica-*") if re.fullmatch("replica-[0-9]{1,9}", path.name)]
+    return [path for path in named if int(path.name.removeprefix("replica-")) >= own and run_of(path) is not None]
+
+
 def check_unused(recipe: Recipe) -> None:
     """Raise OptionsError if the run would replace another run without --overwrite."""
     if refusal := replacing(recipe):
@@ -130,6 +188,7 @@ def replacing(recipe: Recipe) -> str | None:
 def what_is_left(recipe: Recipe) -> str:
     """What is left of a run that ended early, and the command that goes on; empty if no step was done."""
     checkpoints, weights, kept = manifests(checkpoint_folder(recipe)), newest(recipe.folder), ""
+    replaced = replaced_folders(recipe)[0]
     if checkpoints:
         command = shlex.join(["thinwire", "train", "--resume", str(recipe.folder)])
         return f"the newest checkpoint is that of step {checkpoints[-1].step}; {command} goes on from there"
@@ -142,7 +201,8 @@ def what_is_left(recipe: Recipe) -> str:
         if recipe.checkpoint.wanted
         else "the recipe asks for no checkpoints"
     )
-    return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run"
+    before = f"; the run before this one is in {replaced}" if replaced.is_dir() else ""
+    return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run{before}"
 
 
 def early_refusal(suffix: str = "") -> Callable[[Mapping[str, Any]], None]:

@@ -14,12 +14,12 @@ runs/NAME/
   trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
   summary.json          the numbers of the tables at the end, and more
   loss.png              the loss curve
+  replaced/             a run that --overwrite replaces, until this one has saved
 """
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,22 +56,12 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def remove_earlier(recipe: Recipe) -> None:
-    """Remove files of an earlier run that this one does not replace at once: summary, some logs, other replicas.
-
-    Folders of replicas go only with --overwrite, and only where this run has no replica of that number.
-    """
+    """Remove files of an earlier run that this one does not replace at once: summary, best weights, some logs."""
     (recipe.folder / "summary.json").unlink(missing_ok=True)
     remove(best_folder(recipe.folder))
     kept = {"exchanges.jsonl": recipe.replicas.count > 1, "answers.jsonl": bool(recipe.training.prompts)}
     for path in (path for name, stays in kept.items() if not stays for path in pieces(recipe.folder / name)):
         path.unlink(missing_ok=True)
-    if recipe.checkpoint.resume != "never":
-        return
-    own = len(recipe.replicas.here) if recipe.replicas.elastic else 1
-    for path in recipe.folder.glob("replica-*"):
-        number = path.name.removeprefix("replica-")
-        if re.fullmatch("[0-9]{1,9}", number) and int(number) >= own:
-            remove(path)
 
 
 def save_recipe(recipe: Recipe) -> None:

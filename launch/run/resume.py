@@ -16,7 +16,7 @@ from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.folders import checkpoint_folder
+from thinwire.launch.run.folders import checkpoint_folder, replaced_folders, set_aside
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
@@ -112,6 +112,7 @@ class Resumption:
             header=header(prepared, where),
             words=words_of_run(),
             runs=runs,
+            replaced=replaced_folders(recipe),
             timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
         if self._options.resume == "never" and self._options.wanted:
@@ -140,9 +141,10 @@ class Resumption:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences that say where the run goes on, and which newer checkpoints cannot be taken; none for a new run."""
+        """Sentences that say where the run goes on and which newer checkpoints cannot be taken, or what it replaces."""
         if self._manifest is None:
-            return []
+            replaced, *_ = replaced_folders(self._recipe)
+            return [f"{replaced} keeps the run before until this one has saved"] if replaced.is_dir() else []
         anew = (
             ""
             if self.same_parts
@@ -160,12 +162,19 @@ class Resumption:
             CheckpointError, StoreError: the checkpoint is damaged.
         """
         if self._manifest is None:
+            if self._options.resume == "never":
+                set_aside(self._recipe, self.runs)
+                collectives.barrier(self._trainer.placement, "moving the run away that this one replaces")
             self._checkpoints.discard_after(-1)
         elif self.same_parts:
             resume(self._trainer, self._checkpoints, self._manifest)
         else:
             resume_model(self._trainer, self._checkpoints.folder, self._manifest)
             self._checkpoints.go_on_from(self._manifest)
+
+    def discard_replaced(self) -> None:
+        """Delete the run that this one replaces: weights of this one are whole."""
+        self._checkpoints.discard_replaced()
 
     def save(self, done: int, said: Said) -> None:
         """Write a checkpoint while training goes on."""

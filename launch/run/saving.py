@@ -86,6 +86,9 @@ class Saves:
             with writing(folder):
                 if saving is not None:
                     saving.complete({stage: digests for files, _ in told for stage, digests in files.items()})
+                if self._where.num_replicas > 1:  # those that save nothing must not be faster than the first
+                    collectives.barrier(self._where, "waiting for the weights of all stages")
+                self._resumption.discard_replaced()
                 if summary is not None:
                     save_summary(folder, summary)
             if place is None:

@@ -117,6 +117,7 @@ class Checkpoints:
         keep: how many checkpoints stay.
         header: the settings of the run for the manifest, as JSON values.
         runs: the ids that the folders of this run have on its hosts; folders get the first.
+        replaced: folders of an earlier run, which go when a checkpoint is whole.
         words: where processes post what they have written.
         timeout: seconds to wait for the other processes.
     """
@@ -131,9 +132,10 @@ class Checkpoints:
         header: Mapping[str, Any],
         words: WordStore,
         runs: Sequence[str] = ("",),
+        replaced: Sequence[Path] = (),
         timeout: float = 300.0,
     ) -> None:
-        self._runs = list(runs)
+        self._runs, self._replaced = list(runs), list(replaced)
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
@@ -226,6 +228,11 @@ class Checkpoints:
             write_durably(place, manifest.text().encode())
         self.discard_after(manifest.step)
 
+    def discard_replaced(self) -> None:
+        """Delete an earlier run, which this one replaces: this one has saved."""
+        for path in self._replaced:
+            remove(path, self._runs)
+
     def discard_after(self, step: int) -> None:
         """Delete what this run wrote after a step, in any stage, and unfinished files from before it.
 
@@ -273,6 +280,7 @@ class Checkpoints:
         self._all_wrote = step
         self._forget_words_before(step)
         write_durably(target / MANIFEST, manifest.text().encode())
+        self.discard_replaced()
         self._prune(target)
 
     def _claim(self, folder: Path) -> None:

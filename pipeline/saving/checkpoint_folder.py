@@ -285,9 +285,14 @@ def is_step(path: Path) -> bool:
     return _STEP.fullmatch(path.name) is not None
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path has the name of something in a folder of checkpoints."""
+    return is_step(path) or path.name == "base" or path.name.startswith("passed-over-")
+
+
 def remove_checkpoints(folder: Path, runs: Collection[str] | None = None) -> None:
     """Remove all checkpoints that a run made (one of these runs), and their folder if nothing else is in it."""
-    for path in [*steps_of(folder), *folder.glob("passed-over-*"), folder / "base"]:
+    for path in filter(is_checkpoint, folder.glob("*")):
         remove(path, runs)
     with suppress(OSError):
         folder.rmdir()

@@ -17,10 +17,11 @@ from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe, room
+from thinwire.launch.run.folders import mark, set_aside
 from thinwire.launch.run.logs import files
 from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.outputs import OutputError, remove_earlier
+from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
 from thinwire.pipeline.trainer import StepRecord
 
@@ -65,11 +66,9 @@ def test_a_large_log_is_closed_and_numbered(tmp_path):
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ([], {1, 2, 3}),
-        (["--overwrite"], set()),
-        (["--overwrite", *ELASTIC], {1}),
-        (["--overwrite", *ELASTIC, *OF_THIS_HOST], set()),
-        (ELASTIC, {1, 2, 3}),
+        ([], set()),
+        (ELASTIC, {1}),
+        ([*ELASTIC, *OF_THIS_HOST], set()),
     ],
 )
 def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options, kept):
@@ -77,9 +76,11 @@ def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options,
     for name in ("replica-1", "replica-2", "replica-3", "replica-4", "replica-of-mine"):
         claim(folder / name, "")
     (folder / "replica-4" / MARK).unlink()  # somebody else's
-    (folder / "summary.json").touch()
-    remove_earlier(recipe.parse(["quickstart", "--output", str(folder), *options]))
-    assert names(folder) == sorted([*(f"replica-{number}" for number in kept), "replica-4", "replica-of-mine"])
+    mark(folder, "")
+    set_aside(recipe.parse(["quickstart", "--output", str(folder), *options]), [""])
+    stayed = [*(f"replica-{number}" for number in kept), "replica-4", "replica-of-mine"]
+    assert [name for name in names(folder) if name.startswith("replica")] == stayed
+    assert {path.name for path in folder.glob("replaced/replica-*")} == {f"replica-{n}" for n in {1, 2, 3} - kept}
 
 
 @pytest.mark.parametrize("first", range(8))

@@ -1,0 +1,60 @@
+"""A run that --overwrite replaces: whole in replaced/ until the new one has saved."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from support.processes import begin
+from support.tiny_run import write_recipe
+from thinwire.compress.stores.marks import MARK
+from thinwire.launch import cli
+from thinwire.pipeline.saving import checkpoint
+
+pytestmark = pytest.mark.slow
+
+EVERY = ["--checkpoint.every", "1 steps"]
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MARK]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def replacing(options):
+    return cli.main(["simulate", "tiny.yaml", "--output", "run", "--training.seed", "1", "--overwrite", *options])
+
+
+def killed_while_it_saves(folder, options):
+    os.chdir(folder)
+    checkpoint._complete_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    replacing(options)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "kills"),
+    [([], 2), (EVERY, 1), ([*EVERY, "--checkpoint.folder", "kept"], 1)],
+    ids=["weights", "", "kept"],
+)
+def test_a_run_is_whole_until_the_one_that_replaces_it_has_saved(tmp_path, monkeypatch, capsys, options, kills):
+    """The weights of a step that both have were gone when the new run was killed, and checkpoints before its first."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    assert cli.main(["simulate", "tiny.yaml", "--output", "run", *options]) == 0
+    whole, elsewhere = contents(tmp_path / "run"), contents(tmp_path / "kept")
+    assert bool(elsewhere) == ("kept" in options)
+    for _ in range(kills):  # the second one finds what the first one left
+        process = begin(killed_while_it_saves, tmp_path, options)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert contents(tmp_path / "run/replaced") == whole
+        assert contents(tmp_path / "kept/replaced") == elsewhere
+    assert cli.main(["export", "run/replaced", "--to", "exported"]) == 0
+    capsys.readouterr()
+    assert replacing(options) == 0
+    assert "run/replaced keeps the run before until this one has saved" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("replac*"))
+    of_both = whole, contents(tmp_path / "run")
+    assert len({json.loads(files["summary.json"])["weights_digest"] for files in of_both}) == 2
