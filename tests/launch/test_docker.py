@@ -73,6 +73,13 @@ def test_compose_reads_it(compose):
     assert {service["environment"]["BANDWIDTH"] for service in services.values()} == {"7mbit"}
 
 
+def test_the_page_says_what_makes_the_image_large_and_the_default_is_the_small_one():
+    [row] = [line for line in (FOLDER / "README.md").read_text().splitlines() if "`PIP_EXTRA_INDEX_URL`, " in line]
+    assert "With `PIP_EXTRA_INDEX_URL=`, torch is that with CUDA, and the image has 6.8 GB" in row
+    assert default(COMPOSE["services"]["stage0"]["build"]["args"]["PIP_EXTRA_INDEX_URL"]).endswith("/whl/cpu")
+    assert len({service["image"] for service in COMPOSE["services"].values()}) == 1, "all containers share one image"
+
+
 # --- the image ----------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from thinwire.launch.cli import main
 from thinwire.launch.report import reading
+from thinwire.launch.shared.tables import duration_text
 from thinwire.pipeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,16 @@ def test_tables_say_it_in_words(capsys):
     shown = capsys.readouterr().out
     for part in ("hides the wire", "compression pays", "best at 10mbit", "45+135", "1f1b-wan", "; 350 steps take "):
         assert part in shown
+
+
+def test_the_duration_of_a_recipe_in_epochs_is_told(capsys):
+    """It was told for a recipe in steps alone."""
+    epochs = [*GIVEN, "--data.limit", "40000", "--training.epochs", "2", "--bandwidth", "10mbit", "--codec", "none"]
+    found = predicted(capsys, *epochs)
+    assert found["workload"]["steps"] == 2 * 17
+    assert main(["predict", *epochs]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"; 34 steps take {duration_text(34 * found['best']['seconds'])}" in shown
 
 
 def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
