@@ -25,6 +25,7 @@ def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
     wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))
+    recipe.say_repeated(argv)
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
     from thinwire.launch.run.assembly import prepare

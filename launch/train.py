@@ -50,6 +50,8 @@ def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
+    if rank in (None, 0) and parent.VARIABLE not in os.environ:
+        recipe.say_repeated(argv)
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
             check_rendezvous()

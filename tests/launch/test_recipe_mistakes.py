@@ -5,7 +5,7 @@ import re
 import pytest
 
 from support.recipe_files import written
-from thinwire.launch.run.recipe import packaged, parse
+from thinwire.launch.run.recipe import packaged, parse, say_repeated
 from thinwire.pipeline.errors import OptionsError
 
 
@@ -203,6 +203,13 @@ def test_one_mistake_is_one_sentence(arguments, said):
     assert "\n" not in mistake and "class" not in mistake and "Parser" not in mistake
 
 
+def test_an_option_given_twice_with_other_values_is_told(capsys):
+    twice = ["--training.steps", "5", "--codec", "q(4)", "--training.steps=6", "--compression.gradients", "q(4)"]
+    assert parse(["quickstart", *twice]).training.steps == 6
+    say_repeated(["quickstart", *twice])
+    assert capsys.readouterr().out == "training.steps is given 5 and 6; the last one counts\n"
+
+
 def test_mistakes_of_all_parts_are_told_at_once():
     mistakes = mistakes_of(
         *("quickstart", "--model.name", "", "--pipeline.num-stages", "0", "--pipeline.accumulation", "0"),
@@ -246,6 +253,10 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ("training: 3", "training must hold fields, such as steps, got 3"),
         ("training:", "training must hold fields, such as steps, got None"),
         ("training: {steps: many}", "training.steps must be a whole number, got many"),
+        ("name: 123", "name must be text, got 123; put it in quotes"),
+        ("data: {name: 2024-01-01}", "data.name must be text, got 2024-01-01; put it in quotes"),
+        ("output: 7", "output must be text or null, got 7; put it in quotes"),
+        ("training: {prompts: [42]}", "training.prompts.0 must be text, got 42; put it in quotes"),
         (
             "compression: {boundaries: {1: {gradient: none}}}",
             "there is no field compression.boundaries.1.gradient (did you mean gradients?)",
