@@ -29,6 +29,10 @@ class NonFiniteError(PipelineError):
     """A tensor to be sent holds NaN or infinity."""
 
 
+class EvaluationStoppedError(PipelineError):
+    """An evaluation ended early, because a process was asked to stop."""
+
+
 class MemoryFullError(PipelineError):
     """A stage needs more memory than its device has."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from torch import Tensor
 from thinwire.compress import PassKind
 from thinwire.errors.words import were
 from thinwire.models.data.samples import Samples
-from thinwire.pipeline.errors import PipelineError
+from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.processes import collectives
@@ -49,10 +50,6 @@ class Score:
         return {"loss": self.loss, "num_targets": self.num_targets, **self.metrics}
 
 
-class EvaluationStoppedError(PipelineError):
-    """An evaluation that ended before all its batches, because a process was asked to stop."""
-
-
 def evaluate(
     trainer: Trainer,
     samples: Samples,
@@ -74,17 +71,23 @@ def evaluate(
     Raises:
         EvaluationStoppedError: in all processes, after the batch under way, if any was asked. Nothing of it counts.
     """
-    before = [(stage, dict(stage.passes), stage.meter.state_dict()) for stage in trainer.stages]
     stop = _Stop(trainer, asked)
+    with undone_if_stopped(trainer), _apart(trainer):
+        scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
+    return scores if trainer.reports else None
+
+
+@contextmanager
+def undone_if_stopped(trainer: Trainer) -> Iterator[None]:
+    """Around an evaluation: where it is stopped, its passes and traffic do not count, because all of it comes again."""
+    before = [(stage, dict(stage.passes), stage.meter.state_dict()) for stage in trainer.stages]
     try:
-        with _apart(trainer):
-            scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
+        yield
     except EvaluationStoppedError:
         for stage, passes, measured in before:
             stage.passes = passes
             stage.meter.load_state_dict(measured)
         raise
-    return scores if trainer.reports else None
 
 
 class _Stop:
@@ -112,7 +115,11 @@ class _Stop:
 
 
 def answers(
-    trainer: Trainer, generator: Generator, prompts: Sequence[tuple[Tensor, int]], ends: Collection[int]
+    trainer: Trainer,
+    generator: Generator,
+    prompts: Sequence[tuple[Tensor, int]],
+    ends: Collection[int],
+    asked: Callable[[], bool] | None = None,
 ) -> list[dict[Compression, list[int]]]:
     """The most likely tokens after each prompt, with compression on and off; of several replicas, by the first.
 
@@ -123,15 +130,20 @@ def answers(
         generator: that of these stages.
         prompts: token ids, int64 [N], and the most tokens that may follow.
         ends: the tokens that end an answer.
+        asked: says whether this process was asked to stop; None if none ever is, in all processes.
+
+    Raises:
+        EvaluationStoppedError: in all processes, after the token under way, if any was asked.
     """
-    with _apart(trainer):
-        if trainer.sync.scorer(0) is None:
-            return []
-        trainer.runner.set_mode(trains=False)
-        found = [
-            {name: list(generator.tokens(prompt, most, ends, kind)) for name, kind in PASS_KINDS.items()}
-            for prompt, most in prompts
-        ]
+    found: list[dict[Compression, list[int]]] = []
+    with _apart(trainer), suppress(EvaluationStoppedError):
+        if trainer.sync.scorer(0) is not None:
+            trainer.runner.set_mode(trains=False)
+            for prompt, most in prompts:
+                tokens = partial(generator.tokens, prompt, most, ends, asked=asked or (lambda: False))
+                found.append({name: list(tokens(kind)) for name, kind in PASS_KINDS.items()})
+    if asked is not None and collectives.anyone(trainer.placement, asked()):  # those that wrote nothing hear it here
+        raise EvaluationStoppedError
     return found if trainer.reports else []
 
 

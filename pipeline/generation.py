@@ -8,7 +8,7 @@ keeps between messages: a token is never sent twice, so each is a first visit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from thinwire.compress import Method, PassKind
 from thinwire.compress.transfer import put
 from thinwire.errors.words import were
 from thinwire.models.layers import Stage
+from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
 from thinwire.pipeline.processes.collectives import all_gather_json
@@ -75,7 +76,13 @@ class Generator:
         self._ends: dict[tuple[int, int, int], BoundaryEnd] = {}
 
     def tokens(
-        self, prompt: Tensor, most: int, ends: Collection[int], kind: PassKind, sampling: Sampling = GREEDY
+        self,
+        prompt: Tensor,
+        most: int,
+        ends: Collection[int],
+        kind: PassKind,
+        sampling: Sampling = GREEDY,
+        asked: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
         """The tokens that follow a prompt, one by one, in every process of the pipeline.
 
@@ -87,6 +94,10 @@ class Generator:
             ends: tokens that end the text; they are not given out.
             kind: eval-on or eval-off, whether boundaries compress.
             sampling: chooses each token.
+            asked: says whether this process was asked to stop.
+
+        Raises:
+            EvaluationStoppedError: in every process of the pipeline, after a token, if any was asked.
         """
         wire = self._stages[0].all_ends.wire_of(0)  # of several replicas, the first one's
         self._wire.compression, self._ends = of_first_visits(wire.compression, self._where.num_stages), {}
@@ -99,8 +110,10 @@ class Generator:
                 logits = self._pass(torch.tensor([given]), step, kind)
                 here = None if logits is None else sampling(logits[0, len(text) - known - 1], step)
                 what = f"{were(self._where.stages_of(dist.get_rank()))} waiting for the next token"
-                everyone = all_gather_json(here, what, self._where.pipeline)
-                [token] = (token for token in everyone if token is not None)
+                everyone = all_gather_json([here, asked()], what, self._where.pipeline)
+                if any(stops for _, stops in everyone):
+                    raise EvaluationStoppedError
+                [token] = (token for token, _ in everyone if token is not None)
                 if token in ends:
                     return
                 known = len(text) if self._remembers else 0

@@ -37,7 +37,7 @@ from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first
+from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first, undone_if_stopped
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
@@ -185,7 +185,7 @@ class Reporting:
         if self.evaluated == done:
             return
         held_out, scores = self._prepared.data.held_out, None
-        with self.times.spent_on("evaluation"):
+        with self.times.spent_on("evaluation"), undone_if_stopped(self._trainer):
             if held_out is not None:
                 size, count = self._recipe.pipeline.pass_size, len(held_out)
                 scores = evaluate(
@@ -210,7 +210,7 @@ class Reporting:
         if asked is None or generator is None:
             return []
         prompts = list(zip(asked.tokens, asked.most, strict=True))
-        found = answers(self._trainer, generator, prompts, asked.ends)
+        found = answers(self._trainer, generator, prompts, asked.ends, self._asked)
         texts = [{mode: asked.text(tokens) for mode, tokens in each.items()} for each in found]
         return list(zip(self._recipe.training.prompts, texts, strict=False))
 

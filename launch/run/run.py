@@ -19,7 +19,7 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.saving import Saves
 from thinwire.launch.shared.progress import counting
-from thinwire.pipeline.evaluation import EvaluationStoppedError
+from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.trainer import StepRecord

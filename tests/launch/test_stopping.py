@@ -15,6 +15,7 @@ from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.heartbeat import EVERY
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -88,9 +89,12 @@ def test_a_second_ctrl_c_stops_a_run_at_once_that_cannot_write_its_checkpoint(fo
     assert resumed.status == 0, resumed.stderr
 
 
-def test_a_stop_in_an_evaluation_ends_it_and_has_the_status_of_its_signal(folder):
-    (folder / "text").write_bytes(bytes(range(32, 132)) * 20_000)  # 30,000 batches in each of two passes
+@pytest.mark.parametrize(("times", "prompts"), [(20_000, 0), (20, 3000)], ids=["batches", "answers"])
+def test_a_stop_in_an_evaluation_ends_it_and_has_the_status_of_its_signal(folder, times, prompts):
+    """Where prompts were answered, it was not heard until the last of them."""
+    (folder / "text").write_bytes(bytes(range(32, 132)) * times)  # 30,000 batches in each of two passes, or a few
     evaluates = ["--training.evaluate_every", "3 steps", "--compression.activations", "q(3)"]
+    evaluates += ["--training.prompts", str(["a"] * prompts)]  # 30 tokens each
     options = [*ENDLESS, *evaluates, "--wire.heartbeat", 60, "--output", "run"]
     with started([*THINWIRE, "train", *options], folder) as command:
         trains(command, folder)
@@ -98,6 +102,8 @@ def test_a_stop_in_an_evaluation_ends_it_and_has_the_status_of_its_signal(folder
         assert command.wait() == 143
     assert "stopped by SIGTERM after step 3, and a checkpoint holds it" in command.stderr
     assert whole_checkpoints(folder) == [3]
+    passes = SavedStage(folder / "run/checkpoints", 3, 0).values["passes"]
+    assert passes["eval-on"] == passes["eval-off"] == -1, "what is done again does not count"
     assert (folder / "run/evaluations.jsonl").read_text() == ""
 
 

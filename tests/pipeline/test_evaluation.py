@@ -7,8 +7,8 @@ import torch
 from support.processes import left_by_the_first, outcomes_of, run
 from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
 from thinwire.pipeline import evaluation
-from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.evaluation import EvaluationStoppedError, advice, evaluate, look
+from thinwire.pipeline.errors import EvaluationStoppedError, PeerError
+from thinwire.pipeline.evaluation import advice, evaluate, look
 from thinwire.pipeline.options.compression import BoundaryOptions
 
 
