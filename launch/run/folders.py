@@ -152,12 +152,13 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
         replicas = _other_replicas(recipe)
         if not (half.is_dir() or replicas or any((path / MANIFEST).exists() for path in saved)):
             return  # what was replaced before is still the newest that is whole
-        for path in (replaced, *elsewhere):
+        for path in [] if half.is_dir() else [replaced, *elsewhere]:  # one that was killed here has moved some of it
             remove(path, runs)
         claim(half, runs[0])
         own = [folder / name for name in _FOLDERS if name not in (weights.name, _REPLACED, _REPLACING)]
+        own = [path for path in own if run_of(path) is not None]
         files = [path for name in _FILES for path in folder.glob(name)]
-        for path in [*saved, *replicas, *filter(run_of, own), *files]:
+        for path in [*saved, *replicas, *own, *files]:
             inside = path.is_relative_to(folder)
             target = half / path.relative_to(folder) if inside else elsewhere[0] / path.name
             claim(target.parent, runs[0])
