@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from support.processes import begin
 from support.tiny_run import write_recipe
-from thinwire.compress.stores.marks import MARK
+from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
+from thinwire.launch.run import recipe
+from thinwire.launch.run.folders import set_aside
 from thinwire.pipeline.saving import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -58,3 +61,28 @@ def test_a_run_is_whole_until_the_one_that_replaces_it_has_saved(tmp_path, monke
     assert not list(tmp_path.rglob("replac*"))
     of_both = whole, contents(tmp_path / "run")
     assert len({json.loads(files["summary.json"])["weights_digest"] for files in of_both}) == 2
+
+
+def test_moving_a_run_away_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    claim(run, "1")
+    for path in (run / "weights/step-00000001", run / "model", kept / "step-00000001", kept / "base"):
+        claim(path, "1")
+        (path / "manifest.json").write_text(str(path))
+    (run / "recipe.yaml").write_text("")
+    whole, elsewhere = contents(run), contents(kept)
+    wanted = recipe.parse(["quickstart", "--output", str(run), "--checkpoint.folder", str(kept)])
+    rename, turns = Path.rename, []
+
+    def killed_behind(path, target):
+        rename(path, target)
+        turns.append(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed_behind)
+    while not (run / "replaced").is_dir():
+        with pytest.raises(KeyboardInterrupt):
+            set_aside(wanted, ["1"])
+    assert len(turns) == 6
+    set_aside(wanted, ["1"])
+    assert contents(run / "replaced") == whole and contents(kept / "replaced") == elsewhere
