@@ -215,7 +215,7 @@ def _misfit(kind: Any, value: Any, name: str) -> str:
     got = str(value) or "nothing"
     hint = did_you_mean(got, get_args(kind)) if get_origin(kind) is Literal else _why_not_yaml(value)
     if str in (get_args(kind) if _is_union(kind) else [kind]) and not isinstance(value, str | list | Mapping | None):
-        hint = "; put it in quotes"  # YAML reads 123, 2024-01-01 and yes as other things than text
+        hint = "; put it in quotes"  # YAML reads 123 and true as other things than text
     return f"{name} must be {words(kind)}, got {got if len(got) <= 200 else f'{got[:200]}...'}{hint}"
 
 

@@ -254,8 +254,8 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ("training:", "training must hold fields, such as steps, got None"),
         ("training: {steps: many}", "training.steps must be a whole number, got many"),
         ("name: 123", "name must be text, got 123; put it in quotes"),
-        ("data: {name: 2024-01-01}", "data.name must be text, got 2024-01-01; put it in quotes"),
-        ("output: 7", "output must be text or null, got 7; put it in quotes"),
+        ("data: {name: yes}", "data.name must be text, got True; put it in quotes"),
+        ("model: {weights: 1.5}", "model.weights must be text, got 1.5; put it in quotes"),
         ("training: {prompts: [42]}", "training.prompts.0 must be text, got 42; put it in quotes"),
         (
             "compression: {boundaries: {1: {gradient: none}}}",
