@@ -136,7 +136,7 @@ def replaced_folders(recipe: Recipe) -> list[Path]:
 def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     """Move a run that --overwrite replaces, if it has saved anything, to `replaced_folders`.
 
-    All processes call it, and wait for each other before they write. Weights behind a link stay where they are.
+    All processes call it, and wait for each other before they write. What is behind a link stays where it is.
 
     Args:
         recipe: that of the new run.
@@ -156,7 +156,7 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
             remove(path, runs)
         claim(half, runs[0])
         own = [folder / name for name in _FOLDERS if name not in (weights.name, _REPLACED, _REPLACING)]
-        own = [path for path in own if run_of(path) is not None]
+        own = [path for path in own if run_of(path) is not None and not path.is_symlink()]
         files = [path for name in _FILES for path in folder.glob(name)]
         for path in [*saved, *replicas, *own, *files]:
             inside = path.is_relative_to(folder)
