@@ -185,7 +185,7 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
         )
     if num_labels is not None and task == "classification":
         config.num_labels = num_labels
-    made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied)
+    made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied or "untie")
     return replace(made, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task))
 
 

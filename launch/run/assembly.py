@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -48,7 +48,7 @@ from thinwire.models.layers import (
     stage_output_examples,
 )
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads
-from thinwire.models.options import ModelOptions
+from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
 from thinwire.models.tasks import own_task
@@ -72,6 +72,9 @@ from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.wire import nccl
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire
+
+_DEAR = 10
+"""How many times more bytes than the gradient of a tied head a step must send through a boundary, uncompressed."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)
-        prepared = replace(prepared, recipe=replace(recipe, training=training))
+        prepared = replace(prepared, recipe=replace(prepared.recipe, training=training))
     return prepared
 
 
@@ -165,25 +168,36 @@ def with_own_task(data: Data, training: TrainingOptions) -> Data:
 
 def _notes_on_shared(blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
     """What weights cost that several stages hold, and which are one weight in the library's model and two here."""
+    if not blueprint.tied and not blueprint.shared:
+        return []
+    layers = build_layers(blueprint)
+
+    def size(parameters: Iterable[Parameter]) -> str:
+        return size_text(sum(parameter.numel() for parameter in parameters) * blueprint.weights_dtype.itemsize)
+
+    weights = {name: parameter for layer in layers for name, parameter in layer.full_parameters().items()}
     untied = [
         f"the library's model has one weight for {name} and {other}; here two stages train one each, so the exported "
-        "model has two; set model.tied: sum to keep one"
+        f"model has two; set model.tied: sum to keep one, which sends {size([weights[name]])} there and back each step"
         for name, other in blueprint.tied.items()
     ]
-    if not blueprint.shared:
-        return untied
-    layers = build_layers(blueprint)
     held = [{n for index in cut for n in layers[index].parts if n in blueprint.shared} for cut in cuts]
     parts = {name: part for layer in layers for name, part in layer.parts.items() if name in blueprint.shared}
-    size = size_text(sum(parameter.nbytes for part in parts.values() for parameter in part.parameters()))
+    all_of_it = size(parameter for part in parts.values() for parameter in part.parameters())
     several = sum(map(bool, held))
-    summed = f"{several} stages hold {', '.join(parts)}: each step sums its gradients over them, {size} there and back"
+    summed = (
+        f"{several} stages hold {', '.join(parts)}: each step sums its gradients over them, {all_of_it} there and back"
+    )
     return [*untied, *([summed] if several > 1 else [])]
 
 
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     """The model of a recipe, cut and checked."""
     model = make_blueprint(recipe, data)
+    if recipe.model.tied is None:
+        tied: Tied = "sum" if _ties(model, recipe) else "untie"
+        recipe = replace(recipe, model=replace(recipe.model, tied=tied))
+        model = make_blueprint(recipe, data) if tied == "sum" else model
     cuts, _, unread = attempt(
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
     )
@@ -195,6 +209,16 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     check_fit(prepared.blueprint, recipe.replicas)
     prompts = read_prompts(recipe, model, outputs) if recipe.training.prompts else None
     return replace(prepared, outputs=outputs, prompts=prompts)
+
+
+def _ties(model: Blueprint, recipe: Recipe) -> bool:
+    """Whether a tied head costs little: its gradient has a row for each word, a boundary's frames one for each token.
+
+    Neither the cut nor the codecs count, so that runs that differ in them train the same model.
+    """
+    if not model.tied or recipe.model.lora.rank is not None:
+        return False
+    return _DEAR * (model.vocab_size or 0) <= min(recipe.batch_sizes) * recipe.data.block_size
 
 
 def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -68,10 +70,23 @@ def test_what_becomes_of_tied_weights_is_said_before_training():
     """It was said only with the export."""
     (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
     assert untied.endswith(
-        "here two stages train one each, so the exported model has two; set model.tied: sum to keep one"
+        "here two stages train one each, so the exported model has two; set model.tied: sum to keep one, which sends "
+        "16 kB there and back each step"
     )
     (summed,) = [note for note in prepared("--model.tied", "sum").data.notes if "2 stages hold" in note]
     assert summed.endswith("each step sums its gradients over them, 16 kB there and back")
+    (narrow,) = [
+        note for note in prepared("--model.tied", "sum", "--model.dtype", "bf16").data.notes if "2 stages" in note
+    ]
+    assert narrow.endswith("8 kB there and back")
+
+
+@pytest.mark.parametrize(("vocabulary", "tied"), [(256, "sum"), (257, "untie")])
+def test_a_head_stays_tied_where_a_step_has_ten_times_more_tokens_than_the_vocabulary(vocabulary, tied):
+    Path("text").write_bytes(bytes(range(32, 132)) * 60)
+    options = ("--data.held_out", "0.5", "--data.block_size", "64", "--pipeline.microbatch_size", "20")
+    ready = prepared(*options, "--model.config.n_positions", "64", "--model.config.vocab_size", str(vocabulary))
+    assert (ready.recipe.model.tied, bool(ready.blueprint.tied)) == (tied, tied == "untie")
 
 
 def test_a_batch_needs_as_many_samples():
