@@ -494,14 +494,17 @@ def take_apart(
             f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
             "the text model inside, or give layers as module:factory"
         )
-    if getattr(config, "output_router_logits", False):
+    names = [name for name in ("router_aux_loss_coef", "aux_loss_coef") if hasattr(config, name)]
+    weight = max((getattr(config, name) for name in names), default=1.0)
+    if getattr(config, "output_router_logits", False) and weight:
         raise ModelError(
-            f"output_router_logits of {config.model_type} must be false, got true: the loss that it adds is made of a "
-            "mean over the routers of all blocks, which no stage has; set it to false in config"
+            f"output_router_logits of {config.model_type} must be false, or {' or '.join(names) or 'its weight'} 0, "
+            f"got {weight}: the loss that it adds multiplies means over the routers of all blocks, which no stage has; "
+            "set one of them in model.config"
         )
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
-    # a cache is for generation only
-    config.use_cache = False
+    # a cache is for generation only, and what routers give is for their loss
+    config.use_cache = config.output_router_logits = False
     skeleton = _skeleton(config, task, tied)
     if tied == "sum" and not skeleton.tied:
         raise ModelError(

@@ -89,6 +89,23 @@ def test_a_head_of_its_own_cannot_be_tied():
         blueprint(given, task="causal-lm")
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_routers_whose_loss_weighs_nothing_train_as_in_the_unsplit_model(name):
+    """What routers give was refused even where it is in no loss."""
+    changes = {"output_router_logits": True, "router_aux_loss_coef": 0.0}
+    model, unsplit = apart(name, **changes), whole(name, **changes)
+    stages = split(model, 3)
+    unsplit.load_state_dict(state_of(stages))
+    ids, side = inputs(name)
+    found = unsplit(input_ids=ids, labels=ids)
+    found.loss.backward()
+    loss = unsplit.loss_function(found.logits, ids, unsplit.config.vocab_size)
+    (output_gradient,) = torch.autograd.grad(loss, found.logits)
+    run_pipeline(stages, ids, side, output_gradient)
+    torch.testing.assert_close(gradients_of(stages), {k: p.grad for k, p in unsplit.named_parameters()}, **CLOSE)
+
+
 def test_the_loss_of_routers_is_refused():
-    with pytest.raises(ModelError, match="output_router_logits of mixtral must be false, got true"):
-        apart("mixtral", output_router_logits=True)
+    rule = "output_router_logits of mixtral must be false, or router_aux_loss_coef 0, got 0.02: the loss that it adds"
+    with pytest.raises(ModelError, match=rule):
+        apart("mixtral", output_router_logits=True, router_aux_loss_coef=0.02)
