@@ -25,7 +25,7 @@ from thinwire.models.data.sources import read_chats, read_labelled, read_texts, 
 from thinwire.models.data.stream import TextStream
 from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import Classification, LanguageModeling
 
@@ -41,9 +41,19 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     if not options.mixture:
         return read(options, seed)
     names = [options.name, *options.mixture]
-    parts = attempt(*(partial(read, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
+    parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
     return mix(dict(zip(names, parts, strict=True)), shares)
+
+
+def _load_entry(options: DataOptions, seed: int) -> Data:
+    """One source of a mixture. A mistake that names no source is told with the name of this one."""
+    try:
+        return _LOADERS[options.chosen_kind](options, seed)
+    except ModelError as error:
+        named = (options.name, options.evaluation or options.name)
+        told = (each if any(name in each for name in named) else f"{options.name}: {each}" for each in error.mistakes)
+        raise ModelError(told) from error
 
 
 def without_texts(options: DataOptions, vocab_size: int, count: int) -> Data:

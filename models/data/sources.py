@@ -100,8 +100,8 @@ BUNDLED: Mapping[str, tuple[Kind, ...]] = {source.name: source.kinds for source 
 """Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
 
 RULE = (
-    f"data.name must be {', '.join(map(repr, BUNDLED))}, a readable file or folder, a data set on the hub, or "
-    "module:function for your own"
+    f"data.name, and what evaluation and mixture name, must be {', '.join(map(repr, BUNDLED))}, a readable file or "
+    "folder, a data set on the hub, or module:function for your own"
 )
 
 

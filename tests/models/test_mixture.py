@@ -78,3 +78,16 @@ def test_conversations_of_two_formats_mix_with_their_lengths_and_positions(tmp_p
 def test_what_cannot_be_mixed_is_told(options, told):
     with pytest.raises(ModelError, match=told):
         DataOptions(**options)
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_source_that_cannot_be_mixed_is_named(tmp_path):
+    """A file that is missing was told as data.name, and one that is too short not by its name."""
+    files = tables(tmp_path, a=6, short=0)
+    mixture = {files["short"]: 0.2, "nowhere.jsonl": 0.2}
+    with pytest.raises(ModelError) as caught:
+        load(DataOptions(name=files["a"], mixture=mixture, block_size=2, held_out=0))
+    short, nowhere = caught.value.mistakes
+    assert short.startswith(f"{files['short']}: the training text must have 3 tokens or more, got 1")
+    assert nowhere.startswith("data.name, and what evaluation and mixture name, must be 'pydoc'")
+    assert nowhere.endswith("got 'nowhere.jsonl': no such file or folder")
