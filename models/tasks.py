@@ -19,7 +19,7 @@ from thinwire.errors.calls import call, called
 from thinwire.errors.imports import find
 from thinwire.models.errors import ModelError, require
 
-TaskName = Literal["causal-lm", "classification"]
+TaskName = Literal["causal-lm", "classification", "token-classification"]
 """The task that a family of models is for."""
 MOST_CLASSES = 1_000_000
 """The most classes: scores count each."""
@@ -118,6 +118,12 @@ class Classification:
             "accuracy": right / total if total else math.nan,
             "matthews": matthews(right, labelled, predicted),
         }
+
+
+class TokenClassification(Classification):
+    """Classify tokens: output [B, T, L] logits, target [B, T] labels or `IGNORE`."""
+
+    unit = "nats per word"
 
 
 class OwnTask:

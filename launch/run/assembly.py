@@ -51,7 +51,7 @@ from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
-from thinwire.models.tasks import own_task
+from thinwire.models.tasks import TaskName, own_task
 from thinwire.pipeline.devices.device import CPU, choose, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.generation import Generator
@@ -228,17 +228,17 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
         check_reads(recipe.model, kind="images", channels=data.training.example(1).shape[1])
     else:
         check_reads(recipe.model, kind="text")
-    model = model_of(recipe.model, data.num_labels, tokens)
+    model = model_of(recipe.model, recipe.data.task, data.num_labels, tokens)
     check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
     require_positions(model.side, data.training.side_example(1))
     return model
 
 
-def model_of(options: ModelOptions, num_labels: int | None, block_size: int | None = None) -> Blueprint:
-    """The model of a recipe, which holds its weights in the dtype of the options; a classifier if it has labels."""
+def model_of(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None = None) -> Blueprint:
+    """The model of a recipe for a task, which holds its weights in the dtype of the options."""
     model = blueprint(
         with_run_weights(options),
-        task="causal-lm" if num_labels is None else "classification",
+        task=task,
         num_labels=num_labels,
         block_size=block_size,
     )

@@ -52,10 +52,12 @@ GENERATION = "generation_config.json"
 _BUFFERS = (r"rotary_emb\.inv_freq$", r"\.position_ids$", r"masked_bias$")
 """Buffers that older releases of transformers stored."""
 
-_AUTO_CLASSES: Mapping[TaskName, str] = {
+AUTO_CLASSES: Mapping[TaskName, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
 }
+"""The classes of transformers that make a model for a task."""
 _SIDE = ("attention_mask", "token_type_ids", "position_ids")
 """The side inputs that a model may take, by the library's names."""
 _CACHES = ("cache", "past_key_values")
@@ -275,7 +277,7 @@ class Skeleton:
         self.pad: int | None = getattr(self.config, "pad_token_id", None)
         taken = inspect.signature(model.forward).parameters
         accepted = tuple(name for name in _SIDE if name in taken)
-        self.side = tuple(name for name in accepted if name == "attention_mask" and task == "classification")
+        self.side = tuple(name for name in accepted if name == "attention_mask" and task != "causal-lm")
         self.optional_side = tuple(name for name in accepted if name not in self.side and self._reads(name))
         self.cache_name = next((name for name in _CACHES if name in taken), "")
         self.list_name, self.blocks = _list_of_blocks(model)
@@ -523,7 +525,7 @@ def take_apart(
             source,
             named=partial(as_in_model, skeleton.model),
             tied=skeleton.tied,
-            fresh=[f"{name}." for name in head if task == "classification" and _is_new(name, base)],
+            fresh=[f"{name}." for name in head if task != "causal-lm" and _is_new(name, base)],
             ignored=(*_BUFFERS, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())),
         )
     costs = [
@@ -559,8 +561,9 @@ def tasks_of(model_type: str) -> list[TaskName]:
         # where tokens of a causal model see later ones, as in BERT, it is for another task
         "causal-lm": () if encoder else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token-classification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
-    return [task for task in _AUTO_CLASSES if model_type in tables[task]]
+    return [task for task in AUTO_CLASSES if model_type in tables[task]]
 
 
 def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
@@ -579,7 +582,7 @@ def unsplit(config: Any, task: TaskName) -> Any:
     """The whole model, as the library builds it."""
     import transformers
 
-    auto: Any = getattr(transformers, _AUTO_CLASSES[task])
+    auto: Any = getattr(transformers, AUTO_CLASSES[task])
     # scaled dot-product attention cannot bend its scores
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
     return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **hub.NO_CODE)

@@ -51,7 +51,9 @@ def _random(data: Data, seed: int) -> Tensor:
 def _by_label(data: Data, seed: int) -> Tensor:
     require(
         (
-            data.num_labels is not None and getattr(data.training, "has_labels", True),
+            data.num_labels is not None
+            and getattr(data.training, "has_labels", True)
+            and data.training.targets(torch.arange(1)).dim() == 1,
             "clients.division label needs the label of each sample in every process; take random or order, or for a "
             "server write the outline with thinwire outline --labels",
         )

@@ -27,7 +27,7 @@ from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
-from thinwire.models.tasks import Classification, LanguageModeling
+from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, TokenClassification
 
 
 def load(options: DataOptions, *, seed: int = 0) -> Data:
@@ -208,6 +208,30 @@ def _load_pairs(options: DataOptions, seed: int) -> Data:
     )
 
 
+def _load_tags(options: DataOptions, seed: int) -> Data:
+    columns, notes = _columns(options)
+    tokenizer, (training, held_out) = attempt(
+        lambda: Pretrained(options.tokenizer), lambda: _labelled(options, columns)
+    )
+
+    def samples(part: Labelled) -> PairSamples:
+        padded = tokenizer.padded(part.examples, options.block_size, words=True)
+        assert padded.words is not None
+        words = padded.words.long()
+        return PairSamples(padded, torch.where(words < 0, IGNORE, part.labels.gather(1, words.clamp(min=0))))
+
+    trained = samples(training)
+    return Data(
+        trained,
+        samples(held_out) if held_out else None,
+        TokenClassification(training.num_labels),
+        num_labels=training.num_labels,
+        vocab_size=tokenizer.padded_vocab_size,
+        classes=training.classes,
+        notes=(*trained.notes(), *notes),
+    )
+
+
 def _load_images(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     training, held_out = _labelled(options, columns)
@@ -238,6 +262,7 @@ _LOADERS: dict[Kind, Callable[[DataOptions, int], Data]] = {
     "text": _load_text,
     "chat": _load_chat,
     "pairs": _load_pairs,
+    "tags": _load_tags,
     "images": _load_images,
 }
 

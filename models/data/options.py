@@ -6,10 +6,13 @@ Large libraries are imported inside the checks, so `thinwire train --help` needs
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from thinwire.models.data.parts import Columns, Kind
 from thinwire.models.errors import require
+
+if TYPE_CHECKING:
+    from thinwire.models.tasks import TaskName
 
 BYTES = "bytes"
 """The name of the tokenizer that needs no library."""
@@ -31,9 +34,9 @@ class DataOptions:
     mixture: dict[str, float] = field(default_factory=dict)
     """text, chat: other sources to train on beside `name`, and the share of the samples that each gives; `name` gives
     the rest. {"general.jsonl": 0.2}."""
-    kind: Literal["auto", "text", "chat", "pairs", "images"] = "auto"
+    kind: Literal["auto", "text", "chat", "pairs", "tags", "images"] = "auto"
     """The task: "text" predicts the next token, "chat" the answers in conversations, "pairs" classifies a text or a
-    pair of texts, "images" classifies images. "auto" means images for "digits", else text."""
+    pair of texts, "tags" the words of a text, "images" images. "auto" means images for "digits", else text."""
     subset: str | None = None
     """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
     split: str = "train"
@@ -55,16 +58,17 @@ class DataOptions:
     columns: list[str] = field(default_factory=list)
     """The columns of a table to read; empty takes all columns of the right type (for text, the column "text", or
     "input_ids" with token ids; for chat, messages, conversations, prompt and completion, instruction, input and output,
-    or input_ids and labels)."""
+    or input_ids and labels; for tags, "tokens")."""
     label: str = "label"
-    """The column that holds the class, an integer."""
+    """The column that holds the class, an integer; for tags a list with one for each word, "ner_tags" where there is no
+    "label"."""
     tokenizer: str = BYTES
     """"bytes", or the name or folder of a tokenizer that transformers can load; "smollm2" is that of the model."""
     outline: str | None = None
     """A file of `thinwire outline`. Processes without the first stage read it, and never the data, which may be
     elsewhere."""
     block_size: int = 128
-    """The number of tokens in a sample. Pairs and conversations are cut or padded to this length."""
+    """The number of tokens in a sample. Pairs, tagged texts and conversations are cut or padded to this length."""
     packing: bool = False
     """chat: whether a sample holds as many whole conversations as fit. None sees another; the model must read
     positions for that."""
@@ -114,8 +118,9 @@ class DataOptions:
             ),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (
-                kind != "chat" or self.tokenizer != BYTES,
-                f"tokenizer must be that of a model with a chat template for kind chat, got {BYTES!r}",
+                kind not in ("chat", "tags") or self.tokenizer != BYTES,
+                f"tokenizer must be that of a model{' with a chat template' * (kind == 'chat')} for kind {kind}, got "
+                f"{BYTES!r}",
             ),
             (
                 not self.mixture or kind in ("text", "chat"),
@@ -168,6 +173,12 @@ class DataOptions:
         from thinwire.models.data.sources import BUNDLED
 
         return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
+
+    @property
+    def task(self) -> TaskName:
+        """The task that a model does with these data."""
+        tasks: dict[Kind, TaskName] = {"text": "causal-lm", "chat": "causal-lm", "tags": "token-classification"}
+        return tasks.get(self.chosen_kind, "classification")
 
     @property
     def limits(self) -> tuple[int | None, int | None]:

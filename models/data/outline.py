@@ -107,8 +107,8 @@ def outline_text(data: Data, *, labels: bool) -> str:
     require(
         (
             not data.training.side_example(1),
-            "data of kind pairs, or of kind chat with packing, have no outline: every stage reads masks or positions "
-            "that come with the texts",
+            "data of kind pairs or tags, or of kind chat with packing, have no outline: every stage reads masks or "
+            "positions that come with the texts",
         ),
         (
             not labels or data.num_labels is not None,

@@ -1,4 +1,4 @@
-"""Samples of one or two texts and their class, as rows of one length: the form of GLUE's tasks.
+"""Samples of one or two texts and their class, or of words and their tags, as rows of one length.
 
 Every stage must know the shape of each tensor that it receives. So texts are padded to one length, and the padding
 crosses the wire too. The attention masks do not cross it: stages read them by sample id.
@@ -14,7 +14,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 
 
 class PairSamples:
-    """Tokenized texts, each with a label. The id of a sample is its position in the source."""
+    """Tokenized texts, each with a label, or a label for each token. The id of a sample is its place in the source."""
 
     def __init__(self, padded: Padded, labels: Tensor) -> None:
         self.padded = padded
@@ -30,7 +30,7 @@ class PairSamples:
         return self.padded.tokens[ids].long()
 
     def targets(self, ids: Tensor) -> Tensor:
-        """The labels, int64 [B]."""
+        """The labels, int64 [B] or [B, T]."""
         return self.labels[ids]
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Kind = Literal["text", "chat", "pairs", "images"]
+Kind = Literal["text", "chat", "pairs", "tags", "images"]
 ROLES = {
     **{name: name for name in ("system", "user", "assistant", "tool")},
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"},
@@ -77,12 +77,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Examples, each with an integer label."""
+    """Examples, each with an integer label, or with one for each of its words."""
 
     examples: Sequence[Any]
-    """Tuples of one or two texts, or `Picture`s."""
+    """Tuples of one or two texts or of one list of words, or `Picture`s."""
     labels: Tensor
-    """int64 [N], in 0..num_labels - 1."""
+    """int64 [N], in 0..num_labels - 1; of words [N, W], `IGNORE` behind them."""
     num_labels: int
     """The number of classes that the source declares, or else its largest label plus 1."""
     classes: tuple[str, ...] = ()
@@ -121,8 +121,10 @@ class Labelled:
             return self
         import torch
 
+        from thinwire.models.tasks import IGNORE
+
         check_labels(self.labels, self.num_labels, where)
-        used = [self.classes[label] for label in self.labels.unique().tolist()]
+        used = [self.classes[label] for label in self.labels.unique().tolist() if label != IGNORE]
         unknown = [name for name in used if name not in training.classes]
         require(
             (
@@ -132,7 +134,7 @@ class Labelled:
             )
         )
         numbers = [training.classes.index(name) if name in used else -1 for name in self.classes]
-        labels = torch.tensor(numbers)[self.labels]
+        labels = torch.where(self.labels == IGNORE, IGNORE, torch.tensor(numbers)[self.labels.clamp(min=0)])
         return replace(self, labels=labels, num_labels=training.num_labels, classes=training.classes)
 
 
@@ -179,7 +181,11 @@ def require_no_split(part: Part) -> None:
 
 
 def check_labels(labels: Tensor, num_labels: int, where: str) -> None:
-    """Raise ModelError with the first label outside 0..num_labels - 1."""
-    bad = ((labels < 0) | (labels >= num_labels)).nonzero().flatten().tolist()
-    got = f"{int(labels[bad[0]])} in row {bad[0]}" if bad else ""
+    """Raise ModelError with the first label outside 0..num_labels - 1; behind those of words is `IGNORE`."""
+    from thinwire.models.tasks import IGNORE
+
+    unfit = (labels < 0) | (labels >= num_labels)
+    [*first] = next(iter((unfit if labels.dim() == 1 else unfit & (labels != IGNORE)).nonzero().tolist()), [])
+    bad = bool(first)
+    got = f"{int(labels[tuple(first)])} in row {first[0]}" if bad else ""
     require((not bad, f"labels must lie in 0..{num_labels - 1}, got {got} of {where}"))

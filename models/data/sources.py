@@ -69,6 +69,7 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
         chats=lambda part, columns: tables.read_chats(split(part), part, columns),
         labelled={
             "pairs": lambda part, columns: tables.read_pairs(split(part), part, columns),
+            "tags": lambda part, columns: tables.read_tags(split(part), part, columns),
             "images": lambda part, columns: tables.read_pictures(split(part), part, columns),
         },
     )

@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ _NAMED = 20
 """The most columns that a sentence lists."""
 _MOST_NESTED = 64
 """The most levels of lists and objects in JSON; `datasets` bears some 300."""
+_WORDS, _TAGS = "tokens", "ner_tags"
+"""The usual columns of words, and of their tags."""
 _EXTRA = "__index_level_0__"
 """The column into which pandas puts what stands before the columns of a header."""
 
@@ -196,7 +199,7 @@ def _integers(table: Dataset, column: str, least: int = 0) -> Tensor:
     require((whole, f"column {column} must hold a list of integers in every row, got null in some"))
     found = torch.from_numpy(values.to_numpy().astype(np.int64))
     bad = found[(found < least) | (found >= 2**31)].tolist()
-    require((not bad, f"column {column} must hold token ids from {least} on, got {bad[:1]}"))
+    require((not bad, f"column {column} must hold integers from {least} on, got {bad[:1]}"))
     return found.int()
 
 
@@ -235,6 +238,31 @@ def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
     _report(part, columns, names)
     texts = [_texts(table, name) for name in names]
     return Labelled(list(zip(*texts, strict=True)), *labels)
+
+
+def read_tags(table: Dataset, part: Part, columns: Columns) -> Labelled:
+    """Tuples of a list of words, and the number of each word's tag. By default columns "tokens" and "ner_tags"."""
+    label = columns.label if columns.label in table.column_names else _TAGS
+    [words, *_] = [*columns.examples, _WORDS]
+    lists = [name for name, feature in table.features.items() if _is_list(feature)]
+    require(
+        (
+            words in lists and label in lists and _is_ids(table.features[label]),
+            f"columns must name one of words, and label one of numbers of their tags, lists of {part.name}, got "
+            f"{words} and {columns.label}; it has {_named(table)}, and of lists {first_of(lists, _NAMED) or 'none'}",
+        )
+    )
+    _report(part, replace(columns, label=label), [words])
+    texts, tags = table[words][:], table[label][:]
+    for row, (some, numbers) in enumerate(zip(texts, tags, strict=True)):
+        fits = all(isinstance(word, str) for word in some or [None]) and len(some) == len(numbers or ())
+        require((fits, f"row {row} of {part.name} must have words, and a tag for each of them"))
+    declared, flat = table.features[label].feature, _integers(table, label)
+    num_labels = getattr(declared, "num_classes", None) or int(flat.max()) + 1
+    labels = torch.full((len(tags), max(map(len, tags))), IGNORE)
+    labels[torch.arange(labels.shape[1]) < torch.tensor([[len(some)] for some in tags])] = flat.long()
+    check_labels(labels, num_labels, f"column {label} of {part.name}")
+    return Labelled([(some,) for some in texts], labels, num_labels, tuple(getattr(declared, "names", None) or ()))
 
 
 def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,8 @@ class Padded:
     """The tokenizer's other values of each token, uint8 [N, T]: attention_mask, and token_type_ids if it has them."""
     num_truncated: int
     """The number of rows whose texts were longer than T tokens."""
+    words: Tensor | None = None
+    """The number of the word that begins with each token, -1 where none does: int32 [N, T]. Only of lists of words."""
 
 
 class Pretrained:
@@ -121,28 +123,35 @@ class Pretrained:
                 break
         return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
 
-    def padded(self, examples: Sequence[tuple[str, ...]], length: int) -> Padded:
-        """One row of `length` tokens for each tuple of one or two texts, cut or padded to this length.
+    def padded(self, examples: Sequence[tuple[Any, ...]], length: int, *, words: bool = False) -> Padded:
+        """One row of `length` tokens for each tuple of one or two texts, or of one list of `words`, cut or padded.
 
         Raises:
-            ModelError: the tokenizer has no padding token, or `length` leaves no room for text.
+            ModelError: the tokenizer has no padding token or cannot tell words apart, or `length` has no room for text.
         """
         special = self._tokenizer.num_special_tokens_to_add(pair=len(examples[0]) == 2)
         require(
             (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, got none"),
             (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
+            (self._tokenizer.is_fast or not words, f"tokenizer {self.name!r} must have a tokenizer.json to tag words"),
         )
         names = [name for name in ("attention_mask", "token_type_ids") if name in self._tokenizer.model_input_names]
-        parts: dict[str, list[Any]] = {name: [] for name in ("input_ids", *names)}
+        parts: dict[str, list[Any]] = {name: [] for name in ("input_ids", *names, *(["words"] if words else []))}
         num_truncated = 0
         for rows in _in_parts(examples):
-            columns = [_utf8(column, self.name) for column in zip(*rows, strict=True)]
-            encoded = self._encode(*columns, padding="max_length", truncation=True, max_length=length)
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            for column in columns:
+                _utf8([*chain.from_iterable(column)] if words else column, self.name)
+            encoded = self._encode(
+                *columns, padding="max_length", truncation=True, max_length=length, is_split_into_words=words
+            )
             num_truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or ())
+            if words:
+                encoded["words"] = [_begun(encoding.word_ids) for encoding in encoded.encodings]
             for name, found in parts.items():
-                found.append(np.array(encoded[name], dtype=np.int32 if name == "input_ids" else np.uint8))
+                found.append(np.array(encoded[name], dtype=np.uint8 if name in names else np.int32))
         tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
-        return Padded(tensors.pop("input_ids"), tensors, num_truncated)
+        return Padded(tensors.pop("input_ids"), tensors, num_truncated, tensors.pop("words", None))
 
     @property
     def padding(self) -> int:
@@ -295,6 +304,11 @@ def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:
     # each part may use half of the room, and what the other part leaves of its half
     kept = max((room + 1) // 2, room - len(second))
     return [first[:kept], second[: room - min(kept, len(first))]]
+
+
+def _begun(words: Sequence[int | None]) -> list[int]:
+    """Of the word of each token, its number where it begins, and -1 elsewhere."""
+    return [-1 if word is None or word == before else word for before, word in pairwise([None, *words])]
 
 
 def _in_parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
