@@ -60,8 +60,30 @@ def test_a_service_gets_the_recipe_and_the_points(monkeypatch, name):
     ran("--logging", f"[{name}]")
     (begun, _, options), *_, (ended, _, _) = called
     assert (begun, ended, options["name"], options["config"]["training"]["steps"]) == ("init", "finish", "tiny", 2)
-    assert [args[0]["step"] for function, args, _ in called if function == "log"] == [0, 1, 2]
+    logged = [(args[0].get("step"), options.get("step")) for function, args, options in called if function == "log"]
+    assert logged == [(step, None) if name == "wandb" else (None, step) for step in range(3)]
     assert ("id" in options) == (name == "wandb")
+
+
+@pytest.mark.slow
+def test_wandb_itself_keeps_the_points(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    ran("--logging", "[wandb]")
+    [kept] = (file.read_bytes() for file in tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert kept.count(b"train/loss") >= 2 and b"held-out/loss compression off" in kept
+
+
+@pytest.mark.slow
+def test_trackio_itself_keeps_the_points_at_their_steps(tmp_path, monkeypatch):
+    """It numbered them anew, and warned of the name."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read with the import
+    storage = pytest.importorskip("trackio.sqlite_storage", reason="trackio is not installed").SQLiteStorage
+    ran("--logging", "[trackio]")
+    kept = storage.get_logs("thinwire", "tiny")
+    assert [each["step"] for each in kept] == [0, 1, 2]
+    assert "train/loss" in kept[0] and "held-out/loss compression off" in kept[2]
 
 
 @pytest.mark.parametrize(

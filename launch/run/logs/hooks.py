@@ -65,6 +65,10 @@ class Hooks:
         except Exception as error:
             raise OptionsError(f"logging to {name} cannot begin: {first_line(error)}") from error
         self._ends.append(package.finish)
+        if name == "trackio":  # which keeps the name "step" for itself, and would number the points anew
+            return lambda points: package.log(
+                {key: points[key] for key in points if key != "step"}, step=points["step"]
+            )
         return lambda points: package.log(points)
 
     def __call__(self, step: int, points: Mapping[str, float]) -> None:
