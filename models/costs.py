@@ -214,10 +214,11 @@ def count(
     examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
     costs = []
     forward = operations(blueprint, example_input, precision, side)
-    for spec, outputs, cost in zip(blueprint.layers, examples, forward, strict=True):
+    for index, (spec, outputs, cost) in enumerate(zip(blueprint.layers, examples, forward, strict=True)):
         with parameters_on_meta():
             layer = spec.build()
         hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+        blueprint.narrow(index, layer)
         costs.append(
             LayerCost(
                 name=spec.name,

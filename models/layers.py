@@ -131,6 +131,8 @@ class Blueprint:
     weights_dtype: torch.dtype = torch.float32
     """The dtype of the weights while the model trains; batch norms stay float32, and so does what trains beside a
     frozen model."""
+    narrow: Callable[[int, Layer], None] = lambda index, layer: None
+    """Makes of the frozen weights of a layer, by its index, what takes less memory: 4 bits."""
     trained: tuple[str, ...] = ()
     """The full names of what trains beside a frozen model; empty where the model itself trains. Then checkpoints hold
     these alone."""
@@ -253,11 +255,21 @@ def build_stage(
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         built = [_build_layer(blueprint.layers[index]) for index in layers]
         stage = Stage(built, precision, blueprint.shared, recompute, crosses=layers.stop < count)
+        # takes no memory before there are values
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
-        _fill(stage, blueprint, seed)
-        if blueprint.trained:
-            frozen = {name: tensor for name, tensor in stage.full_state().items() if name not in blueprint.trained}
-            stage.base = dict(zip(frozen, tensor_lines(frozen), strict=True))
+        stage.weights_dtype = blueprint.weights_dtype
+        lacking: list[str] = []
+        # one at a time: the wide values of a layer are freed before those of the next come
+        for index, layer in zip(layers, built, strict=True):
+            lacking += _fill(layer, blueprint, seed)
+            if blueprint.trained:
+                frozen = {name: tensor for name, tensor in layer.full_state().items() if name not in blueprint.trained}
+                stage.base |= dict(zip(frozen, tensor_lines(frozen), strict=True))
+            blueprint.narrow(index, layer)
+    if told := [name for name in dict.fromkeys(lacking) if ADAPTER_MARK not in name]:
+        warnings.warn(
+            f"the checkpoint has no {', '.join(told)}; the seed gives their values", ThinwireWarning, stacklevel=2
+        )
     # as training has it: what a factory puts into evaluation mode would train from the first step on, unforeseen
     return stage.to(device).train()
 
@@ -364,25 +376,19 @@ def _build_layer(spec: LayerSpec) -> Layer:
     return layer
 
 
-def _fill(stage: Stage, blueprint: Blueprint, seed: int) -> None:
-    names, checkpoint = list(stage.full_state()), blueprint.checkpoint
+def _fill(layer: Layer, blueprint: Blueprint, seed: int) -> list[str]:
+    """Give a layer its values; the names that the checkpoint lacks, if there is one."""
+    names, checkpoint = list(layer.full_state()), blueprint.checkpoint
     lacking = names if checkpoint is None else checkpoint.lacking(names)
-    modules: dict[str, nn.Module] = {}
-    for layer in stage.layers:
-        assert isinstance(layer, Layer)
-        modules |= layer.full_modules()
-    _draw(modules, set(lacking), blueprint.initialize, seed)
+    _draw(layer.full_modules(), set(lacking), blueprint.initialize, seed)
     # after the draw, whose numbers are those of float32; before the files are read into weights as narrow as these
-    stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+    hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
     if checkpoint is None:
-        return
-    state = stage.full_state()
+        return []
+    state = layer.full_state()
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
-    _require_numbers(state, stage.full_parameters())
-    if told := [name for name in lacking if ADAPTER_MARK not in name]:
-        warnings.warn(
-            f"the checkpoint has no {', '.join(told)}; the seed gives their values", ThinwireWarning, stacklevel=3
-        )
+    _require_numbers(state, layer.full_parameters())
+    return lacking
 
 
 def _require_numbers(state: Mapping[str, Tensor], parameters: Mapping[str, Parameter]) -> None:

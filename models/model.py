@@ -11,7 +11,8 @@ from thinwire.errors.names import did_you_mean
 from thinwire.models import hub
 from thinwire.models.data.parts import local_path
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint
+from thinwire.models.four_bits import linears, require_bitsandbytes, to_four_bits
+from thinwire.models.layers import Blueprint, build_layers
 from thinwire.models.lora import require_peft, with_lora
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.smollm2 import place_of
@@ -20,6 +21,11 @@ from thinwire.models.tasks import TaskName
 _LARGEST = {"layer": 10_000, "labels": 1_000_000, "max_position": 2**24}
 """The largest values of a configuration's fields, by a part of their names: each layer is built, and each position of
 some models has a value, before any weight is read."""
+_PEFT_TASKS: Mapping[TaskName, str] = {
+    "causal-lm": "CAUSAL_LM",
+    "classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+}
 _UNLISTED = {
     "deberta-v2": (
         *("position_buckets", "norm_rel_ebd", "share_att_key", "embedding_size", "pooler_hidden_size"),
@@ -44,6 +50,8 @@ def check_name(options: ModelOptions) -> None:
             )
         )
         require_peft()
+        if options.dtype == "nf4":
+            require_bitsandbytes()
     if of_transformers:
         find_config(options)
 
@@ -102,7 +110,13 @@ def blueprint(
         return made
     source = _source(options) or ""
     base = str(Path(source).resolve()) if Path(source).is_dir() else source
-    return with_lora(made, options.lora, base, "CAUSAL_LM" if task == "causal-lm" else "SEQ_CLS")
+    adapted = with_lora(made, options.lora, base, _PEFT_TASKS[task])
+    if options.dtype != "nf4":
+        return adapted
+    blocks = range(1, len(adapted.layers) - 1)
+    some = any(linears(layer) for layer in build_layers(adapted)[1:-1])
+    require((some, f"model.dtype nf4 needs linear modules, and the blocks of {options.name} have none; take bf16"))
+    return replace(adapted, narrow=partial(to_four_bits, blocks))
 
 
 def library_code(options: ModelOptions, num_labels: int | None) -> str:
@@ -183,7 +197,7 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
             f"a classifier of the type {config.model_type} reads the last token before the padding, so its config must "
             f"have the pad_token_id of the tokenizer, got none"
         )
-    if num_labels is not None and task == "classification":
+    if num_labels is not None and task != "causal-lm":
         config.num_labels = num_labels
     made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied or "untie")
     return replace(made, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task))
@@ -313,8 +327,8 @@ def _names() -> list[str]:
 
 def _supported() -> str:
     return (
-        "take one that AutoModelForCausalLM or AutoModelForSequenceClassification of transformers knows, or give "
-        "layers as module:factory, a function that returns its layers in order"
+        "take one that AutoModelForCausalLM, AutoModelForSequenceClassification or AutoModelForTokenClassification of "
+        "transformers knows, or give layers as module:factory, a function that returns its layers in order"
     )
 
 

@@ -83,9 +83,10 @@ class ModelOptions:
     they are still equal; "sum" keeps one, and each step sends its gradient, as large as the weight, from one end of the
     pipeline to the other and back. null is "sum" where that is at most a tenth of what a step sends through a boundary
     uncompressed, so where a step has ten times more tokens than the vocabulary; else, and with LoRA, "untie"."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    dtype: Literal["fp32", "bf16", "nf4"] = "fp32"
     """The weights themselves while they train, with their gradients and the optimizer's moments: fp32, or bf16, which
-    takes half the memory and loses small updates. With LoRA, the frozen weights; what trains is fp32."""
+    takes half the memory and loses small updates. With LoRA, the frozen weights; what trains is fp32. "nf4" is for LoRA
+    alone, and needs bitsandbytes: the linear modules of blocks in 4 bits, as in QLoRA, the rest in bf16."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
 
@@ -96,6 +97,10 @@ class ModelOptions:
             (
                 self.lora.rank is None or self.weights != FRESH,
                 f"weights must be {PRETRAINED} or a folder for model.lora, which freezes the model, got {FRESH}",
+            ),
+            (
+                self.lora.rank is not None or self.dtype != "nf4",
+                "dtype nf4 needs model.lora, because weights of 4 bits do not train; give it a rank, or take bf16",
             ),
         )
 

@@ -28,7 +28,7 @@ from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import score_text
 from thinwire.launch.shared.exit_codes import FailedError
-from thinwire.models.architectures.library import GENERATION, for_the_library
+from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library
 from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
@@ -39,7 +39,6 @@ from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_sta
 from thinwire.models.model import library_code
 from thinwire.models.options import FRESH, LoraOptions
 from thinwire.models.smollm2 import SMOLLM2
-from thinwire.models.tasks import TaskName
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
 from thinwire.pipeline.frames import CHANNELS
@@ -83,7 +82,11 @@ def merged(run: SavedRun) -> SavedRun:
     if options.lora.rank is None:
         raise OptionsError(f"--merged is for a run with model.lora, and {run.folder} has trained the model itself")
     _check_adapter(run)
-    model = model_of(replace(options, lora=replace(options.lora, weights=FRESH)), run.facts.num_labels)
+    # what the adapter is added to must have all its bits
+    wide = replace(
+        options, lora=replace(options.lora, weights=FRESH), dtype="fp32" if options.dtype == "fp32" else "bf16"
+    )
+    model = model_of(wide, run.recipe.data.task, run.facts.num_labels)
     whole = build_stage(model, range(len(model.layers)), seed=run.recipe.training.seed)
     if set(whole.base.values()) != run.base:
         raise OptionsError(
@@ -92,7 +95,7 @@ def merged(run: SavedRun) -> SavedRun:
         )
     for name, tensor in whole.saved_state().items():
         tensor.detach().copy_(run.weights[name])
-    recipe = replace(run.recipe, model=replace(options, lora=LoraOptions()))
+    recipe = replace(run.recipe, model=replace(wide, lora=LoraOptions()))
     return replace(run, recipe=recipe, weights=merged_state(whole))
 
 
@@ -115,7 +118,7 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
     rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
     if (folder / "config.json").is_file():
-        rounded = for_the_library(folder, _task(run), rounded)
+        rounded = for_the_library(folder, run.recipe.data.task, rounded)
     _save_weights(folder, rounded)
     _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
@@ -132,10 +135,6 @@ def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     ]
     (folder / "README.md").write_text(readme(run, notes))
     return notes
-
-
-def _task(run: SavedRun) -> TaskName:
-    return "causal-lm" if run.facts.num_labels is None else "classification"
 
 
 def _export_adapter(run: SavedRun, folder: Path, dtype: str) -> list[str]:
@@ -196,7 +195,7 @@ model.load_state_dict(load_file("model.safetensors"))"""
 def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     """The README of the folder; `notes` are the sentences that `export` returns."""
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
-    auto = "AutoModelForCausalLM" if num_labels is None else "AutoModelForSequenceClassification"
+    auto = AUTO_CLASSES[run.recipe.data.task]
     if run.recipe.model.lora.rank is not None:
         labels = "" if num_labels is None else f", num_labels={num_labels}"
         loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), labels=labels)

@@ -40,7 +40,7 @@ def copies(optimizer: OptimizerOptions) -> int:
     return 2 if optimizer.name in ("sgd", "muon") else 3
 
 
-_FLOAT32 = 4
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5}
 
 
 def check_memory(recipe: Recipe, replicas: int) -> None:
@@ -58,10 +58,10 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    kept = replicas * numbers_of_a_parameter(recipe)
+    kept = _BYTES["fp32"] * numbers_of_a_parameter(recipe)
     if recipe.model.lora.rank is not None:  # the adapter itself is small
-        kept = replicas
-    needed = _FLOAT32 * parameters * kept
+        kept = _BYTES[recipe.model.dtype]
+    needed = parameters * replicas * kept
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
         raise OptionsError(

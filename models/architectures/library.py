@@ -195,7 +195,9 @@ class Stretch(Layer):
     def forward(self, x: Tensor, **side: Tensor) -> Tensor:
         """The hidden states at the end of the stretch, [B, T, C], or the logits."""
         ids_BT = x if self.first else self._stand_in(x, side.get("attention_mask"))
-        weight = next((p for p in self.parameters() if p.is_floating_point()), None)
+        # beside an adapter, in the type of the frozen weights
+        numbers = (p for p in self.parameters() if p.is_floating_point())
+        weight = min(numbers, key=lambda p: p.requires_grad, default=None)
         zero = torch.zeros((), dtype=torch.float32 if weight is None else weight.dtype, device=x.device)
         for module, name, shape in self.absent:
             setattr(module, name, zero.expand(shape))

@@ -6,6 +6,7 @@ import pytest
 
 from thinwire.launch import cli
 from thinwire.launch.run import assembly, recipe, room
+from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
 PARAMETERS = 1_000_000
@@ -82,3 +83,16 @@ def test_nothing_is_refused_that_may_work(needed, monkeypatch):
     assert needed() == 4, "a cluster may have set it for other programs"
     monkeypatch.setattr(room, "count_parameters", lambda model: None)
     assert needed() == 0
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("fp32", 4), ("bf16", 2), ("nf4", 0.5)])
+def test_frozen_weights_take_what_their_type_takes(dtype, nbytes, monkeypatch):
+    """Those of bf16 were counted as fp32, so a base that fits was refused."""
+    monkeypatch.setattr(room, "count_parameters", lambda model: PARAMETERS)
+    lora = ModelOptions(weights="pretrained", dtype=dtype, lora=LoraOptions(rank=4))
+    wanted = replace(recipe.parse(["quickstart"]), model=lora)
+    monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS)
+    room.check_memory(wanted, 1)
+    monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS - 1)
+    with pytest.raises(OptionsError, match="the model must fit into memory"):
+        room.check_memory(wanted, 1)

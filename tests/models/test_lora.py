@@ -50,10 +50,12 @@ def folder(tmp_path_factory):
     return of
 
 
-def adapted(folder, name, **lora):
-    options = ModelOptions(name=folder(name), weights="pretrained", lora=LoraOptions(**{"rank": 3, **lora}))
+def adapted(folder, name, *, dtype="fp32", **lora):
+    lora = LoraOptions(**{"rank": 3, **lora})
+    options = ModelOptions(name=folder(name), weights="pretrained", lora=lora, dtype=dtype)
     check_name(options)
-    return blueprint(options, task=ALL[name].task, num_labels=LABELS, block_size=LENGTH)
+    made = blueprint(options, task=ALL[name].task, num_labels=LABELS, block_size=LENGTH)
+    return replace(made, weights_dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
 
 
 def split(model, num_stages=3, seed=11):
@@ -131,6 +133,70 @@ def test_names_values_and_gradients_are_those_of_peft_on_the_unsplit_model(folde
 def own_name(of_peft):
     """A parameter of PEFT's model as the stages call it: what trains in full is wrapped there."""
     return of_peft.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".")
+
+
+def of_four_bits(base):
+    """A model of transformers, the linear modules of its blocks as bitsandbytes has them."""
+    bits = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed").nn
+    for layer in base.model.layers:
+        for name, linear in [(n, m) for n, m in layer.named_modules() if isinstance(m, torch.nn.Linear)]:
+            made = bits.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None)
+            made.weight = bits.Params4bit(linear.weight.data, False, compress_statistics=False, quant_type="nf4")
+            layer.set_submodule(name, made.to("cpu"))
+    return base
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_beside_a_base_of_4_bits_it_is_that_of_peft(folder, tmp_path, name):
+    plain = AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.bfloat16)
+    base = of_four_bits(plain)
+    model = adapted(folder, name, dtype="nf4")
+    stages = split(model)
+    wake(stages)
+    model.save_config(tmp_path)
+    save_file(for_peft(saved(stages)), tmp_path / WEIGHTS_FILE)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True).train()
+    ids, side = inputs(name)
+    expected = theirs(input_ids=ids).logits
+    gradient = drawn(*expected.shape, seed=3).to(expected.dtype)
+    torch.testing.assert_close(run(stages, ids, side, gradient), expected.detach(), rtol=1e-2, atol=1e-2)
+    expected.backward(gradient)
+    gradients = {own_name(key): each.grad for key, each in theirs.named_parameters() if each.requires_grad}
+    for key, parameter in trained(stages).items():
+        assert parameter.dtype == torch.float32
+        difference = (parameter.grad - gradients[key]).norm() / gradients[key].norm()
+        assert difference < 0.02, (key, difference)
+
+
+def test_a_base_of_4_bits_never_lies_in_memory_as_a_whole(folder, monkeypatch):
+    """Each block is packed before the next gets its values; the embedding, norms and head are bfloat16."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    model, filled = adapted(folder, "llama", dtype="nf4"), []
+    narrow = model.narrow
+
+    def note(index, layer):
+        filled.append(index)
+        narrow(index, layer)
+        kinds = {p.dtype for p in layer.parameters() if not p.requires_grad}
+        assert kinds == ({torch.uint8, torch.bfloat16} if index in (1, 2, 3) else {torch.bfloat16})
+
+    stage = build_stage(replace(model, narrow=note), range(5), seed=0)
+    assert filled == [0, 1, 2, 3, 4]
+    assert {each.dtype for each in stage.saved_state().values()} == {torch.float32}
+    whole_base = build_stage(adapted(folder, "llama", dtype="bf16"), range(5), seed=0).base
+    assert stage.base == whole_base, "named as before it was packed: an adapter may be merged into the model itself"
+
+
+def test_weights_of_4_bits_are_for_lora_and_for_linear_modules(folder, monkeypatch):
+    with pytest.raises(ModelError, match=r"dtype nf4 needs model\.lora, because weights of 4 bits do not train"):
+        ModelOptions(name="gpt2", dtype="nf4")
+    monkeypatch.setattr("thinwire.models.four_bits.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"nf4 needs the library bitsandbytes, .*: pip install bitsandbytes"):
+        adapted(folder, "gpt2", dtype="nf4")
+    monkeypatch.undo()
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    with pytest.raises(ModelError, match=r"needs linear modules, and the blocks of .*gpt2 have none; take bf16"):
+        adapted(folder, "gpt2", dtype="nf4")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
