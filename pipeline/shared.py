@@ -32,12 +32,16 @@ class SharedWeights:
         parameters: this process's copies, of one dtype: stage -> the same parameters in the same order.
         meters: the meters of those stages.
         placement: where all stages live.
+        simulated: where they would live, if a simulation has them all in one process; it counts what would be sent.
+        copies: how many replicas a simulation stands for.
     """
 
     holders: Sequence[int]
     parameters: Mapping[int, Sequence[Parameter]]
     meters: Mapping[int, Meter]
     placement: Placement
+    simulated: Placement | None = None
+    copies: int = 1
 
     def copies_of(self, parameter: Parameter) -> int:
         """The number of stages that hold a parameter of this process."""
@@ -80,6 +84,10 @@ class SharedWeights:
             return None
         sender, receiver, here = *(self.placement.process_of[stage] for stage in (source, destination)), dist.get_rank()
         if sender == receiver:
+            if self.simulated is not None and total is not None:
+                process_of = self.simulated.process_of
+                for _ in range(self.copies if process_of[source] != process_of[destination] else 0):
+                    self._count(total, source, destination)
             return total if here == receiver else None
         what = f"the shared weights' gradients between stages {source} and {destination}"
         if here == sender:

@@ -194,7 +194,7 @@ def _notes_on_shared(blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:
     """The model of a recipe, cut and checked."""
     model = make_blueprint(recipe, data)
-    if recipe.model.tied is None:
+    if recipe.model.tied is None and model.tied:
         tied: Tied = "sum" if _ties(model, recipe) else "untie"
         recipe = replace(recipe, model=replace(recipe.model, tied=tied))
         model = make_blueprint(recipe, data) if tied == "sum" else model
@@ -349,7 +349,7 @@ def assemble(
     )
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
-    shared = _shared_weights(prepared.blueprint, stages, where)
+    shared = _shared_weights(prepared, stages, where)
     passes = recipe.replicas.passes(pipeline.accumulation)
     replicas = replicas_of(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)
     trainer = Trainer(
@@ -429,17 +429,21 @@ def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch
     return modules
 
 
-def _shared_weights(blueprint: Blueprint, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
+def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
     """The weights that several stages hold and train; None if the model has no such weights. Collective if it has."""
-    if not blueprint.shared:
+    names, recipe = prepared.blueprint.shared, prepared.recipe
+    if not names:
         return None
-    copies = {stage.stage_index: _copies(stage.submod, blueprint.shared) for stage in stages}
+    copies = {stage.stage_index: _copies(stage.submod, names) for stage in stages}
     counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]
     if not holders:
         return None
     held = {stage: parameters for stage, parameters in copies.items() if parameters}
-    return SharedWeights(holders, held, {stage.stage_index: stage.meter for stage in stages}, where)
+    meters = {stage.stage_index: stage.meter for stage in stages}
+    if where != simulated_placement(recipe):
+        return SharedWeights(holders, held, meters, where)
+    return SharedWeights(holders, held, meters, where, real_placement(recipe), recipe.replicas.count)
 
 
 def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:

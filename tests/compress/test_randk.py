@@ -1,7 +1,6 @@
 """randk: unbiased alone, unscaled inside feedback, and drawn from the key and nothing else."""
 
 import math
-from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -67,6 +66,6 @@ def test_the_draw_in_the_documentation_is_the_one_that_is_made():
     draw = documented("drawn_indices")
     for samples, n, k in ((1, 1, 1), (3, 5, 2), (2, 101, 10), (1, 7, 7)):
         x = gaussian(samples, n)
-        for key in (KEY, replace(KEY, seed=2**40, channel="gradients", phase="eval-on", step=12, tensor=1)):
-            drawn = draw([*astuple(key)], samples, n, k)
+        for key in (KEY, KEY._replace(seed=2**40, channel="gradients", phase="eval-on", step=12, tensor=1)):
+            drawn = draw([*key], samples, n, k)
             assert drawn == RandK(k / n).select(x, key).view(-1).tolist()

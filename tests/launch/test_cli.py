@@ -138,7 +138,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("options", "said"), MISTAKES)
 def test_what_cannot_work_has_status_2_before_anything_starts(capsys, tmp_path, command, options, said):
     (tmp_path / "text").write_bytes(b"a to z \n" * 3000)
-    given = ["--output", str(tmp_path / "run"), "--data.name", str(tmp_path / "text"), *options.split()]
+    text = [] if "--data.name" in options else ["--data.name", str(tmp_path / "text")]
+    given = ["--output", str(tmp_path / "run"), *text, *options.split()]
     assert cli.main([command, "quickstart", *given]) == 2
     assert capsys.readouterr() == ("", said)
     assert not (tmp_path / "run").exists()

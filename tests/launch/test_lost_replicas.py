@@ -217,7 +217,7 @@ def test_replicas_that_exchange_in_each_step_cannot_be_lost(folder):
 
 def test_torchrun_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr("thinwire.launch.train.parent.end_with_parent", lambda: None)
-    monkeypatch.setattr("thinwire.launch.train.watch.begin", lambda heartbeat, timeout: None)
+    monkeypatch.setattr("thinwire.launch.train.heartbeat.begin_watcher", lambda heartbeat, timeout: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -154,7 +154,7 @@ def test_digits():
 @pytest.mark.parametrize(
     ("options", "messages"),
     [
-        ({"name": "", "block_size": 0, "held_out": 1.5}, ["name must be", "at least 1, got 0", "[0, 1), got 1.5"]),
+        ({"name": "", "block_size": 0, "held_out": 1.5}, ["must be 'pydoc'", "at least 1, got 0", "[0, 1), got 1.5"]),
         ({"held_out": float("nan"), "limit": 0}, ["[0, 1), got nan", "limit must be at least 1, got 0"]),
         ({"crop": 2, "flip": True}, ["crop, flip must be left out for kind text"]),
         ({"name": "digits", "kind": "text"}, ["the kind of digits must be images, got 'text'"]),

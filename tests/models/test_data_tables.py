@@ -262,7 +262,7 @@ def test_token_ids_with_labels_are_conversations(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([[1, -2]], r"column input_ids must hold token ids from 0 on, got \[-2\]"),
+        ([[1, -2]], r"column input_ids must hold integers from 0 on, got \[-2\]"),
         ([[1], None], "column input_ids must hold a list of integers in every row, got null in some"),
         ([[1, None]], "column input_ids must hold a list of integers in every row, got null in some"),
     ],

@@ -37,7 +37,10 @@ def test_labels_are_the_datas():
             r"cannot build gpt2 of this configuration: .*divisible",
         ),
         ({"name": "gpt2", "n_layer": "many"}, r"transformers refuses the configuration of 'gpt2'"),
-        ({"name": "bert"}, r"the task of bert must be classification, got causal-lm; take another"),
+        (
+            {"name": "bert"},
+            r"the task of bert must be classification or token-classification, got causal-lm",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(given, message, monkeypatch):

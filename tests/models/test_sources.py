@@ -92,7 +92,11 @@ def test_what_cannot_be_a_name_on_the_hub_is_a_wrong_path(tmp_path):
 @uses_datasets
 @pytest.mark.parametrize(
     ("content", "name", "message"),
-    [(b"", "rows.csv", "name must be"), (b"{no", "rows.json", "JSON parse error"), (b"x" * 9, "rows.parquet", "magic")],
+    [
+        (b"", "rows.csv", "must be 'pydoc'"),
+        (b"{no", "rows.json", "JSON parse error"),
+        (b"x" * 9, "rows.parquet", "magic"),
+    ],
 )
 def test_a_table_that_cannot_be_read_is_named(tmp_path, caplog, capsys, content, name, message):
     (tmp_path / name).write_bytes(content)

@@ -233,26 +233,46 @@ def damaged(note):
     return note
 
 
-def damaging(call):
-    """A call of torch that damages the note that it sends; what a link is measured with is no note."""
-    place = 1 if call is dist.all_gather else 0
+def is_note(sent):
+    """What a link is measured with is none."""
+    return sent.dtype == torch.uint8 and len(sent) <= 1 << 13
 
-    def send_damaged(*given, **others):
-        if given[place].dtype != torch.uint8 or len(given[place]) > 1 << 13:
+
+def damaging(call, place):
+    """A call of torch that damages the note at this place of its arguments."""
+
+    def call_damaged(*given, **others):
+        if not is_note(given[place]):
             return call(*given, **others)
         work = call(*given[:place], damaged(given[place]), *given[place + 1 :], **others)
         if work is not None:  # what sends it lives as long as this
             return work
         raise Sent
 
-    return send_damaged
+    return call_damaged
+
+
+def damage_what_is_sent():
+    """Damage each note that this process sends to one other; `dist.send` ends after one."""
+    send, send_and_wait, sent = dist.ProcessGroup.send, dist.send, []
+
+    def send_damaged(group, notes, *where):
+        sent.append([damaged(note) if is_note(note) else note for note in notes])  # they live until the process ends
+        return send(group, sent[-1], *where)
+
+    def send_one(note, *where, **others):
+        send_and_wait(note, *where, **others)
+        if is_note(note):
+            raise Sent
+
+    dist.ProcessGroup.send, dist.send = send_damaged, send_one
 
 
 def with_a_bit_flipped(rank, name):
     """What process 0 says of what process 1 tells."""
     if rank == 1:
-        for call in ("all_gather", "gather", "send", "isend"):
-            setattr(dist, call, damaging(getattr(dist, call)))
+        dist.all_gather, dist.gather = damaging(dist.all_gather, 1), damaging(dist.gather, 0)
+        damage_what_is_sent()
     try:
         FLIPPED[name](rank, Placement({0: 0, 1: 1}))
     except (WireError, Sent) as error:

@@ -84,3 +84,13 @@ def test_copies_that_codecs_changed_get_the_mean_of_their_gradients(alone):
     for first, last, ours, theirs in zip(*copies.values(), gradients(0), gradients(2), strict=True):
         assert torch.equal(first.grad, last.grad)
         assert torch.equal(first.grad, (theirs + ours) / 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_simulation_counts_what_processes_would_send(layout, alone):
+    copies = {stage: [Parameter(torch.zeros(3, 2))] for stage in range(4)}
+    meters = {stage: Meter() for stage in copies}
+    here, apart = Placement(dict.fromkeys(range(4), 0)), Placement(dict(enumerate(layout)))
+    SharedWeights(range(4), copies, meters, here, apart, copies=2).sum_gradients()
+    crossings = sum(a != b for a, b in pairwise(layout))
+    assert sum(meter.total.bytes for meter in meters.values()) == 2 * 2 * crossings * 4 * 6
