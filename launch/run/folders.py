@@ -5,6 +5,7 @@ A run that is refused does not wait for what a training imports, so this file im
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -141,13 +142,16 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     Args:
         recipe: that of the new run.
         runs: the ids of the run's folders on all hosts.
+
+    Raises:
+        OptionsError: a folder within that of the run is on another disk.
     """
     folder, checkpoints, weights = recipe.folder, checkpoint_folder(recipe), weights_folder(recipe.folder)
     half, (replaced, *elsewhere) = folder / _REPLACING, replaced_folders(recipe)
     with (folder / MARK).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the first of several processes moves all
-        saved = [] if weights.is_symlink() else steps_of(weights)
-        saved += [path for path in checkpoints.glob("*") if is_checkpoint(path)]
+        saved = [path for path in checkpoints.glob("*") if is_checkpoint(path)]
+        saved += [] if weights.is_symlink() else steps_of(weights)
         saved = [path for path in saved if run_of(path) in runs]
         replicas = _other_replicas(recipe)
         if not (half.is_dir() or replicas or any((path / MANIFEST).exists() for path in saved)):
@@ -162,7 +166,15 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
             inside = path.is_relative_to(folder)
             target = half / path.relative_to(folder) if inside else elsewhere[0] / path.name
             claim(target.parent, runs[0])
-            path.rename(target)
+            try:
+                path.rename(target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                raise OptionsError(
+                    f"--overwrite moves {path} to {target}, but a disk is mounted in between; mount it elsewhere, or "
+                    f"name another --output"
+                ) from error
         half.rename(replaced)
 
 

@@ -1,5 +1,6 @@
 """A run that --overwrite replaces: whole in replaced/ until the new one has saved."""
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.folders import set_aside
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -86,3 +88,27 @@ def test_moving_a_run_away_goes_on_where_it_was_killed(tmp_path, monkeypatch):
     assert len(turns) == 6
     set_aside(wanted, ["1"])
     assert contents(run / "replaced") == whole and contents(kept / "replaced") == elsewhere
+
+
+def test_a_disk_mounted_within_the_run_is_named_and_nothing_is_moved(tmp_path, monkeypatch):
+    """A folder mounted as `checkpoints` left half of the run in `replacing`, behind a traceback."""
+    run = tmp_path / "run"
+    claim(run, "1")
+    for path in (run / "weights/step-00000001", run / "checkpoints/step-00000001"):
+        claim(path, "1")
+        (path / "manifest.json").write_text(str(path))
+    rename, whole = Path.rename, contents(run)
+
+    def mounted(path, target):
+        if path.parent.name == "checkpoints":
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(path))
+        rename(path, target)
+
+    wanted = recipe.parse(["quickstart", "--output", str(run)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", mounted)
+        with pytest.raises(OptionsError, match="a disk is mounted in between; mount it elsewhere"):
+            set_aside(wanted, ["1"])
+    assert contents(run) == whole
+    set_aside(wanted, ["1"])
+    assert contents(run / "replaced") == whole
