@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
+from thinwire.launch.shared.arguments import Parser, say_repeated
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.output import lasting
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
-    from thinwire.launch.shared.arguments import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,8 +24,8 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
+    say_repeated(argv)
     wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))
-    recipe.say_repeated(argv)
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
     from thinwire.launch.run.assembly import prepare
@@ -48,8 +48,6 @@ def _main(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """A parser whose only options are those of a recipe."""
-    from thinwire.launch.shared.arguments import Parser
-
     return Parser(prog="thinwire simulate", description="Train a recipe in one process.", takes_recipe=True)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from thinwire.launch import cli
 from thinwire.launch.run import forks, heartbeat, parent
 from thinwire.launch.run.heartbeat import Doing
+from thinwire.launch.shared.arguments import Parser, say_repeated
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
     from thinwire.launch.run.recipe import Recipe
     from thinwire.launch.run.stage_processes import Start
-    from thinwire.launch.shared.arguments import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,9 +49,9 @@ def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run import recipe
     from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
 
-    wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if rank in (None, 0) and parent.VARIABLE not in os.environ:
-        recipe.say_repeated(argv)
+        say_repeated(argv)
+    wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
             check_rendezvous()
@@ -133,8 +133,6 @@ def _check_transport(wanted: Recipe) -> None:
 
 def make_parser() -> Parser:
     """A parser whose only options are those of a recipe."""
-    from thinwire.launch.shared.arguments import Parser
-
     return Parser(prog="thinwire train", description="Train a recipe.", takes_recipe=True)
 
 

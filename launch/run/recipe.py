@@ -236,16 +236,6 @@ def parse(
     return smoke(wanted)
 
 
-def say_repeated(argv: Sequence[str]) -> None:
-    """Say which fields a command line gives different values: the last one counts. `parse` must have read it."""
-    given: dict[str, list[str]] = {}
-    for name, text in read_options(argv, "")[1]:
-        given.setdefault(name, []).append(text)
-    for name, texts in given.items():
-        if len(set(texts)) > 1:
-            print(f"{name} is given {' and '.join(texts)}; the last one counts")
-
-
 def check_place(place: str, options: Sequence[str], prog: str) -> None:
     """Check that a place may be the folder of a run, a checkpoint or an export, or that it names a recipe.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +27,29 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, _whole)
         self.register("type", float, _number)
 
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """As argparse does; it says which options of a recipe are given twice."""
+        options, rest = super().parse_known_args(*args, **kwargs)
+        if self.takes_recipe:
+            say_repeated(rest)
+        return options, rest
+
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError instead of exiting."""
         raise OptionsError(f"{message}; see {self.prog} --help")
+
+
+def say_repeated(words: Sequence[str]) -> None:
+    """Print on stderr which options have several values on a command line: the last one counts."""
+    given: dict[str, list[str]] = {}
+    for word, behind in zip(words, [*words, ""][1:], strict=True):
+        option, equals, text = word.partition("=")
+        if option.startswith("--"):
+            value = text if equals or behind.startswith("--") else behind
+            given.setdefault(option[2:].replace("-", "_"), []).append(value)
+    for name, values in given.items():
+        if len(set(values)) > 1:
+            print(f"{name} is given {' and '.join(values)}; the last one counts", file=sys.stderr)
 
 
 def run_folder(place: Path) -> Path:
