@@ -343,6 +343,8 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
             free.append(argument)
         elif argument in _FLAGS:
             found.append(_FLAGS[argument])
+        elif option in _FLAGS:
+            wrong.append(f"{option} takes no value, got {text!r}")
         elif option == "--trace":
             found.append(("debug.trace", text if equals else str(TRACED)))
         elif option not in ("--codec", "--max-restarts", "--resume") and steps_to(Recipe, name)[-1][1] is None:
@@ -366,6 +368,10 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
                 found.append(("checkpoint.restarts" if option == "--max-restarts" else name, text))
     if wrong:
         raise OptionsError(f"{'; '.join(wrong)}; see {prog} --help")
+    if resumed and _FLAGS["--overwrite"] in found:
+        raise OptionsError(
+            f"--resume {resumed} goes on from a checkpoint, and --overwrite starts from step 0; leave one of them out"
+        )
     if resumed and free:
         raise OptionsError(
             f"RECIPE must be left out beside --resume {resumed}, which takes that of the run; see {prog} --help"

@@ -58,7 +58,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "; it is not valid YAML: line 1: activations must stand only once",
         ),
         (["quickstart", "--codec="], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
-        (["quickstart", "--smoke=1"], "there is no option --smoke (did you mean --debug.smoke?)"),
+        (["quickstart", "--smoke=1"], "--smoke takes no value, got '1'"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
@@ -191,6 +191,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--pipeline.schedule", "1f1b", "--pipeline.num-microbatches", "2"],
             "pipeline.num_microbatches must be at least num_stages for this schedule, got 2 < 4; raise "
             "--pipeline.num_microbatches",
+        ),
+        (
+            ["--resume", "run", "--overwrite"],
+            "--resume run goes on from a checkpoint, and --overwrite starts from",
         ),
         (
             ["quickstart", "--pipeline.layers", "[3, 3]"],
