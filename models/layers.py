@@ -8,6 +8,7 @@ those of the unsplit model, so checkpoints and digests of any cut can be compare
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,14 +260,16 @@ def build_stage(
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         stage.weights_dtype = blueprint.weights_dtype
         lacking: list[str] = []
+        filled: set[str] = set()
         # one at a time: the wide values of a layer are freed before those of the next come
         for index, layer in zip(layers, built, strict=True):
-            lacking += _fill(layer, blueprint, seed)
+            lacking += _fill(layer, blueprint, seed, filled)
+            filled |= layer.full_state().keys()
             if blueprint.trained:
                 frozen = {name: tensor for name, tensor in layer.full_state().items() if name not in blueprint.trained}
                 stage.base |= dict(zip(frozen, tensor_lines(frozen), strict=True))
             blueprint.narrow(index, layer)
-    if told := [name for name in dict.fromkeys(lacking) if ADAPTER_MARK not in name]:
+    if told := [name for name in lacking if ADAPTER_MARK not in name]:
         warnings.warn(
             f"the checkpoint has no {', '.join(told)}; the seed gives their values", ThinwireWarning, stacklevel=2
         )
@@ -376,16 +379,16 @@ def _build_layer(spec: LayerSpec) -> Layer:
     return layer
 
 
-def _fill(layer: Layer, blueprint: Blueprint, seed: int) -> list[str]:
-    """Give a layer its values; the names that the checkpoint lacks, if there is one."""
-    names, checkpoint = list(layer.full_state()), blueprint.checkpoint
+def _fill(layer: Layer, blueprint: Blueprint, seed: int, filled: AbstractSet[str]) -> list[str]:
+    """Give a layer its values, but for shared ones that are `filled`; the names that a checkpoint lacks."""
+    names, checkpoint = [name for name in layer.full_state() if name not in filled], blueprint.checkpoint
     lacking = names if checkpoint is None else checkpoint.lacking(names)
     _draw(layer.full_modules(), set(lacking), blueprint.initialize, seed)
     # after the draw, whose numbers are those of float32; before the files are read into weights as narrow as these
     hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
     if checkpoint is None:
         return []
-    state = layer.full_state()
+    state = {name: tensor for name, tensor in layer.full_state().items() if name not in filled}
     checkpoint.fill({name: tensor for name, tensor in state.items() if name not in lacking})
     _require_numbers(state, layer.full_parameters())
     return lacking

@@ -321,7 +321,8 @@ def test_each_layer_is_given_the_side_inputs_it_names():
         stage(x, offset=offset)
 
 
-def test_a_shared_part_is_one_module_on_a_stage():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shared_part_is_one_module_on_a_stage(dtype):
     class Twice(Mix):
         def __init__(self, index: int) -> None:
             super().__init__(index)
@@ -331,8 +332,13 @@ def test_a_shared_part_is_one_module_on_a_stage():
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
             return self.block(self.shared(x)), ids
 
+    def scaled(full_name: str, module: nn.Module) -> None:
+        """Draws other numbers into narrow weights than the rounded ones of wide weights."""
+        for parameter in module.parameters(recurse=False):
+            parameter.normal_().mul_(0.3)
+
     layers = tuple(LayerSpec(f"mix {index}", partial(Twice, index)) for index in range(3))
-    blueprint = Blueprint(layers, initialize, shared=("shared",))
+    blueprint = Blueprint(layers, scaled, shared=("shared",), weights_dtype=dtype)
     both, last = build_stage(blueprint, range(2), seed=0), build_stage(blueprint, range(2, 3), seed=0)
     assert both.layers[0].shared is both.layers[1].shared
     assert both.shared == last.shared == ("shared",)
