@@ -43,7 +43,7 @@ class Source:
     chats: Callable[[Part, Columns], list[Conversation] | list[ChatTokens]] | None = None
     """Reads conversations; None if the source has none."""
     labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
-    """Reads examples with labels, by kind: pairs of texts, or images."""
+    """Reads examples with labels, by kind: pairs of texts, words with tags, or images."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -110,11 +110,19 @@ def source_of(part: Part, kind: Kind) -> Source:
     """The source to read a part from.
 
     Raises:
-        ModelError: there is no such file or folder, and it cannot be a name on the hub.
+        ModelError: there is no such file or folder, and it cannot be a name on the hub; or it has no data of this kind.
     """
     for source in SOURCES:
-        if kind in source.kinds and source.is_named(part.name):
+        if not source.is_named(part.name):
+            continue
+        if kind in source.kinds:
             return source
+        if not Path(part.name).exists():  # what exists may be a table, too
+            readable = " or ".join(other.name for other in SOURCES if kind in other.kinds)
+            raise ModelError(
+                f"data of kind {kind} must come from {readable}, got {part.name!r}, which gives "
+                f"{', '.join(source.kinds)}; take other data, or change data.kind"
+            )
     raise ModelError(f"{RULE}, got {part.name!r}: neither a file nor a folder")
 
 
@@ -153,7 +161,9 @@ def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation] | lis
 
 
 def read_labelled(kind: Kind, part: Part, columns: Columns = USUAL) -> Labelled:
-    """The examples of a part with their labels: tuples of one or two texts ("pairs"), or `Picture`s ("images").
+    """The examples of a part with their labels.
+
+    They are tuples of one or two texts ("pairs"), of one list of words ("tags"), or `Picture`s ("images").
 
     Raises:
         ModelError: the part cannot be read, or has no such columns; the message lists all mistakes.

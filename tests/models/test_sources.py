@@ -244,6 +244,17 @@ def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
         assert evaluation_part(training, path) == Part(path, None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "given"),
+    [("tags", "mine:rows", "text, chat, pairs, images"), ("images", "pydoc", "text, chat, pairs")],
+)
+def test_a_kind_that_a_source_does_not_give_is_refused_with_those_that_do(kind, name, given):
+    """It was looked for as a file, or on the hub."""
+    rule = f"data of kind {kind} must come from .*a file of examples or a folder or a data set on the hub, got "
+    with pytest.raises(ModelError, match=f"{rule}'{name}', which gives {given}; take other data"):
+        read_labelled(kind, Part(name))
+
+
 def test_selecting_keeps_labels_with_their_examples():
     labelled = Labelled(["a", "b", "c"], torch.tensor([0, 1, 2]), 3)
     chosen = labelled.select([2, 0])
@@ -266,7 +277,7 @@ def test_a_source_is_a_row_and_a_function(monkeypatch):
     row = Source(name="numbers", fits=lambda name: name.startswith("#"), labelled={"pairs": read_numbers})
     monkeypatch.setattr(sources, "SOURCES", (row, *sources.SOURCES))
     assert read_labelled("pairs", Part("#2")).examples == [("0", "train"), ("1", "train")]
-    with pytest.raises(ModelError, match="got '#2': no such file or folder"):
+    with pytest.raises(ModelError, match="got '#2', which gives pairs; take other data"):
         read_texts(Part("#2"))
 
 
