@@ -80,12 +80,14 @@ class LanguageModeling:
 
 
 class Classification:
-    """Classify each sample into one of `num_labels` classes: output [B, L] logits, target [B] labels or `IGNORE`."""
+    """Classify each sample into one of `num_labels` classes: output [B, L] logits, target [B] labels or `IGNORE`.
 
-    unit = "nats per sample"
+    Or classify each word: output [B, T, L], target [B, T]. `of` names what has a label, for the unit.
+    """
+
     scores: tuple[str, ...] = ("accuracy", "matthews")
 
-    def __init__(self, num_labels: int) -> None:
+    def __init__(self, num_labels: int, of: Literal["sample", "word"] = "sample") -> None:
         require(
             (
                 2 <= num_labels <= MOST_CLASSES,
@@ -93,6 +95,7 @@ class Classification:
             )
         )
         self.num_labels = num_labels
+        self.unit = f"nats per {of}"
 
     def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
@@ -118,12 +121,6 @@ class Classification:
             "accuracy": right / total if total else math.nan,
             "matthews": matthews(right, labelled, predicted),
         }
-
-
-class TokenClassification(Classification):
-    """Classify tokens: output [B, T, L] logits, target [B, T] labels or `IGNORE`."""
-
-    unit = "nats per word"
 
 
 class OwnTask:

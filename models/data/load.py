@@ -27,7 +27,7 @@ from thinwire.models.data.texts import TextBlocks
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
-from thinwire.models.tasks import IGNORE, Classification, LanguageModeling, TokenClassification
+from thinwire.models.tasks import IGNORE, Classification, LanguageModeling
 
 
 def load(options: DataOptions, *, seed: int = 0) -> Data:
@@ -187,36 +187,16 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     )
 
 
-def _load_pairs(options: DataOptions, seed: int) -> Data:
+def _load_labelled_texts(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, (training, held_out) = attempt(
         lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options, columns)
     )
 
     def samples(part: Labelled) -> PairSamples:
-        return PairSamples(tokenizer.padded(part.examples, options.block_size), part.labels)
-
-    trained = samples(training)
-    return Data(
-        trained,
-        samples(held_out) if held_out else None,
-        Classification(training.num_labels),
-        num_labels=training.num_labels,
-        vocab_size=tokenizer.padded_vocab_size,
-        classes=training.classes,
-        notes=(*trained.notes(), *notes),
-    )
-
-
-def _load_tags(options: DataOptions, seed: int) -> Data:
-    columns, notes = _columns(options)
-    tokenizer, (training, held_out) = attempt(
-        lambda: Pretrained(options.tokenizer), lambda: _labelled(options, columns)
-    )
-
-    def samples(part: Labelled) -> PairSamples:
-        padded = tokenizer.padded(part.examples, options.block_size, words=True)
-        assert padded.words is not None
+        padded = tokenizer.padded(part.examples, options.block_size)
+        if padded.words is None:
+            return PairSamples(padded, part.labels)
         words = padded.words.long()
         return PairSamples(padded, torch.where(words < 0, IGNORE, part.labels.gather(1, words.clamp(min=0))))
 
@@ -224,7 +204,7 @@ def _load_tags(options: DataOptions, seed: int) -> Data:
     return Data(
         trained,
         samples(held_out) if held_out else None,
-        TokenClassification(training.num_labels),
+        Classification(training.num_labels, "word" if options.chosen_kind == "tags" else "sample"),
         num_labels=training.num_labels,
         vocab_size=tokenizer.padded_vocab_size,
         classes=training.classes,
@@ -261,8 +241,8 @@ def _load_images(options: DataOptions, seed: int) -> Data:
 _LOADERS: dict[Kind, Callable[[DataOptions, int], Data]] = {
     "text": _load_text,
     "chat": _load_chat,
-    "pairs": _load_pairs,
-    "tags": _load_tags,
+    "pairs": _load_labelled_texts,
+    "tags": _load_labelled_texts,
     "images": _load_images,
 }
 

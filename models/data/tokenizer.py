@@ -123,13 +123,14 @@ class Pretrained:
                 break
         return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces])[:limit])
 
-    def padded(self, examples: Sequence[tuple[Any, ...]], length: int, *, words: bool = False) -> Padded:
-        """One row of `length` tokens for each tuple of one or two texts, or of one list of `words`, cut or padded.
+    def padded(self, examples: Sequence[tuple[Any, ...]], length: int) -> Padded:
+        """One row of `length` tokens for each tuple of one or two texts, or of one list of words, cut or padded.
 
         Raises:
             ModelError: the tokenizer has no padding token or cannot tell words apart, or `length` has no room for text.
         """
         special = self._tokenizer.num_special_tokens_to_add(pair=len(examples[0]) == 2)
+        words = isinstance(examples[0][0], list)
         require(
             (self._tokenizer.pad_token is not None, f"tokenizer {self.name!r} must have a padding token, got none"),
             (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
