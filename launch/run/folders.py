@@ -214,7 +214,7 @@ def what_is_left(recipe: Recipe) -> str:
         if recipe.checkpoint.wanted
         else "the recipe asks for no checkpoints"
     )
-    before = f"; the run before this one is in {replaced}" if replaced.is_dir() else ""
+    before = f"; the run before this one is in {replaced}; move it away to keep it" if replaced.is_dir() else ""
     return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run{before}"
 
 

@@ -13,7 +13,7 @@ from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import MARK, claim
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.folders import set_aside
+from thinwire.launch.run.folders import set_aside, what_is_left
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
 
@@ -112,3 +112,11 @@ def test_a_disk_mounted_within_the_run_is_named_and_nothing_is_moved(tmp_path, m
     assert contents(run) == whole
     set_aside(wanted, ["1"])
     assert contents(run / "replaced") == whole
+
+
+def test_a_run_that_ends_before_it_saves_says_where_the_run_before_it_is(tmp_path):
+    run = tmp_path / "run"
+    claim(run / "replaced", "1")
+    (run / "metrics.jsonl").write_text("{}\n")
+    said = what_is_left(recipe.parse(["quickstart", "--output", str(run)]))
+    assert said.endswith(f"; the run before this one is in {run}/replaced; move it away to keep it")
