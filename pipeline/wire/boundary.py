@@ -219,10 +219,15 @@ class Sender(ChannelEnd):
         got = [None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors]
         if got != self._planned and not self._may_be(got):
             has = [None if one is None else (one[0], tuple(one[1])) for one in got]
+            change = "give output_args and input_args that match what the modules return"
+            if [one and (one[0], one[1][1:]) for one in has] == [(dtype, size[1:]) for dtype, size in self._planned]:
+                change = (
+                    "drop a smaller last batch (drop_last=True), or make a new schedule for it and another one after "
+                    "it; if every micro-batch has this size, give output_args and input_args of this size"
+                )
             raise PipelineError(
                 f"{self.channel.sender} announced {self._planned} but has {has} as {self.channel.describe(microbatch)};"
-                f" give output_args and input_args that match what the modules return, and drop a smaller last batch "
-                f"(drop_last=True)"
+                f" {change}"
             )
         if self._finite_only:
             for tensor in tensors:

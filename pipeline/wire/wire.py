@@ -411,7 +411,12 @@ def compressed(codecs: str) -> Iterator[None]:
     Raises OptionsError if a codec cannot be used.
     """
     activations, gradients = split_pair(codecs)
-    token = _CODECS.set(CompressionOptions(activations=activations, gradients=gradients))
+    try:
+        compression = CompressionOptions(activations=activations, gradients=gradients)
+    except OptionsError as error:
+        mistakes = [mistake.replace("compression.", "") for mistake in error.mistakes]
+        raise OptionsError([f"compressed({codecs!r}): {mistake}" for mistake in mistakes]) from None
+    token = _CODECS.set(compression)
     try:
         yield
     finally:

@@ -155,7 +155,7 @@ def test_large_finite_values_whose_sum_overflows_are_finite():
 @pytest.mark.parametrize("tensors", [(torch.ones(4, 7),), (torch.ones(4, 8).half(),), ()])
 def test_tensors_that_were_not_announced_are_refused(tensors):
     sender, _, _, _ = ends(channel(example(4, 8)))
-    with pytest.raises(PipelineError, match=r"stage 1 announced .* give output_args"):
+    with pytest.raises(PipelineError, match=r"stage 1 announced .*; give output_args"):
         sender.send(which("train", 0, 0), tensors)
 
 

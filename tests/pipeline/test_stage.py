@@ -305,16 +305,23 @@ def test_pipelines_whose_stages_are_built_in_turns_have_wires_in_the_order_of_th
 
 @pytest.mark.parametrize("examples", [(), (torch.empty(2, WIDTH), torch.empty(2, WIDTH))], ids=["none", "given"])
 def test_a_smaller_last_batch_between_two_steps_is_to_be_dropped(alone, examples):
-    """The sentence asked for other examples alone, which the next whole batch would not fit."""
     with compressed("none"):
         stages = [CompressedStage(layer(index), index, 2, torch.device("cpu"), *examples) for index in range(2)]
     schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
     inputs, targets = batch()
     schedule.step(inputs, target=targets)
     with pytest.raises(
-        PipelineError, match=r"\(2, 6\).* has .*\(1, 6\).*; .* drop a smaller last batch \(drop_last=True\)"
+        PipelineError, match=r"\(2, 6\).* has .*\(1, 6\).*; drop a smaller last batch \(drop_last=True\), or make a new"
     ):
         schedule.step(inputs[:7], target=targets[:7])
+
+
+def test_a_wrong_codec_of_stages_without_a_wire_is_named_by_its_channel():
+    with (
+        pytest.raises(OptionsError, match=r"^compressed\('q\(4\)/q\(9\)'\): gradients: q's bits must"),
+        compressed("q(4)/q(9)"),
+    ):
+        pass
 
 
 def accumulating(scale, gradients="none", positions=None):
