@@ -209,8 +209,9 @@ class Ends:
         return torch.maximum(self.most, -self.least)
 
     def signed(self, magnitudes: Tensor) -> Tensor:
-        """Magnitudes, bf16, with the sign of each block's largest."""
-        return magnitudes.copysign((self.most + self.least).bfloat16())
+        """Magnitudes, bf16, with the sign of each block's largest; zeros and NaN have none."""
+        # by a comparison: processors and vector instructions differ in the sign of a sum that is zero or NaN
+        return torch.where(self.most + self.least < 0, -magnitudes, magnitudes)
 
 
 def root_mean_square(values: Tensor) -> Tensor:

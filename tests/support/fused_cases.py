@@ -65,6 +65,7 @@ SPECIAL = {
     "zeros": lambda: torch.zeros(4, 8),
     "negative zeros": lambda: torch.full((4, 8), -0.0),
     "zeros of both signs": lambda: torch.tensor([[0.0, -0.0, 0, 1, 2, 3, -0.0, 4], [-0.0, 0, 1, 2, 3, 4, 5, 0]]),
+    "only zeros, of both signs": lambda: torch.tensor([-0.0, 0.0]).repeat(4, 8),
     "constant": lambda: torch.full((4, 8), -1.75),
     "subnormal": lambda: gaussian(4, 8) * 1e-39,
     "tiny beside one": lambda: torch.tensor([[1.0, -1e-40, 1e-40, -1e-45, 0.0, -1.0, 1e-38, -1e-38]]),

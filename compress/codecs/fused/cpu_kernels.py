@@ -212,7 +212,7 @@ def _scale(least, most, share, wide, signed, half):
     # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
     if not signed or (wide > 0 and largest <= wide * np.float32(1 - 1 / half)):
         return scale
-    return -scale if np.float32(most + least).view(np.int32) < 0 else scale
+    return -scale if most + least < 0 else scale
 
 
 @_compiled
