@@ -164,7 +164,7 @@ class Sender(ChannelEnd):
         Raises PipelineError if the tensors differ from those announced, NonFiniteError on NaN or infinity.
         """
         channel, work = self.channel, self.channel.work(microbatch)
-        with self._meter.section("encode", work=work):
+        with self._meter.section("encode", work=work), torch.no_grad():
             # 1. Refuse wrong tensors first, before anything is changed.
             tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
             self._check(tensors, microbatch)
@@ -305,7 +305,7 @@ class Receiver(ChannelEnd):
             self._room -= 1
             memory = frame.numpy().data
             wait.departed = self._local_time(departure(memory))
-        with self._meter.section("decode", work=work):
+        with self._meter.section("decode", work=work), torch.no_grad():
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from support.own_code import add_module
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline import frames
@@ -86,6 +87,31 @@ def test_evaluation_with_compression_off_is_exact_and_on_is_not():
     described, hidden = channel(example(8, 32)), torch.randn(8, 32)
     assert torch.equal(carry(described, (hidden,), "eval-off")[0], hidden)
     assert not torch.equal(carry(described, (hidden,), "eval-on")[0], hidden)
+
+
+LEARNT = """
+    from dataclasses import dataclass
+
+    import torch
+
+    from thinwire.compress.feedback import DifferenceFeedback
+
+
+    @dataclass(frozen=True, repr=False)
+    class Learnt(DifferenceFeedback):
+        factor = torch.nn.Parameter(torch.tensor(0.5))
+
+        def receive(self, decoded, buffer):
+            super().receive(decoded.mul_(self.factor), buffer)
+"""
+
+
+def test_feedback_that_holds_parameters_carries_without_a_graph(monkeypatch):
+    add_module(monkeypatch, "learnt", LEARNT)
+    hidden = torch.randn(64, 4)
+    (crossed,) = carry(channel(example(64, 4), codec="learnt.Learnt(q(8))"), (hidden,))
+    assert torch.allclose(crossed, hidden / 2, atol=0.02)
+    assert not crossed.requires_grad
 
 
 def test_none_crosses_as_none():
