@@ -253,7 +253,7 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert "must give at least 2 processes, got 1" in capsys.readouterr().err
     alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--compressed-only"]
     assert cli.main(["bench", *SMALL, *alone, "--codec", "q(4)/q(8)"]) == 2
-    assert capsys.readouterr().err.startswith("--codec and --like need a boundary; leave them out")
+    assert "--codec and --like need a boundary; leave them out" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, *alone]) == 2
     assert "--compressed-only needs a --codec or a --replica-codec" in capsys.readouterr().err
     assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit,2gbit"]) == 2

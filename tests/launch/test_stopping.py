@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 SEVERAL = 60
 """Steps that last for longer than a busy machine takes to send a signal after the first of them."""
 TRAINING = ["tiny.yaml", "--compression.activations", "aqsgd(q(3))", "--training.steps"]
-ENDLESS = [*TRAINING, 100_000, "--checkpoint.every", "50000 steps", "--optimizer.schedule", "constant"]
+WITHOUT_CHECKPOINTS = [*TRAINING, 100_000, "--optimizer.schedule", "constant"]
+ENDLESS = [*WITHOUT_CHECKPOINTS, "--checkpoint.every", "50000 steps"]
 SAVED = re.compile(r"after step (\d+), and a checkpoint holds it; thinwire train --resume run goes on")
 
 
@@ -71,7 +72,7 @@ def test_a_run_that_is_stopped_writes_a_checkpoint_and_says_how_to_go_on(folder,
 
 def test_a_second_ctrl_c_stops_a_run_at_once_that_cannot_write_its_checkpoint(folder):
     """A stage is stopped, and so silent for as long as `wire.heartbeat` allows: ten minutes here."""
-    options = [*ENDLESS, "--checkpoint.every", "2 steps", "--wire.heartbeat", 600, "--output", "run"]
+    options = [*WITHOUT_CHECKPOINTS, "--checkpoint.every", "2 steps", "--wire.heartbeat", 600, "--output", "run"]
     with started([*THINWIRE, "train", *options], folder) as command:
         trains(command, folder)
         command.wait_until(lambda: whole_checkpoints(folder))
@@ -138,7 +139,7 @@ def test_what_is_lost_without_checkpoints_is_said(folder):
 
 
 def test_a_crash_names_the_newest_checkpoint_and_the_command_that_goes_on(folder):
-    options = [*ENDLESS, "--checkpoint.every", "2 steps", "--output", "run"]
+    options = [*WITHOUT_CHECKPOINTS, "--checkpoint.every", "2 steps", "--output", "run"]
     with started([*THINWIRE, "train", *options], folder) as command:
         trains(command, folder)
         command.wait_until(lambda: whole_checkpoints(folder))
@@ -156,7 +157,7 @@ def test_a_folder_of_the_run_that_vanishes_is_told_at_once_and_a_restart_makes_a
     """Something cleaned up TMPDIR: the stages waited for words of each other, and then for the time-out."""
     temporary = folder / "temporary"
     temporary.mkdir()
-    options = [*ENDLESS, "--checkpoint.every", "5 steps", "--max-restarts", 1, "--output", "run"]
+    options = [*WITHOUT_CHECKPOINTS, "--checkpoint.every", "5 steps", "--max-restarts", 1, "--output", "run"]
     with started([*THINWIRE, "train", *options], folder, TMPDIR=temporary) as command:
         trains(command, folder)
         [private] = temporary.glob("thinwire-*")
@@ -199,7 +200,7 @@ def test_torchrun_starts_a_silent_stage_again_and_passes_a_stop_on(folder):
     """gloo took the addresses of the processes that were gone from torchrun's store, and no restart succeeded."""
     launch = [*TORCHRUN, "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port(), *TRAIN]
     often = ["--checkpoint.every", "2 steps", "--wire.heartbeat", "1.5", "--output", "run"]
-    with started([*launch, *ENDLESS, *often], folder) as command:
+    with started([*launch, *WITHOUT_CHECKPOINTS, *often], folder) as command:
         trains(command, folder)
         time.sleep(4 * EVERY)  # until its neighbour has heard that it trains
         before = (folder / "run/metrics.jsonl").stat().st_ino
