@@ -176,10 +176,10 @@ class Resumption:
         """Delete the run that this one replaces: weights of this one are whole."""
         self._checkpoints.discard_replaced()
 
-    def save(self, done: int, said: Said) -> None:
-        """Write a checkpoint while training goes on."""
+    def save(self, done: int, said: Said, *, trains: bool = True) -> None:
+        """Write a checkpoint; whether it `trains` on meanwhile."""
         self._last_saved = done
-        self._checkpoints.save(done, lambda: self._collect(said.values), said.logged)
+        self._checkpoints.save(done, lambda: self._collect(said.values), said.logged, trains=trains)
 
     def check(self) -> None:
         """Raise CheckpointError if a checkpoint could not be written, long before the next one is due."""
@@ -188,7 +188,7 @@ class Resumption:
     def finish(self, done: int, said: Said) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
         if self._options.wanted and self._last_saved != done:
-            self.save(done, said)
+            self.save(done, said, trains=False)
         self._checkpoints.wait()
 
     def ask_to_stop(self) -> bool:

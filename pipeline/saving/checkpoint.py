@@ -151,7 +151,12 @@ class Checkpoints:
         self._all_wrote: int | None = None  # the newest step whose parts all stages are known to have written
 
     def save(
-        self, step: int, collect: Callable[[], Mapping[int, StageState]], logged: Callable[[], None] = lambda: None
+        self,
+        step: int,
+        collect: Callable[[], Mapping[int, StageState]],
+        logged: Callable[[], None] = lambda: None,
+        *,
+        trains: bool = True,
     ) -> None:
         """Wait until the checkpoint before is complete, take the state of the stages, and write it during training.
 
@@ -159,6 +164,7 @@ class Checkpoints:
             step: optimizer steps done.
             collect: takes the state of the stages.
             logged: waits until other files that the checkpoint needs are on their disks; called on another thread.
+            trains: whether training goes on meanwhile, and comes first where the processor is busy.
 
         Raises:
             CheckpointError: the checkpoint before could not be written.
@@ -171,7 +177,9 @@ class Checkpoints:
             self._earlier, self._lost = self._own_parts(), False
         states = collect()
         self._lent = {stage: state for stage, state in states.items() if state.lent}
-        self._thread = threading.Thread(target=self._run, args=(step, states, logged), name=f"checkpoint {step}")
+        self._thread = threading.Thread(
+            target=self._run, args=(step, states, logged, trains), name=f"checkpoint {step}"
+        )
         self._thread.start()
 
     def release(self) -> None:
@@ -251,8 +259,9 @@ class Checkpoints:
         if not steps_of(self.folder):
             remove(self.folder / "base", self._runs)
 
-    def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None]) -> None:
-        _let_training_go_first()
+    def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None], trains: bool) -> None:
+        if trains:
+            _let_training_go_first()
         try:
             logged()
             self._write(step, states)

@@ -339,12 +339,14 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a thread a priority of its own")
-def test_training_goes_before_the_thread_that_writes(tmp_path):
+@pytest.mark.parametrize(("trains", "behind"), [(True, 10), (False, 0)])
+def test_training_goes_before_the_thread_that_writes(tmp_path, trains, behind):
+    """The last checkpoint of a run that is asked to stop took half a minute at a load of 30."""
     process, found = Process(tmp_path / "run", dist.HashStore()), []
     process.train()
-    process.checkpoints.save(process.step, process.state, logged=lambda: found.append(os.nice(0)))
+    process.checkpoints.save(process.step, process.state, lambda: found.append(os.nice(0)), trains=trains)
     process.checkpoints.wait()
-    assert found == [min(os.nice(0) + 10, 19)]
+    assert found == [min(os.nice(0) + behind, 19)]
 
 
 @pytest.mark.parametrize("posted", ["", [], 3, {}, "failed", {"files": []}])
