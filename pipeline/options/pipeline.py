@@ -24,7 +24,7 @@ class WireOptions:
     timeout: float = 300.0
     """The most seconds that a stage waits for another stage, and that one may be silent before its first step and after
     its last. Where replicas step alone, they wait for each other replicas.sync.every times as long, up to a day."""
-    heartbeat: float = 3.0
+    heartbeat: float = 10.0
     """Seconds that a stage that trains may be silent before the others treat it as dead. A stage sends heartbeats
     while it computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
     checksum: bool = True

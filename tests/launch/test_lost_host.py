@@ -19,7 +19,16 @@ from thinwire.launch.shared.links import Links
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
 STEPS = 60
-OPTIONS = ["--training.steps", STEPS, "--compression.activations", "aqsgd(q(3))", "--optimizer.schedule", "constant"]
+OPTIONS = [
+    "--wire.heartbeat",
+    3,
+    "--training.steps",
+    STEPS,
+    "--compression.activations",
+    "aqsgd(q(3))",
+    "--optimizer.schedule",
+    "constant",
+]
 OTHER_ADDRESS = "10.0.0.77"
 
 

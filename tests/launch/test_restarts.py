@@ -98,6 +98,7 @@ def test_stages_killed_at_random_change_nothing(tiny, tmp_path):
     seed = random.SystemRandom().randrange(10**6)  # other moments each time
     draw = random.Random(seed)
     disturbed = [*tiny, "--output", "run", "--checkpoint.every", "3 steps", "--max-restarts", str(KILLS)]
+    disturbed += ["--wire.heartbeat", "3"]  # what a stopped stage costs
     with started(disturbed, tmp_path) as command:
         wait_until_it_trains(command, tmp_path / "run/metrics.jsonl")
         began = time.monotonic()
