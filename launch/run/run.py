@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch.distributed as dist
 
@@ -26,9 +27,24 @@ from thinwire.pipeline.trainer import StepRecord
 
 
 class Run:
-    """A run as one process sees it."""
+    """A run as one process sees it.
 
-    def __init__(self, prepared: Prepared, where: Placement, attendance: Attendance | None = None) -> None:
+    Args:
+        prepared: the recipe and its data.
+        where: where the stages live.
+        attendance: where this replica is taken in, if replicas come and go.
+        leaving: held by a thread that ends this process at once. The first step is not done then: a process that said
+            it saves, and ended, had the others wait for its part of the checkpoint until `wire.timeout`.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        where: Placement,
+        attendance: Attendance | None = None,
+        leaving: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._leaving = leaving or nullcontext()
         # on an error torch's runtime logs the whole schedule, which buries the error
         logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
         self.recipe = prepared.recipe
@@ -85,7 +101,8 @@ class Run:
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done  # later than the step if a replica took the weights of another
         self._choosing.end_step()
-        self._done = done
+        with self._leaving:
+            self._done = done
         self.reporting.log_step(done, record)
         self._finish_step(done)
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -54,6 +55,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         replica = attendance.replica
         prepared = enter(prepared, replica)
     run: Run | None = None
+    leaving = threading.Lock()
 
     @once
     def leave(report: Report) -> None:
@@ -81,9 +83,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     pulse.doing = lambda: Doing.BUILDING if run is None else run.doing_now
     allow_many_files()
     # 1. signals before joining, because joining can wait for the time-out
-    stop_on_signals(
-        stopping, (signal.SIGTERM, signal.SIGINT), ends_soon=lambda: run is not None and run.save_and_stop()
-    )
+    stop_on_signals(stopping, (signal.SIGTERM, signal.SIGINT), ends_soon=lambda: saves_and_stops(run, leaving))
     try:
         # 2. join before building: to build a run, the processes exchange messages
         with _waiting(prepared, rank):
@@ -95,7 +95,10 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         timeout = prepared.recipe.wire.timeout
         across = prepared.recipe.replicas.longest_wait(timeout)
         run = Run(
-            prepared, collectives.connected(where, timedelta(seconds=timeout), timedelta(seconds=across)), attendance
+            prepared,
+            collectives.connected(where, timedelta(seconds=timeout), timedelta(seconds=across)),
+            attendance,
+            leaving,
         )
         run.go()
         _say_done(prepared, where, rank)
@@ -112,6 +115,15 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             attendance.close(agent.report)  # it may have given its weights to another replica
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
+
+
+def saves_and_stops(run: Run | None, leaving: threading.Lock) -> bool:
+    """Whether a run stops by itself, after a checkpoint. If not, `leaving` stays held, and the process has to end."""
+    leaving.acquire()
+    if run is not None and run.save_and_stop():
+        leaving.release()
+        return True
+    return False
 
 
 def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:

@@ -15,6 +15,8 @@ from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import channel_rows
+from thinwire.launch.run.worker import saves_and_stops
+from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.processes import collectives
@@ -112,6 +114,51 @@ def stopped_after(step, *options):
         run._after_step = killed
         with pytest.raises(KeyboardInterrupt):
             run.go()
+
+
+@pytest.mark.parametrize("asked", ["before it is built", "before its first step is done", "later"])
+def test_a_process_that_is_asked_to_stop_before_its_first_step_is_done_takes_no_part_in_a_checkpoint(here, asked):
+    """It said that it saves while it was ending: the others waited for its part until `wire.timeout`."""
+
+    class Leaving:
+        """A lock that fails where it would wait."""
+
+        def __init__(self):
+            self.held = False
+
+        def acquire(self):
+            if self.held:
+                raise KeyboardInterrupt
+            self.held = True
+
+        def release(self):
+            self.held = False
+
+        __enter__ = acquire
+
+        def __exit__(self, *_):
+            self.release()
+
+    leaving = Leaving()
+    with alone():
+        ready = prepared("--output", "run", "--training.steps", "3", "--checkpoint.every", "2 steps")
+        if asked == "before it is built":
+            assert not saves_and_stops(None, leaving)
+        run = Run(ready, simulated_placement(ready.recipe), leaving=leaving)
+        if asked == "before its first step is done":
+            assert not saves_and_stops(run, leaving)
+        if asked == "later":
+            log_step = run.reporting.log_step
+
+            def log(done, record):
+                log_step(done, record)
+                assert saves_and_stops(run, leaving)
+
+            run.reporting.log_step = log
+        with pytest.raises(StoppedError if asked == "later" else KeyboardInterrupt):
+            run.go()
+    steps = [int(path.name.removeprefix("step-")) for path in (here / "run" / "checkpoints").glob("step-*")]
+    assert steps == ([1] if asked == "later" else [])
 
 
 def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started_from(here, capsys):
