@@ -207,7 +207,7 @@ def test_torchrun_starts_a_silent_stage_again_and_passes_a_stop_on(folder):
         os.kill(command.stage_process(1), signal.SIGSTOP)
         command.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat for" in command.stderr)
         command.wait_until(lambda: (folder / "run/metrics.jsonl").stat().st_ino != before)
-        assert "process 1 sent no heartbeat for" in command.stderr, "its own watcher"
+        assert re.search(r"process 1 .*sent no heartbeat for", command.stderr), "its own watcher"
         again = steps_done(folder)
         command.wait_until(lambda: steps_done(folder) >= again + 3)
         command.process.send_signal(signal.SIGTERM)
