@@ -185,11 +185,14 @@ class Update:
                 with stage.meter.section("compute", work=Work("optimizer")):
                     optimizer.to_momentum()
 
-    def step(self, step: int, optimizers: Sequence[Optimizer]) -> float | None:
-        """Step the optimizer of each stage, and clear the gradients: their norm over all stages, if it is taken."""
+    def step(self, step: int, optimizers: Sequence[Optimizer], replicas: int = 1) -> float | None:
+        """Step the optimizer of each stage, and clear the gradients: their norm over all stages, if it is taken.
+
+        `replicas` is how many of this process take the step together.
+        """
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self.shared is not None:
-            self.shared.sum_gradients()
+            self.shared.sum_gradients(replicas)
         # 2. Take the factor of the loss out before the norm. Clip before the step, by the norm over all stages.
         for stage in self._stages:
             self.scale.undo_gradients(stage.submod.parameters())

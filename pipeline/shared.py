@@ -33,7 +33,6 @@ class SharedWeights:
         meters: the meters of those stages.
         placement: where all stages live.
         simulated: where they would live, if a simulation has them all in one process; it counts what would be sent.
-        copies: how many replicas a simulation stands for.
     """
 
     holders: Sequence[int]
@@ -41,15 +40,17 @@ class SharedWeights:
     meters: Mapping[int, Meter]
     placement: Placement
     simulated: Placement | None = None
-    copies: int = 1
 
     def copies_of(self, parameter: Parameter) -> int:
         """The number of stages that hold a parameter of this process."""
         held = any(parameter is copy for copies in self.parameters.values() for copy in copies)
         return len(self.holders) if held else 1
 
-    def sum_gradients(self) -> None:
-        """Give every copy the sum of all copies' gradients. Collective over the processes of the holders."""
+    def sum_gradients(self, replicas: int = 1) -> None:
+        """Give every copy the sum of all copies' gradients. Collective over the processes of the holders.
+
+        `replicas` is how many a simulation does it for at once: each would do it for itself.
+        """
         if not self.parameters:
             return
         # every process goes through the same pairs of stages in the same order, so no two wait for each other
@@ -57,28 +58,28 @@ class SharedWeights:
         total = None
         for later, stage in pairwise([None, *reversed(self.holders)]):
             assert stage is not None
-            received = self._pass_on(total, later, stage)
+            received = self._pass_on(total, later, stage, replicas)
             if stage in self.parameters:
                 mine = _flat([_gradient(parameter) for parameter in self.parameters[stage]])
                 total = mine if received is None else received.to(mine.device) + mine
         # 2. first to last: the first holder has the sum of all, and hands it on unchanged
         for earlier, stage in pairwise([None, *self.holders]):
             assert stage is not None
-            received = self._pass_on(total, earlier, stage)
+            received = self._pass_on(total, earlier, stage, replicas)
             if stage in self.parameters:
                 total = total if received is None else received
                 assert total is not None
                 _spread(total, self.parameters[stage])
 
-    def average_gradients(self) -> None:
-        """Give every copy the mean of all copies' gradients. Collective over the processes of the holders."""
-        self.sum_gradients()
+    def average_gradients(self, replicas: int = 1) -> None:
+        """Give every copy the mean of all copies' gradients; else as `sum_gradients`."""
+        self.sum_gradients(replicas)
         for parameters in self.parameters.values():
             for parameter in parameters:
                 assert parameter.grad is not None, "it has the sum"
                 parameter.grad /= len(self.holders)
 
-    def _pass_on(self, total: Tensor | None, source: int | None, destination: int) -> Tensor | None:
+    def _pass_on(self, total: Tensor | None, source: int | None, destination: int, replicas: int) -> Tensor | None:
         """Move a sum from one holder to the next. The sum in the process of the destination, None elsewhere."""
         if source is None:
             return None
@@ -86,7 +87,7 @@ class SharedWeights:
         if sender == receiver:
             if self.simulated is not None and total is not None:
                 process_of = self.simulated.process_of
-                for _ in range(self.copies if process_of[source] != process_of[destination] else 0):
+                for _ in range(replicas if process_of[source] != process_of[destination] else 0):
                     self._count(total, source, destination)
             return total if here == receiver else None
         what = f"the shared weights' gradients between stages {source} and {destination}"

@@ -127,7 +127,7 @@ class Sync:
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with what all shares gave: the losses to report, and the gradients' norm; collective."""
-        norm = update.step(self._progress.step, self.optimizers)
+        norm = update.step(self._progress.step, self.optimizers, len(self.replicas.here))
         return [float(loss) for loss in self._losses], norm
 
     def first_pass(self, replica: int) -> int:

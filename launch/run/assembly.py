@@ -443,7 +443,7 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
     meters = {stage.stage_index: stage.meter for stage in stages}
     if where != simulated_placement(recipe):
         return SharedWeights(holders, held, meters, where)
-    return SharedWeights(holders, held, meters, where, real_placement(recipe), recipe.replicas.count)
+    return SharedWeights(holders, held, meters, where, real_placement(recipe))
 
 
 def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:

@@ -231,7 +231,7 @@ class LocalSteps:
                 copies.average(self._replicas.weight)
             # copies of shared weights went through codecs apart, and must stay equal
             if self._shared is not None:
-                self._shared.average_gradients()
+                self._shared.average_gradients(len(self._replicas.here))
             for copies in self._copies.values():
                 copies.step()
             self._replicas.statistics.average(self._replicas.weight)

@@ -91,6 +91,6 @@ def test_a_simulation_counts_what_processes_would_send(layout, alone):
     copies = {stage: [Parameter(torch.zeros(3, 2))] for stage in range(4)}
     meters = {stage: Meter() for stage in copies}
     here, apart = Placement(dict.fromkeys(range(4), 0)), Placement(dict(enumerate(layout)))
-    SharedWeights(range(4), copies, meters, here, apart, copies=2).sum_gradients()
+    SharedWeights(range(4), copies, meters, here, apart).sum_gradients(2)
     crossings = sum(a != b for a, b in pairwise(layout))
     assert sum(meter.total.bytes for meter in meters.values()) == 2 * 2 * crossings * 4 * 6
