@@ -263,34 +263,18 @@ def make_optimizer(
     if options.name == "muon":
         return Muon(group, options, ends)
     if options.name == "sgd":
-        return torch.optim.SGD(
-            group,
-            lr=options.lr,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            fused=_may_fuse(group),
-        )
+        return torch.optim.SGD(group, **_numbers(options, "momentum"), fused=_may_fuse(group))
     if options.name == "quantized-adam":
-        return QuantizedAdam(
-            group,
-            lr=options.lr,
-            betas=options.betas,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            parts=parts,
-        )
+        return QuantizedAdam(group, **_numbers(options, "betas", "eps"), parts=parts)
     return _adamw(group, options)
 
 
 def _adamw(groups: list[dict[str, Any]], options: OptimizerOptions) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        groups,
-        lr=options.lr,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=_may_fuse(groups),
-    )
+    return torch.optim.AdamW(groups, **_numbers(options, "betas", "eps"), fused=_may_fuse(groups))
+
+
+def _numbers(options: OptimizerOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("lr", "weight_decay", *names)}
 
 
 def _may_fuse(groups: Sequence[dict[str, Any]]) -> bool:

@@ -76,7 +76,7 @@ def numbers_of_a_parameter(recipe: Recipe) -> int:
     optimizer = recipe.optimizer
     if not _trains(recipe):
         return 1
-    has_moments = optimizer.name != "sgd" or optimizer.momentum > 0
+    has_moments = optimizer.name != "sgd" or bool(optimizer.momentum)
     return 2 + (copies(optimizer) - 1) * has_moments
 
 

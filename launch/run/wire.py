@@ -80,7 +80,6 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     del dotted["clients.outlines"]  # paths on each host; the digest of the samples stands for their content
     if recipe.clients.outlines:
         del dotted["data.name"]
-    dotted["optimizer.betas"] = list(recipe.optimizer.betas)
     dotted |= {"checkpoint.every": recipe.checkpoint.every, "save_every": recipe.save_every}
     digest = {"digest of the samples; read the same data, or write the outline anew": data.training.digest}
     automatic = {"automatic": recipe.compression.automatic}

@@ -16,6 +16,8 @@ from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
 """The optimizers that have fields of their own."""
+_USUAL = {"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.9}
+"""What these take where the recipe leaves it out."""
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
 MOST_LR = 1e30
@@ -40,12 +42,12 @@ class OptimizerOptions:
     """Weight decay (decoupled but for sgd)."""
     no_decay: bool = False
     """Whether norms and biases, the weights of one dimension, are left out of the weight decay, as in transformers."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """adamw, quantized-adam, muon: decay rates of the two moments of Adam."""
-    eps: float = 1e-8
-    """adamw, quantized-adam, muon: added to the denominator of Adam."""
-    momentum: float = 0.9
-    """sgd: momentum."""
+    betas: tuple[float, float] | None = None
+    """Decay rates of the two moments of Adam; null is 0.9 and 0.999, and of another class its own default."""
+    eps: float | None = None
+    """Added to the denominator of Adam; null is 1e-8, and of another class its own default."""
+    momentum: float | None = None
+    """Momentum of sgd; null is 0.9, and of another class its own default."""
     freeze_after: str = "0 steps"
     """quantized-adam: how long the second moment follows the gradients: "500 steps" or "1 epoch", such as a fifth of
     training. So long, the gradients between replicas travel uncompressed."""
@@ -69,6 +71,9 @@ class OptimizerOptions:
     the second moment is frozen."""
 
     def __post_init__(self) -> None:
+        for name, usual in _USUAL.items():
+            if not self.of_another and getattr(self, name) is None:
+                object.__setattr__(self, name, usual)
         mistakes = [
             f"optimizer.{name} must be finite and not negative, got {value}"
             for name, value in (
@@ -82,8 +87,8 @@ class OptimizerOptions:
         ]
         if math.isfinite(self.lr) and self.lr > MOST_LR:
             mistakes.append(f"optimizer.lr must be at most {MOST_LR:g}, got {self.lr}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas)}")
+        if not all(0 <= beta < 1 for beta in self.betas or ()):
+            mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas or ())}")
         rules = [
             (
                 self.min_lr <= max(0.0, self.lr),
@@ -136,17 +141,12 @@ class OptimizerOptions:
     def numbers(self) -> dict[str, Any]:
         """The arguments of another optimizer: of the fields, those that it takes."""
         taken = inspect.signature(self.kind()).parameters
-        given = {"lr": self.lr, "weight_decay": self.weight_decay, **self._changed()}
+        given = {"lr": self.lr, "weight_decay": self.weight_decay, **self._given()}
         return {**{name: value for name, value in given.items() if name in taken}, **self.arguments}
 
-    def _changed(self) -> dict[str, Any]:
-        """The fields of Adam and sgd that are not as they are by default."""
-        defaults = type(self).__dataclass_fields__
-        return {
-            name: getattr(self, name)
-            for name in ("betas", "eps", "momentum")
-            if getattr(self, name) != defaults[name].default
-        }
+    def _given(self) -> dict[str, Any]:
+        """The fields of Adam and sgd that the recipe gives."""
+        return {name: value for name in _USUAL if (value := getattr(self, name)) is not None}
 
     def _mistakes_of_name(self) -> list[str]:
         if not self.of_another:
@@ -158,7 +158,7 @@ class OptimizerOptions:
             return list(error.mistakes)
         decays = {"weight_decay": self.weight_decay} if self.weight_decay else {}
         open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
-        unknown = [name for name in {**decays, **self._changed()} if name not in taken]
+        unknown = [name for name in {**decays, **self._given()} if name not in taken]
         unknown += [name for name in self.arguments if not (name in taken or open_ended)]
         return [f"optimizer.{name} is no argument of {self.name}; leave it out" for name in unknown]
 

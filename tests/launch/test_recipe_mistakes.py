@@ -119,9 +119,12 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         ),
         (["quickstart", "--model.config", "[" * 20_000], "[[[[..."),
         (["quickstart", "--name", "a\udc80"], r"because it names a folder, got 'a\udc80'"),
-        (["quickstart", "--optimizer.betas", "[0.9, a]"], "optimizer.betas.1 must be a number, got a"),
+        (
+            ["quickstart", "--optimizer.betas", "[0.9, a]"],
+            "optimizer.betas must be a list of 2 numbers or null, got [0.9, a]",
+        ),
         (["quickstart", "--training.steps", "010"], "training.steps must be a whole number, got 010"),
-        (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be a list of 2 numbers, got [1]"),
+        (["quickstart", "--optimizer.betas", "[1]"], "optimizer.betas must be a list of 2 numbers or null, got [1]"),
         (
             ["quickstart", "--compression.boundaries.1.gradient", "none"],
             "there is no field compression.boundaries.1.gradient (did you mean gradients?); known: ",

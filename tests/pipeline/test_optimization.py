@@ -161,6 +161,8 @@ def test_another_optimizer_has_its_own_numbers():
     (group,) = make_optimizer(weights(), options).param_groups
     assert (group["lr"], group["weight_decay"], group["eps"], group["alpha"]) == (0.3, 0.2, 1e-5, 0.5)
     assert group["momentum"] == 0, "the default of the class, not that of sgd"
+    (given,) = make_optimizer(weights(), replace(options, momentum=0.9)).param_groups
+    assert given["momentum"] == 0.9, "the recipe gives it, though it is what sgd has anyway"
     own = OptimizerOptions(name="torch.optim:Adafactor", lr=0.3)
     assert isinstance(make_optimizer(weights(), own), torch.optim.Adafactor)
 
