@@ -16,7 +16,9 @@ of the last exchange.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +32,12 @@ from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.shares import evenly
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.saving.state import beside, parameters_of
+from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
+_JSON = ".json"
+"""The end of the names of what an optimizer keeps that is no tensor, such as a number of steps."""
 MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
 
 
@@ -115,7 +119,12 @@ class StageCopies:
         self._adopt()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY."""
+        """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY.
+
+        CheckpointError if the optimizer keeps what no checkpoint holds.
+        """
+        for optimizer in self.optimizers.values():
+            check_optimizer(optimizer)
         own = {
             f"own/{replica}/{name}": copy_to_host(weights[place])
             for replica, weights in self._own.items()
@@ -125,8 +134,7 @@ class StageCopies:
             f"inner/{replica}/{name}/{key}": copy_to_host(value)
             for replica, optimizer in self.optimizers.items()
             for name, place in self._places.items()
-            for key, value in optimizer.state.get(self._parameters[place], {}).items()
-            if isinstance(value, Tensor)
+            for key, value in _as_tensors(optimizer.state.get(self._parameters[place], {}))
         }
         return own | inner
 
@@ -144,6 +152,8 @@ class StageCopies:
             kept: dict[str, dict[str, Tensor]] = {}
             for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")
+                if key.endswith(_JSON):
+                    value, key = json.loads(bytes(value.tolist())), key.removesuffix(_JSON)
                 kept.setdefault(name, {})[key] = beside(self._parameters[self._places[name]], key, value)
             for name, place in self._places.items():
                 own[place].copy_(weights[name])
@@ -155,6 +165,16 @@ class StageCopies:
         for part in saved:
             wanted = {path for path in part.names(prefix) if path.rpartition("/")[0] in self._places}
             yield from part.tensors(prefix, wanted).items()
+
+
+def _as_tensors(kept: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """What an optimizer keeps for a parameter, by name; what is no tensor as the bytes of its JSON, uint8 [N]."""
+    for key, value in kept.items():
+        yield (
+            (key, value)
+            if isinstance(value, Tensor)
+            else (key + _JSON, torch.tensor([*json.dumps(value).encode()]).byte())
+        )
 
 
 class LocalSteps:

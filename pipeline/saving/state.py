@@ -54,6 +54,7 @@ def collect(
         lent: whether parameters and what the optimizer keeps on the CPU are not copied, because nothing changes them
             before the caller calls `Checkpoints.release`.
     """
+    check_optimizer(optimizer)
     lent = lent and stage.device.type == "cpu"
     parameters = parameters_of(stage.submod)
     taken: Callable[[Tensor], Tensor] = Tensor.detach if lent else copy_to_host
@@ -66,11 +67,6 @@ def collect(
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                if type(value) is not Tensor:
-                    raise CheckpointError(
-                        f"no checkpoint can hold what {type(optimizer).__name__} keeps, {type(value).__name__}; set "
-                        f"checkpoint.every to 0 steps, or take another optimizer"
-                    )
                 tensors[f"optimizer/{name}/{key}"] = taken(value)
             numbers.setdefault(name, {})[key] = None if isinstance(value, Tensor) else value
     stores: dict[str, Store] = {}
@@ -82,6 +78,31 @@ def collect(
     base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()}, lent=lent)
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise CheckpointError if an optimizer keeps what no checkpoint holds.
+
+    That is tensors of other classes, and what it counts for all parameters together, as Prodigy does: each stage has
+    its own, and another cut has others.
+    """
+    counted = {
+        name
+        for group in optimizer.param_groups
+        for name, first in optimizer.defaults.items()
+        if name not in ("lr", "weight_decay") and isinstance(first, int | float) and group.get(name) != first
+    }
+    others = {
+        type(value).__name__
+        for kept in optimizer.state.values()
+        for value in kept.values()
+        if isinstance(value, Tensor) and type(value) is not Tensor
+    }
+    if counted | others:
+        raise CheckpointError(
+            f"no checkpoint can hold what {type(optimizer).__name__} keeps, {', '.join(sorted(counted | others))}; set "
+            f"checkpoint.every to 0 steps, or take another optimizer"
+        )
 
 
 def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> None:

@@ -188,6 +188,30 @@ def test_a_stage_of_another_cut_reads_what_is_its_own():
     assert all(torch.equal(tensor, saved[name]) for name, tensor in got.items())
 
 
+class Counting(torch.optim.SGD):
+    """As some of bitsandbytes and transformers, it counts its steps in a number of Python."""
+
+    def step(self):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+
+
+def test_numbers_that_the_optimizer_of_a_replica_keeps_come_back():
+    def made():
+        return StageCopies(
+            {"weight": Parameter(torch.ones(3))}, [0], partial(Counting, lr=0.1), SyncOptions(every=EVERY)
+        )
+
+    stopped, again = made(), made()
+    optimizer = stopped.optimizers[0]
+    optimizer.step()
+    optimizer.step()
+    again.load_state_dict([Part({f"replicas/{name}": tensor for name, tensor in stopped.state_dict().items()})])
+    [kept] = again.optimizers[0].state.values()
+    assert kept == {"step": 2}
+
+
 def test_after_an_exchange_replicas_compare_their_buffers_too():
     """One that a module changes in training was of the samples of each replica, and nobody was told."""
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)

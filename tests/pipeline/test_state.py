@@ -171,6 +171,28 @@ def test_a_checkpoint_of_another_model_is_a_sentence(alone, tmp_path):
         resume(other, checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
 
 
+class Prodigy(torch.optim.SGD):
+    """It has no learning rate but an estimate, one for all parameters."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.defaults["d"] = self.param_groups[0]["d"] = 1e-6
+
+    def step(self):
+        super().step()
+        self.param_groups[0]["d"] *= 2
+
+
+def test_what_an_optimizer_counts_for_all_parameters_is_in_no_checkpoint(alone, tmp_path):
+    optimizer = {"name": f"{__name__}:Prodigy", "lr": 0.1}
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=2, optimizer=optimizer)
+    trainer.train_step(0)
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint can hold what Prodigy keeps, d; set checkpoint.every to 0"
+    ):
+        collect(trainer, checkpoints_of(trainer, tmp_path, dist.HashStore()))
+
+
 def test_weights_and_moments_of_a_checkpoint_are_no_copies_until_the_next_step(alone, tmp_path, monkeypatch):
     """A checkpoint held each weight and moment twice while it was written."""
     trainer = make_trainer(0, num_stages=2, simulated=True, steps=3, optimizer={"name": "adamw"})
