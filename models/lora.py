@@ -274,7 +274,7 @@ def _open(options: LoraOptions) -> Checkpoint:
         )
     )
     if (folder / CONFIG_FILE).is_file():
-        _check_config(folder / CONFIG_FILE, options)
+        check_config(folder / CONFIG_FILE, options)
     names = [(str(path.relative_to(folder)), name) for path in files for name in read_names(path)]
     stored = {_own_name(name): Stored(((file, name),)) for file, name in names if name.startswith((_PREFIX, WEIGHTS))}
     return Checkpoint(source=str(folder), stored=stored, tied={})
@@ -288,7 +288,7 @@ def _own_name(name: str) -> str:
     return plain.replace(".weight", ".default.weight") if is_adapter(plain) else plain
 
 
-def _check_config(path: Path, options: LoraOptions) -> None:
+def check_config(path: Path, options: LoraOptions) -> None:
     """Raise ModelError if the matrices of an adapter mean something else than those of the options."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -197,12 +197,20 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
 
     Raises:
         OptionsError: the parts of some stages are missing, as on a machine that did not hold them.
+        ModelError: the matrices of the adapter mean something else there.
     """
-    lora = replace(model.lora, weights=_of_run(model.lora.weights))
-    return replace(model, weights=_of_run(model.weights), lora=lora)
+    from thinwire.models.lora import CONFIG_FILE, check_config
+
+    start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
+    if adapter is not None and (config := adapter.run / "model" / CONFIG_FILE).is_file():
+        check_config(config, model.lora)
+    weights, of_adapter = (
+        place if saved is None else str(saved.path)
+        for place, saved in ((model.weights, start), (model.lora.weights, adapter))
+    )
+    return replace(model, weights=weights, lora=replace(model.lora, weights=of_adapter))
 
 
-def _of_run(place: str) -> str:
-    """The newest checkpoint of the run in a folder; any other place as it is."""
-    saved = None if place in (FRESH, PRETRAINED) else find_checkpoint(Path(place))  # these words are never folders
-    return place if saved is None else str(saved.path)
+def _of_run(place: str) -> SavedCheckpoint | None:
+    """The newest checkpoint of the run in a folder; None for any other place."""
+    return None if place in (FRESH, PRETRAINED) else find_checkpoint(Path(place))  # these words are never folders

@@ -145,6 +145,12 @@ def test_a_run_starts_from_an_adapter(folder, tmp_path, source):
     assert summary(tmp_path / "run")["weights_digest"] == summary(folder / "trained")["weights_digest"]
 
 
+def test_the_adapter_of_a_run_is_not_scaled_otherwise(folder, tmp_path, capsys):
+    other = ["--model.lora.weights", "trained", "--model.lora.alpha", "16"]
+    assert cli.main(["simulate", "lora.yaml", "--output", str(tmp_path / "run"), *other]) == 2
+    assert "model.lora.alpha must be 8, as in trained/model/adapter_config.json, got 16" in capsys.readouterr().err
+
+
 def test_an_adapter_writes_what_the_merged_model_writes(folder, tmp_path, capsys):
     assert cli.main(["export", "trained", "--to", str(tmp_path / "merged"), "--merged"]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
