@@ -57,7 +57,8 @@ class Reporting:
         evaluated: the steps after which the last evaluation was; None before the first.
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
         look: the scores before training, in the process that reports; None if there were none.
-        best: the best held-out score, its step, and how many evaluations later ones were not better; in all processes.
+        best: the best held-out score, what it is of, its step, and how many evaluations later ones were not better; in
+            all processes. A run that goes on with another score has none yet.
         is_better: whether the last evaluation was the best, until its weights are saved.
     """
 
@@ -72,10 +73,14 @@ class Reporting:
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
             self.look: dict[str, Any] | None = resumption.saved.get("look")
-            self.best: dict[str, Any] | None = resumption.saved.get("best")
+            best = resumption.saved.get("best")
+            wanted = self._recipe.training.best
+            self.best: dict[str, Any] | None = best if best is not None and best["of"] == wanted else None
         self.is_better = False
         # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
-        stoppable = self._recipe.checkpoint.wanted and not self._recipe.compression.possible_by_sample
+        common, replicas = self._recipe.compression, self._recipe.replicas
+        codecs = [common, *(replicas.codecs(replica, common) for replica in replicas.overrides)]
+        stoppable = self._recipe.checkpoint.wanted and not any(each.possible_by_sample for each in codecs)
         self._asked = resumption.asked if stoppable else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
@@ -222,7 +227,7 @@ class Reporting:
         sign = 1 if way == "min" else -1
         self.is_better = found is not None and (self.best is None or sign * found < sign * self.best["score"])
         if self.is_better:
-            self.best = {"step": done, "score": found, "since": 0}
+            self.best = {"of": self._recipe.training.best, "step": done, "score": found, "since": 0}
         elif self.best is not None:
             self.best["since"] += 1
 

@@ -54,6 +54,14 @@ def test_the_best_weights_stay():
     assert any(not torch.equal(best[name], newest[name]) for name in best)
 
 
+def test_a_run_that_goes_on_with_another_score_compares_it_with_none_of_the_one_before():
+    options = (*STANDS, "--checkpoint.every", "2 steps", "--training.best", "min loss")
+    ran(*options, "--training.steps", "4")
+    ran(*options, "--training.steps", "8", "--training.best", "min perplexity")
+    best, off = summary()["best"], summary()["held_out"]["off"]
+    assert best == {"of": "min perplexity", "step": 6, "score": off["perplexity"], "since": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
