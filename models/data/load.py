@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ def _load_stream(options: DataOptions, seed: int) -> Data:
         *([partial(read_texts, evaluation, columns)] if evaluation else []),
     )
     tokens = partial(_tokens, tokenizer)
-    told = repr((training, options.columns, options.tokenizer, buffer, limit, seed))
+    told = repr((training, options.columns, options.tokenizer, buffer, limit, seed, _sizes(Path(options.name))))
     return Data(
         TextStream(rows, tokens, (limit - 1) // size, size, told),
         TextBlocks(tokens(rest[0])[: options.limits[1]], size) if rest else None,
@@ -109,6 +110,12 @@ def _load_stream(options: DataOptions, seed: int) -> Data:
         vocab_size=tokenizer.vocab_size,
         notes=tuple(notes),
     )
+
+
+def _sizes(place: Path) -> list[tuple[str, int]]:
+    """The files of a path and their sizes; none of a name on the hub."""
+    files = [path for path in sorted([place, *place.rglob("*")]) if path.is_file()]
+    return [(str(path.relative_to(place)), path.stat().st_size) for path in files]
 
 
 def _tokens(tokenizer: Bytes | Pretrained, texts: Sequence[str] | Tensor) -> Tensor:

@@ -43,6 +43,17 @@ def test_a_buffer_shuffles_alike_each_time_and_by_the_seed(tmp_path):
     assert data.training.digest == again.training.digest != other.training.digest
 
 
+def test_rows_that_a_file_has_more_behind_the_first_block_make_another_stream(tmp_path):
+    """A run went on with other samples, of which nobody was told."""
+    options = DataOptions(name=folder(tmp_path), stream=1, limit=25, **STREAM)
+    before = load(options)
+    with (tmp_path / "files" / "2.jsonl").open("a") as file:
+        file.write('{"text": "99"}\n')
+    after = load(options)
+    assert blocks(before, 0) == blocks(after, 0)
+    assert before.training.digest != after.training.digest
+
+
 def test_token_ids_stream_too_and_evaluation_is_read_at_once(tmp_path):
     write_rows(tmp_path / "a.parquet", [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
     given = {**STREAM, "name": str(tmp_path / "a.parquet"), "evaluation": str(tmp_path / "a.parquet")}
