@@ -82,7 +82,8 @@ class ModelOptions:
     """Of a head that is one weight with the token embedding: "untie" trains two, and the exported model has both unless
     they are still equal; "sum" keeps one, and each step sends its gradient, as large as the weight, from one end of the
     pipeline to the other and back. null is "sum" where that is at most a tenth of what a step sends through a boundary
-    uncompressed, so where a step has ten times more tokens than the vocabulary; else, and with LoRA, "untie"."""
+    uncompressed, so where a step has ten times more tokens than the vocabulary; else, with LoRA, and where the weights
+    to start with have a head of their own, "untie"."""
     dtype: Literal["fp32", "bf16", "nf4"] = "fp32"
     """The weights themselves while they train, with their gradients and the optimizer's moments: fp32, or bf16, which
     takes half the memory and loses small updates. With LoRA, the frozen weights; what trains is fp32. "nf4" is for LoRA

@@ -29,7 +29,7 @@ from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, showing
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.launch.shared.tables import size_text
-from thinwire.models.checkpoint import first_few
+from thinwire.models.checkpoint import Checkpoint, first_few
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
@@ -214,9 +214,12 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
 def _ties(model: Blueprint, recipe: Recipe) -> bool:
     """Whether a tied head costs little: its gradient has a row for each word, a boundary's frames one for each token.
 
-    Neither the cut nor the codecs count, so that runs that differ in them train the same model.
+    Neither the cut nor the codecs count, so that runs that differ in them train the same model. A head of its own in
+    the weights to start with, as a run that untied it saves, stays one.
     """
     if not model.tied or recipe.model.lora.rank is not None:
+        return False
+    if isinstance(model.checkpoint, Checkpoint) and model.checkpoint.stored.keys() & model.tied.keys():
         return False
     return _DEAR * (model.vocab_size or 0) <= min(recipe.batch_sizes) * recipe.data.block_size
 

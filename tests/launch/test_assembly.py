@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, write_recipe
+from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -87,6 +87,15 @@ def test_a_head_stays_tied_where_a_step_has_ten_times_more_tokens_than_the_vocab
     options = ("--data.held_out", "0.5", "--data.block_size", "64", "--pipeline.microbatch_size", "20")
     ready = prepared(*options, "--model.config.n_positions", "64", "--model.config.vocab_size", str(vocabulary))
     assert (ready.recipe.model.tied, bool(ready.blueprint.tied)) == (tied, tied == "untie")
+
+
+def test_a_head_that_a_run_has_untied_is_not_tied_again_by_a_larger_batch():
+    """The run that began with its weights took the embedding in place of the head that was trained."""
+    ran("--training.steps", "1")
+    Path("text").write_bytes(bytes(range(32, 132)) * 60)
+    larger = ("--data.held_out", "0.5", "--pipeline.num_microbatches", "80")
+    assert prepared(*larger).recipe.model.tied == "sum"
+    assert prepared(*larger, "--model.weights", "runs/tiny").recipe.model.tied == "untie"
 
 
 def test_a_batch_needs_as_many_samples():
