@@ -145,8 +145,14 @@ def _export_adapter(run: SavedRun, folder: Path, dtype: str) -> list[str]:
     save_file(for_peft(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     follow_umask(folder / WEIGHTS_FILE)
     (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
-    (folder / "README.md").write_text(readme(run))
-    return []
+    base = Path(json.loads((folder / CONFIG_FILE).read_text())["base_model_name_or_path"])
+    notes = (
+        [f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"]
+        if base.is_dir() and not (base / "config.json").is_file()
+        else []
+    )
+    (folder / "README.md").write_text(readme(run, notes))
+    return notes
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:

@@ -151,6 +151,21 @@ def test_the_adapter_of_a_run_is_not_scaled_otherwise(folder, tmp_path, capsys):
     assert "model.lora.alpha must be 8, as in trained/model/adapter_config.json, got 16" in capsys.readouterr().err
 
 
+def test_an_adapter_beside_the_weights_of_a_run_says_what_peft_needs(folder, tmp_path, capsys):
+    whole = simulate("lora.yaml", tmp_path / "whole", "--model.lora.rank", "null", "--training.steps", "1")
+    beside = simulate("lora.yaml", tmp_path / "run", "--model.weights", whole, "--training.steps", "1")
+    capsys.readouterr()
+    adapter = export(beside, tmp_path / "adapter")
+    saved = whole / "weights" / "step-00000001"
+    assert f"PEFT cannot read {saved}, which a run saved: export that run, and name" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="Unrecognized model"):
+        loaded_as_its_readme_says(adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(export(whole, tmp_path / "exported"))
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    loaded_as_its_readme_says(adapter)
+
+
 def test_an_adapter_writes_what_the_merged_model_writes(folder, tmp_path, capsys):
     assert cli.main(["export", "trained", "--to", str(tmp_path / "merged"), "--merged"]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
