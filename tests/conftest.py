@@ -43,6 +43,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Three workers for two cores: processes that wait for each other leave half of a core to others."""
+    return 3 * len(os.sched_getaffinity(0)) // 2
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Keep a file's tests on one worker, for what they share is made once there; and all files with hosts on one.
 
