@@ -17,14 +17,16 @@ from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 
 pytestmark = pytest.mark.slow
 
-TINY = ["gpt2-tiny", "--data.limit", "4000", "--data.held_out", "0.3", "--training.steps", "7"]
+CONFIG = {"vocab_size": 256, "n_layer": 6, "n_embd": 16, "n_head": 2, "n_positions": 16}
+UNDROPPED = json.dumps(CONFIG | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0))
+"""Without dropout, which is drawn by the first layer of a stage."""
+TINY = [
+    *("gpt2-tiny", "--model.config", json.dumps(CONFIG), "--training.steps", "7"),
+    *("--data.block_size", "16", "--data.limit", "1000", "--data.held_out", "0.3"),
+]
+"""An epoch has two steps, an evaluation two batches."""
 OFTEN = ["--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps"]
 SAME = ("train_loss", "held_out", "channels", "choices", "weights_digest", "bytes_sent", "steps")
-UNDROPPED = json.dumps(
-    {"vocab_size": 256, "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 64}
-    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-)
-"""The recipe's model without dropout, which is drawn by the first layer of a stage."""
 CODECS = {
     "plain": ["--codec", "q(4)/q(8)"],
     "quantized-adam": [
@@ -39,33 +41,33 @@ class Stopped(BaseException):
     """As Ctrl-C, but no signal handler sees it."""
 
 
-@pytest.fixture
-def stops(monkeypatch):
-    """Has the next run end behind a step."""
+def stopped_behind(done, *words):
+    """Simulate; the run ends behind a step, with its checkpoints written."""
+    real = Run._after_step
 
-    def stop_behind(done):
-        real = Run._after_step
+    def after_step(run, record):
+        real(run, record)
+        if record.step + 1 == done:
+            run._resumption._checkpoints.wait()
+            raise Stopped
 
-        def after_step(run, record):
-            real(run, record)
-            if record.step + 1 == done:
-                run._resumption._checkpoints.wait()
-                raise Stopped
-
-        monkeypatch.setattr(Run, "_after_step", after_step)
-        return lambda: monkeypatch.setattr(Run, "_after_step", real)
-
-    return stop_behind
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(Run, "_after_step", after_step)
+        cli.main(["simulate", *map(str, words)])
 
 
-@pytest.fixture
-def stopped_run(stops, tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A run that stopped behind its fifth step, with checkpoints of steps 2 and 4."""
-    goes_on = stops(5)
-    with pytest.raises(Stopped):
-        cli.main(["simulate", *TINY, *OFTEN, "--output", str(tmp_path / "stopped")])
-    goes_on()
-    return tmp_path / "stopped"
+    stopped = tmp_path_factory.mktemp("made") / "stopped"
+    stopped_behind(5, *TINY, *OFTEN, "--output", stopped)
+    return stopped
+
+
+@pytest.fixture
+def stopped_run(made, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(made, tmp_path / "stopped")
 
 
 def evaluations(run):
@@ -76,11 +78,20 @@ def checkpoints(run):
     return sorted(path.name for path in (run / "checkpoints").glob("step-*") if (path / "manifest.json").exists())
 
 
+SELDOM = [*TINY, "--codec", "q(4)/q(8)", "--training.evaluate_every", "2 steps", "--checkpoint.every", "6 steps"]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run of `SELDOM` that nothing stopped."""
+    return simulate(SELDOM[0], tmp_path_factory.mktemp("made") / "whole", *SELDOM[1:])
+
+
 @pytest.mark.parametrize("done", [4, 7])
-def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_that_was_not(tmp_path, monkeypatch, done):
+def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_that_was_not(
+    whole_run, tmp_path, monkeypatch, done
+):
     """A stop waited for the end of the evaluation, longer than schedulers wait before they kill."""
-    options = [*TINY, "--codec", "q(4)/q(8)", "--training.evaluate_every", "2 steps", "--checkpoint.every", "6 steps"]
-    assert cli.main(["simulate", *options, "--output", str(tmp_path / "whole")]) == 0
     batches, evaluate = reporting.evaluation_batches, reporting.Reporting.evaluate
 
     def evaluated(one, after):
@@ -95,26 +106,23 @@ def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_tha
         evaluate(one, after)
 
     monkeypatch.setattr(reporting.Reporting, "evaluate", evaluated)
-    assert cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")]) == 130
+    assert cli.main(["simulate", *SELDOM, "--output", str(tmp_path / "stopped")]) == 130
     monkeypatch.setattr(reporting.Reporting, "evaluate", evaluate)
     monkeypatch.setattr(reporting, "evaluation_batches", batches)
     assert checkpoints(tmp_path / "stopped")[-1] == f"step-{done:08d}"
     assert [line["step"] for line in evaluations(tmp_path / "stopped")] == list(range(2, done, 2))
     assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
-    assert evaluations(tmp_path / "stopped") == evaluations(tmp_path / "whole")
-    found, wanted = summary(tmp_path / "stopped"), summary(tmp_path / "whole")
+    assert evaluations(tmp_path / "stopped") == evaluations(whole_run)
+    found, wanted = summary(tmp_path / "stopped"), summary(whole_run)
     assert {name: found[name] for name in SAME} == {name: wanted[name] for name in SAME}
     assert found["traffic"] == wanted["traffic"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_run_that_stopped_ends_as_one_that_did_not(tmp_path, stops, codec):
+def test_a_run_that_stopped_ends_as_one_that_did_not(tmp_path, codec):
     options = [*TINY, *OFTEN, *CODECS[codec]]
     whole = simulate(*options[:1], tmp_path / "whole", *options[1:])
-    goes_on = stops(5)
-    with pytest.raises(Stopped):
-        cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")])
-    goes_on()
+    stopped_behind(5, *options, "--output", tmp_path / "stopped")
     assert not (tmp_path / "stopped/summary.json").exists()
     assert checkpoints(tmp_path / "stopped") == ["step-00000002", "step-00000004"]
     assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
@@ -141,42 +149,24 @@ def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
     assert len(losses(stopped_run)) == 9 and checkpoints(stopped_run) == ["step-00000009"]
 
 
-def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stops, stopped_run, capsys):
+def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys):
     """A second stop, before the first checkpoint of the new cut, left the run without any checkpoint."""
-    again = ["simulate", "--resume", str(stopped_run), "--pipeline.num_stages", "2", "--pipeline.layers", "null"]
-    goes_on = stops(5)
-    with pytest.raises(Stopped):
-        cli.main(again)
-    goes_on()
+    again = ["--resume", str(stopped_run), "--pipeline.num_stages", "2", "--pipeline.layers", "null"]
+    stopped_behind(5, *again)
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
-    assert cli.main(again) == 0
+    assert cli.main(["simulate", *again]) == 0
     assert "the buffers of boundaries start empty" in capsys.readouterr().out
     assert len(losses(stopped_run)) == 7 and checkpoints(stopped_run) == ["step-00000006", "step-00000007"]
     parts = [part.name for part in stopped_run.glob("checkpoints/step-*/stage-*")]
     assert sorted(parts) == ["stage-0"] * 2 + ["stage-1"] * 2
 
 
-def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path, stops):
+def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path):
     options = [*TINY, *OFTEN, "--codec", "none", "--model.config", UNDROPPED]
     whole = simulate(*options[:1], tmp_path / "whole", *options[1:])
-    goes_on = stops(5)
-    with pytest.raises(Stopped):
-        cli.main(["simulate", *options, "--output", str(tmp_path / "stopped")])
-    goes_on()
-    assert (
-        cli.main(
-            [
-                "simulate",
-                "--resume",
-                str(tmp_path / "stopped"),
-                "--pipeline.num_stages",
-                "3",
-                "--pipeline.layers",
-                "null",
-            ]
-        )
-        == 0
-    )
+    stopped_behind(5, *options, "--output", tmp_path / "stopped")
+    again = ["--resume", str(tmp_path / "stopped"), "--pipeline.num_stages", "3", "--pipeline.layers", "null"]
+    assert cli.main(["simulate", *again]) == 0
     assert losses(tmp_path / "stopped") == pytest.approx(losses(whole), abs=1e-4)
     # they began again at 0, and so did the random numbers that follow from them
     there, here = (SavedStage(run / "checkpoints", 7, 0).values for run in (whole, tmp_path / "stopped"))
