@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from support import forked
 from support.commands import THINWIRE
 from support.tiny_run import write_recipe
 
@@ -36,15 +36,17 @@ def test_what_cannot_be_printed_is_dropped(place):
     assert found.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [["simulate", "tiny.yaml"], ["study", "study.yaml", "--jobs", "1"]], ids=["simulate", "study"]
 )
 def test_a_run_goes_on_if_the_disk_of_its_log_is_full(command, tmp_path):
     write_recipe(tmp_path)
     (tmp_path / "study.yaml").write_text("recipe: tiny.yaml\nrows: {none: {options: {codec: none}}}")
-    with Path("/dev/full").open("w") as full:
-        ran = subprocess.run([*THINWIRE, *command], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ran.returncode == 0, ran.stderr
+    errors = tmp_path / "errors"
+    call = forked.call_of([*THINWIRE, *command], tmp_path)
+    ran = forked.Forked(call, ["/dev/full", errors], cwd=tmp_path, env=dict(os.environ))
+    assert ran.wait() == 0, errors.read_text()
     assert len([*tmp_path.rglob("weights/step-00000002/stage-*")]) == 2
 
 
