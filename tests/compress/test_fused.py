@@ -248,6 +248,7 @@ def test_float64_and_tensors_beyond_32_bits_have_no_kernel():
     assert not is_covered('q(4, grid="midrise")', shape=(1 << 20, 1 << 10))
 
 
+@pytest.mark.slow
 def test_the_cpu_never_asks_for_triton():
     code = (
         "import sys, torch; from thinwire.compress import Key, parse; codec = parse('q(4)'); x = torch.ones(4, 8)\n"

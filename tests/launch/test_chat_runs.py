@@ -84,6 +84,7 @@ PACKED = ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_m
 SINGLE = ("--pipeline.num_microbatches", "6", "--pipeline.microbatch_size", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("packing", "options"), [(False, ()), (True, PACKED), (False, SINGLE)])
 def test_a_step_is_that_of_conversations_one_by_one(chats, packing, options):
     """Micro-batches differ in what counts; with packing, conversations of one sample do not see each other."""
@@ -99,6 +100,7 @@ def test_a_step_is_that_of_conversations_one_by_one(chats, packing, options):
         assert torch.allclose(after[name], tensor, rtol=0, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_padding_behind_the_longest_of_a_micro_batch_does_not_cross(chats, monkeypatch):
     """Nothing depends on it, so weights are the same to the last bit. Buffers of feedback hold whole samples."""
     ready, after, sent = trained()

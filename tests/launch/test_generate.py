@@ -132,6 +132,7 @@ def test_a_coarse_codec_changes_the_answer_and_none_takes_it_away(folder, capsys
     assert generated(capsys, "run", "--codec", "aqsgd(q(2))/q(2)") == plain, "a first visit goes in full"
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
     hot = ["--temperature", "2.5"]
     drawn = generated(capsys, "run", *hot)

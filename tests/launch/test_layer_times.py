@@ -40,6 +40,7 @@ def test_it_speaks_where_another_cut_would_be_much_faster(times, said):
     assert told is None if said is None else told.endswith(f"to use the best cut: --pipeline.layers {said}")
 
 
+@pytest.mark.slow
 def test_the_user_gets_the_line_before_training_and_the_line_mends_it(tmp_path, monkeypatch, capsys):
     """An uneven cut of one's own layers showed only when the run had ended."""
     monkeypatch.chdir(tmp_path)

@@ -30,6 +30,7 @@ def disturbed(monkeypatch, disturb, *options):
         return ran(*OPTIONS, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disturb", [shutil.rmtree, lambda path: path.rename(path.with_name("moved"))])
 @pytest.mark.parametrize("options", [[], ["--checkpoint.every", "2 steps"]])
 def test_a_folder_that_is_moved_or_removed_is_made_anew_with_all_it_needs(

@@ -116,6 +116,7 @@ def heard(alone):
     return tuple(posts.read(store.get("0"), "")), token, lost
 
 
+@pytest.mark.slow
 def test_strangers_are_cut_off_and_change_nothing(heard):
     address, token, lost = heard
     strangers = [
@@ -157,6 +158,7 @@ def test_an_address_that_is_none_is_one_sentence(alone, told):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_closes_is_no_longer_expected(heard):
     address, token, lost = heard
     with called(address) as neighbour:

@@ -49,6 +49,7 @@ def unexplained(text, meant):
     return [option for option, sentence in meant.items() if not sentence or sentence not in by_option.get(option, "")]
 
 
+@pytest.mark.slow
 def test_help_has_a_sentence_for_every_field(capsys, monkeypatch):
     meant = sentences(Recipe)
     assert len(meant) > 30

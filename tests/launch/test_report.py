@@ -191,6 +191,7 @@ def test_pictures_have_titles_and_only_colours_of_the_page(source):
     assert [text for text in Page(source).text["title"] if text.startswith("Loss of tiny")]
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_chromium_shows_it(source, folder, tmp_path):
     dom = chromium("--dump-dom", (folder / "report.html").as_uri(), cwd=tmp_path)

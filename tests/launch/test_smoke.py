@@ -53,6 +53,7 @@ def test_little_data_is_enough_for_every_batch_and_an_evaluation(held_out):
     assert (data.held_out is None) == (held_out == "0")
 
 
+@pytest.mark.slow
 def test_every_part_leaves_what_it_makes(here, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "auto"]) == 0
     run = here / "runs/tiny-smoke-simulated"

@@ -70,6 +70,7 @@ def test_those_present_hold_the_same_bits_whoever_is_there(expression):
         assert not any(frames for _, mail in replicas for frames in mail._arrived.values())
 
 
+@pytest.mark.slow
 def test_no_buffer_is_kept_until_the_next_exchange():
     """With `none` each lane kept one: so many times the weights of a stage as there are replicas, and once more."""
 

@@ -105,6 +105,7 @@ def test_bytes_that_are_no_message_end_the_client():
         assert client.ending.lasting and "sent an invalid message" in client.ending.text
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_waits_while_the_server_takes_its_last_message(monkeypatch):
     """Over a slow link it was gone before the server had its weights, and was called lost."""
     monkeypatch.setattr(client_room, "_LAST", 1.0)

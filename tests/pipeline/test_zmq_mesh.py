@@ -77,6 +77,7 @@ def test_what_is_sent_is_encrypted():
         assert b"secret" not in two.relay.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 3])
 def test_reset_connections_lose_nothing(connections):
     """The relay resets all connections again and again while messages of many pieces are under way."""
@@ -241,6 +242,7 @@ def test_the_first_packet_of_an_old_connection_may_be_read_last():
         assert unpack_answer(new.recv()) == 1
 
 
+@pytest.mark.slow
 def test_a_process_with_other_keys_gets_nothing_in_and_is_told():
     with Two(keys=(Keys.fresh(), KEYS)) as two:
         send, receive = two.send(b"let me in"), two.receive(9)
