@@ -45,7 +45,8 @@ class Layer(nn.Module):
     side: tuple[str, ...] = ()
     """Side inputs (attention_mask, ...) that the forward needs, as keyword arguments."""
     optional_side: tuple[str, ...] = ()
-    """Side inputs that the forward takes as keyword arguments if the data has them."""
+    """Side inputs that the forward takes as keyword arguments if the data has them; where padding does not cross,
+    `lengths` is one: the tokens of each sample before it, int64 [B]."""
 
     def remember(self, remembers: bool) -> None:
         """Keep of all tokens from now on what later ones need, so that these come alone; or forget it.

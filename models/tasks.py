@@ -8,7 +8,7 @@ up, for the same reason.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ IGNORE = -100
 """The target that does not count."""
 _PART = 9 * 2**20
 """The most logits that a loss computes with at a time: more than the 32 MiB up to which glibc keeps what is freed."""
+
+
+class WithLoss(NamedTuple):
+    """What the last layer of a model gives that has a loss of its own beside that of its task."""
+
+    output: Tensor
+    """What the task reads."""
+    loss: Tensor
+    """A float32 scalar, added to the mean loss of the micro-batch in training."""
 
 
 class Task(Protocol):

@@ -19,6 +19,7 @@ from thinwire.compress import Method, PassKind
 from thinwire.compress.transfer import put
 from thinwire.errors.words import were
 from thinwire.models.layers import Stage
+from thinwire.models.tasks import WithLoss
 from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
@@ -26,6 +27,7 @@ from thinwire.pipeline.processes.collectives import all_gather_json
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
+from thinwire.pipeline.wire.channel import is_sums
 from thinwire.pipeline.wire.passes import Pass
 from thinwire.pipeline.wire.wire import BoundaryShape, Holder
 
@@ -141,7 +143,7 @@ class Generator:
             with stage.meter.section("compute"), stage.in_memory():
                 output = stage.submod(*given)
             if stage.is_last:
-                logits = output
+                logits = output.output if isinstance(output, WithLoss) else output
             else:
                 used.append(end := self._end(stage, index, length))
                 end.outgoing.send(microbatch, output if isinstance(output, tuple) else (output,))
@@ -156,7 +158,9 @@ class Generator:
             neighbour = boundary + 1 if boundary == stage.stage_index else boundary
             elsewhere = self._where.process_of[neighbour] != dist.get_rank()
             examples = tuple(
-                torch.empty(1, length, *one.shape[2:], dtype=one.dtype, device="meta").requires_grad_(one.requires_grad)
+                torch.empty(
+                    one.shape if is_sums(one) else (1, length, *one.shape[2:]), dtype=one.dtype, device="meta"
+                ).requires_grad_(one.requires_grad)
                 for one in self._outputs[boundary]
             )
             holder = Holder(

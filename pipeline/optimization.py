@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from thinwire.compress import Progress
 from thinwire.errors.calls import first_line
 from thinwire.models.layers import Stage
-from thinwire.models.tasks import Task
+from thinwire.models.tasks import Task, WithLoss
 from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
@@ -107,8 +107,8 @@ class WholeBatchLoss:
     """The loss function of a schedule: the share that each micro-batch has in the mean of the whole batch.
 
     The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
-    divided by the number of valid targets in the whole batch, which `begin` sets. Targets are smoothed where nothing is
-    observed, which is training.
+    divided by the number of valid targets in the whole batch, which `begin` sets. Where nothing is observed, which is
+    training, targets are smoothed, and a loss of the model's own counts for each valid target of its micro-batch.
     """
 
     def __init__(self, task: Task, meter: Meter, smoothing: float = 0.0) -> None:
@@ -126,14 +126,18 @@ class WholeBatchLoss:
         """
         self._denominator, self._observed, self._factor = max(1, num_targets), observed, factor
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+    def __call__(self, given: Tensor | WithLoss, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
         with self._meter.section("compute", work=Work("loss")):
+            output, own = given if isinstance(given, WithLoss) else (given, None)
             trains = self._observed is None
             if self._observed is not None:
                 self._observed.append(self._task.observe(output.detach(), target))
             smoothing = (self._smoothing,) if trains and self._smoothing else ()
-            return self._task.loss_sum(output, target, *smoothing) / self._denominator * self._factor
+            loss = self._task.loss_sum(output, target, *smoothing)
+            if trains and own is not None:
+                loss = loss + own * self._task.num_valid(target)
+            return loss / self._denominator * self._factor
 
 
 class Update:

@@ -40,7 +40,7 @@ class Runner:
 
         Args:
             coming: which pass, with the ids of its samples.
-            side: its side inputs.
+            side: its side inputs. Where padding does not cross, the `lengths` of the samples are one more.
             inputs: None except in the process of the first stage.
             targets: None except in the process of the last stage.
         """
@@ -52,7 +52,8 @@ class Runner:
         args = () if inputs is None else (put(inputs, device),)
         kwargs = {} if targets is None else {"target": put(targets, device), "losses": losses}
         act = self.schedule.step if coming.trains else self.schedule.eval
-        act(*args, **kwargs, **put_all(side, device))
+        known = {} if coming.lengths is None else {"lengths": coming.lengths}
+        act(*args, **kwargs, **put_all(side | known, device))
         # wait for sends only now: they ran while the stages computed
         for stage in self.stages:
             stage.flush()

@@ -23,7 +23,10 @@ from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.wire.channel import is_coded
 
 REPETITIONS = 5
 
@@ -93,14 +96,12 @@ def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
     ids = some_ids(data.training, prepared.recipe.pipeline.microbatch_size)
     inputs = stage_inputs(index, prepared.outputs, data.training, ids, device)
     targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
-    last = index == len(prepared.cuts) - 1
+    last, loss = index == len(prepared.cuts) - 1, WholeBatchLoss(data.task, Meter())
     forwards, backwards = [], []
     for _ in range(1 + REPETITIONS):  # the first repetition is a warm-up
         begun = seconds_now(device)
         output = stage(*inputs, **side)
-        results = (
-            [data.task.loss_sum(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
-        )
+        results = [loss(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
         turned = seconds_now(device)
         torch.autograd.backward(results, [torch.ones_like(part) for part in results])
         forwards.append(turned - begun)
@@ -120,7 +121,7 @@ def codec_costs(
         for index, examples in enumerate(workload.boundaries):
             for channel in CHANNELS:
                 method = compression.method(index, channel)
-                crossing = [example for example in examples if example.requires_grad]
+                crossing = [example for example in examples if is_coded(example)]
                 if crossing and not method.codec.reuses_indices:
                     found.setdefault((channel, str(method)), (method, crossing[0]))
     return {name: time_codec(method, example, device) for name, (method, example) in found.items()}

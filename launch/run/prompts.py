@@ -12,6 +12,7 @@ from thinwire.models.data.load import require_language
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import require
 from thinwire.models.layers import Blueprint
+from thinwire.pipeline.wire.channel import is_sums
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
     """
     data, training = recipe.data, recipe.training
     require_language(data)
-    alike = all(one.dim() > 1 and one.shape[1] == data.block_size for crossing in outputs for one in crossing)
+    *crossing, last = outputs
+    of_tokens = [one for tensors in (*crossing, last[:1]) for one in tensors if not is_sums(one)]
+    alike = all(one.dim() > 1 and one.shape[1] == data.block_size for one in of_tokens)
     require(
         (alike, "prompts need a model whose stages hand on tensors of [rows, tokens, ...], and this model's do not"),
     )

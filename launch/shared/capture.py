@@ -19,7 +19,7 @@ from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.trainer import StepRecord
 from thinwire.pipeline.wire.boundary import Observer
-from thinwire.pipeline.wire.channel import Channel
+from thinwire.pipeline.wire.channel import Channel, is_coded
 
 
 @dataclass(frozen=True, order=True)
@@ -79,7 +79,7 @@ def recording(passages: dict[Passage, Tensor]) -> Observer:
 
     def record(channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         for index, (tensor, example) in enumerate(zip(tensors, channel.examples, strict=True)):
-            if tensor is not None and example.requires_grad:
+            if tensor is not None and is_coded(example):
                 passage = Passage(channel.boundary, channel.name, microbatch.index, index)
                 passages[passage] = tensor.detach().clone()
 

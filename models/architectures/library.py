@@ -8,6 +8,9 @@ begins, and leaves the forward where the stretch ends. So masks, positions and r
 again in each layer from the shape of the hidden state and the side inputs, and nothing but the hidden state crosses a
 boundary. What else a library's forward carries from block to block would be lost: `parity` compares, before training.
 
+The loss of routers multiplies means over all blocks. So where a model has it, the sums that its means are made of cross
+beside the hidden state, each layer adds what its own routers did, and the last one makes the loss of them.
+
 The head of a language model has its own weight, for any number of stages. Many models tie it to the token embedding,
 but the two are at opposite ends of the pipeline: tied, every step sends the gradient of the whole vocabulary matrix,
 154 MB for GPT-2 small, which no compression of activations makes smaller. With one stage it is untied too, so the model
@@ -23,8 +26,10 @@ import copy
 import inspect
 import math
 import shutil
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,7 +49,7 @@ from thinwire.models.checkpoint import find, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
 from thinwire.models.options import Tied
-from thinwire.models.tasks import TaskName
+from thinwire.models.tasks import TaskName, WithLoss
 from thinwire.models.tensors import replace_tensors
 
 GENERATION = "generation_config.json"
@@ -62,6 +67,8 @@ _SIDE = ("attention_mask", "token_type_ids", "position_ids")
 """The side inputs that a model may take, by the library's names."""
 _CACHES = ("cache", "past_key_values")
 """What releases of the library call the cache of keys and values."""
+WEIGHTS_OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef")
+"""What configurations call the weight of the loss of routers."""
 _ROWS, _LENGTH = 2, 3
 """The samples and tokens of the forward that shows which weights belong where."""
 
@@ -160,16 +167,61 @@ class _Memory:
         self._counter.update(torch.zeros(1, 1, tokens, 1), torch.zeros(1, 1, tokens, 1))
 
 
+@dataclass(frozen=True)
+class Routers:
+    """The loss by which routers spread tokens over experts: `load_balancing_loss_func` of the library, from sums.
+
+    weight * E * (f * p).sum(), where f [E] is the mean over all routers and tokens of how often a token goes to each
+    expert, which has no gradient, and p [E] is the mean of the routers' probabilities.
+    """
+
+    kind: type[nn.Module]
+    """The class of the routers."""
+    index: int
+    """Where the logits are in what a router returns."""
+    top_k: int
+    """The experts of a token."""
+    weight: float
+
+    def sums(self, logits: Sequence[Tensor], counts_BT: Tensor | None) -> Tensor:
+        """How often tokens went to each expert, and the sum of their probabilities: float64 [2 E].
+
+        Args:
+            logits: of each router, [B T, E].
+            counts_BT: which tokens count; None means all.
+        """
+        found = []
+        for each in logits:
+            probabilities = each.flatten(0, -2).softmax(-1)
+            chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(self.top_k).indices, 1)
+            rows = torch.cat([chosen, probabilities], 1)
+            found.append(rows if counts_BT is None else rows * counts_BT.reshape(-1, 1))
+        return torch.stack([rows.sum(0, dtype=torch.float64) for rows in found]).sum(0)
+
+    def loss(self, sums: Tensor) -> Tensor:
+        """The loss of the sums of all routers: a float32 scalar."""
+        chosen, probabilities = sums.chunk(2)
+        tokens = chosen.detach().sum() / self.top_k
+        shares = chosen.detach() / tokens * (probabilities / tokens)
+        return self.weight * len(chosen) * shares.sum().float()
+
+
 class Stretch(Layer):
-    """One stretch of the library's forward. The first takes token ids [B, T], the others hidden states [B, T, C]."""
+    """One stretch of the library's forward. The first takes token ids [B, T], the others hidden states [B, T, C].
+
+    Beside hidden states go the sums of routers, [2 E], if they have a loss.
+    """
 
     def __init__(self, skeleton: Skeleton, place: int) -> None:
         """`place` 0 is what comes before the blocks, `place` i is block i - 1, and the last what comes after them."""
         super().__init__()
         last = len(skeleton.blocks) + 1
         self.side, self.optional_side = skeleton.side, skeleton.optional_side
+        if skeleton.routers is not None:
+            self.optional_side += ("lengths",)
         self.first, self.inner = place == 0, 0 < place < last
-        self.pad = skeleton.pad
+        self.pad, self.routers = skeleton.pad, skeleton.routers
+        self.routed: list[Tensor] = []
         self.make_memory = partial(_Memory, skeleton.config, place - 1 if self.inner else None)
         self.cache_name = skeleton.cache_name
         self.memory: _Memory | None = None
@@ -189,11 +241,43 @@ class Stretch(Layer):
         self.parts = {name: self.around.get_submodule(name) for name in skeleton.parts[place]}
         if self.inner:
             assert self.start is not None and self.start.own is not None
+            self._watch(self.start.own)
             self.parts = {f"{skeleton.list_name}.{place - 1}": self.start.own, **self.parts}
         self.absent = list(_strip(self.around, {m for part in self.parts.values() for m in part.modules()}))
 
-    def forward(self, x: Tensor, **side: Tensor) -> Tensor:
-        """The hidden states at the end of the stretch, [B, T, C], or the logits."""
+    def forward(
+        self, x: Tensor, *sums: Tensor, lengths: Tensor | None = None, **side: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The hidden states [B, T, C] at the end of the stretch, or the logits; and the sums of routers, or their loss.
+
+        `lengths` [B] are the tokens of each sample before its padding.
+        """
+        self.routed.clear()
+        output = self._run(x, side)
+        if self.routers is None:
+            return output
+        if self.routed:
+            places_T = torch.arange(x.shape[1], device=x.device)
+            own = self.routers.sums(self.routed, None if lengths is None else places_T < lengths[:, None])
+            sums = (own + sums[0] if sums else own,)
+            self.routed.clear()
+        if not sums:
+            return output
+        return (output, *sums) if self.inner else WithLoss(output, self.routers.loss(*sums))
+
+    def _watch(self, block: nn.Module) -> None:
+        """Keep the logits of a block's routers in each forward."""
+        for module in block.modules():
+            if self.routers is not None and isinstance(module, self.routers.kind):
+                module.register_forward_hook(self._keep)  # a method: that of a copied layer is the copy's
+
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A hook of routers."""
+        assert self.routers is not None
+        self.routed.append(output[self.routers.index] if isinstance(output, tuple) else output)
+
+    def _run(self, x: Tensor, side: Mapping[str, Tensor]) -> Tensor:
+        """The hidden states at the end of the stretch, or the logits."""
         ids_BT = x if self.first else self._stand_in(x, side.get("attention_mask"))
         # beside an adapter, in the type of the frozen weights
         numbers = (p for p in self.parameters() if p.is_floating_point())
@@ -266,11 +350,13 @@ class Skeleton:
         side, optional_side: the side inputs that each layer needs, or takes if the data have them.
         pad: the number of the padding token.
         cache_name: what the forward calls the cache that it takes; empty if it takes none.
+        routers: their loss; None if it is not in the model's.
         source: the module that makes the first hidden state, where the forward reads that state again after the first
             block, as the convolution of DeBERTa does.
     """
 
-    def __init__(self, model: Any, task: TaskName, tied: Tied) -> None:
+    def __init__(self, model: Any, task: TaskName, tied: Tied, weight: float = 0.0) -> None:
+        """`weight` is that of the loss of routers."""
         self.model, self.config = model, model.config
         self.name = type(model).__name__
         self.tied = tied_names(model)
@@ -282,6 +368,7 @@ class Skeleton:
         self.side = tuple(name for name in accepted if name == "attention_mask" and task != "causal-lm")
         self.optional_side = tuple(name for name in accepted if name not in self.side and self._reads(name))
         self.cache_name = next((name for name in _CACHES if name in taken), "")
+        self.routers = _routers(model, weight) if weight else None
         self.list_name, self.blocks = _list_of_blocks(model)
         self.length, found, source = _survey(self)
         self.parts, self.shared = _divide(self, found)
@@ -498,18 +585,11 @@ def take_apart(
             f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
             "the text model inside, or give layers as module:factory"
         )
-    names = [name for name in ("router_aux_loss_coef", "aux_loss_coef") if hasattr(config, name)]
-    weight = max((getattr(config, name) for name in names), default=1.0)
-    if getattr(config, "output_router_logits", False) and weight:
-        raise ModelError(
-            f"output_router_logits of {config.model_type} must be false, or {' or '.join(names) or 'its weight'} 0, "
-            f"got {weight}: the loss that it adds multiplies means over the routers of all blocks, which no stage has; "
-            "set one of them in model.config"
-        )
+    weight = weight_of_routers(config) if task == "causal-lm" else 0.0  # the library's classifiers have no such loss
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
-    # a cache is for generation only, and what routers give is for their loss
+    # a cache is for generation only, and what routers give is for their loss, which layers make themselves
     config.use_cache = config.output_router_logits = False
-    skeleton = _skeleton(config, task, tied)
+    skeleton = _skeleton(config, task, tied, weight)
     if tied == "sum" and not skeleton.tied:
         raise ModelError(
             f"model.tied: sum needs a model whose head and embedding are one weight, and those of this "
@@ -612,10 +692,31 @@ def _without_weights(config: Any, task: TaskName) -> Any:
         ) from error
 
 
-def _skeleton(config: Any, task: TaskName, tied: Tied) -> Skeleton:
+def _skeleton(config: Any, task: TaskName, tied: Tied, weight: float) -> Skeleton:
     model = _without_weights(config, task)
     with parameters_on_meta():
-        return Skeleton(model, task, tied)
+        return Skeleton(model, task, tied, weight)
+
+
+def weight_of_routers(config: Any) -> float:
+    """What the loss of routers is multiplied by before it is added to that of the tokens; 0 where it is not added."""
+    known = [getattr(config, name) for name in WEIGHTS_OF_ROUTERS if hasattr(config, name)]
+    return max(known, default=1.0) if getattr(config, "output_router_logits", False) else 0.0
+
+
+def _routers(model: Any, weight: float) -> Routers:
+    """The routers of a language model. ModelError unless their loss is that of Mixtral, which layers make of sums."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as known
+
+    own = getattr(sys.modules[type(model).__module__], known.__name__, None)
+    recorder = (model.base_model._can_record_outputs or {}).get("router_logits")
+    if own is None or inspect.getsource(own) != inspect.getsource(known) or not hasattr(recorder, "index"):
+        raise ModelError(
+            f"output_router_logits of {model.config.model_type} must be false, or the weight of the loss that it adds "
+            f"0, got {weight}: only the loss of Mixtral's routers is known how to add up over stages, and this is "
+            "another; set one of them in model.config"
+        )
+    return Routers(recorder.target_class, recorder.index, model.num_experts_per_tok, weight)
 
 
 def _is_new(name: str, base: str) -> bool:

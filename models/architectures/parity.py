@@ -19,10 +19,18 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
-from thinwire.models.architectures.library import fields_of_blocks, take_apart, tied_names, unsplit, untie
+from thinwire.models.architectures.library import (
+    WEIGHTS_OF_ROUTERS,
+    fields_of_blocks,
+    take_apart,
+    tied_names,
+    unsplit,
+    untie,
+    weight_of_routers,
+)
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Stage, build_stage, parameters_on_meta
-from thinwire.models.tasks import TaskName
+from thinwire.models.tasks import TaskName, WithLoss
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
 _PROMPT = 3
@@ -96,12 +104,10 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
     tokens, side = _samples(blueprint, small, task)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            expected = _run(whole, tokens, side)
+            expected = _run(whole, tokens, side, of_routers=bool(weight_of_routers(small)))
             filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
             stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
-            logits = stage(tokens, **side)
-            assert isinstance(logits, Tensor)
-            logits.backward(_noise(logits.shape, seed=1))
+            found = _backward(stage(tokens, **side))
         except ModelError:
             raise
         except Exception as error:  # of the library
@@ -111,7 +117,7 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
             ) from error
     parameters = stage.full_parameters()
     pairs = {
-        "logits": (logits.detach(), expected),
+        **{what: (found.get(what, torch.empty(0)), value) for what, value in expected.items()},
         **{
             f"the gradient of {full_name}": (_gradient(parameters[full_name]), _gradient(parameter))
             for full_name, parameter in whole.named_parameters()
@@ -125,12 +131,12 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
             "state, and cannot train in several stages; give its layers as module:factory"
         )
     if task == "causal-lm" and tokens.shape[1] > 1:
-        _check_causal(name, whole, tokens, side, expected)
+        _check_causal(name, whole, tokens, side, expected["logits"])
     if packed:
         _check_packing(name, stage, whole, tokens)
     return (
-        f"a tiny copy of {name} computes the same, cut after every block and uncut: its logits and {len(pairs) - 1} "
-        f"gradients differ by {difference:.1g} at most"
+        f"a tiny copy of {name} computes the same, cut after every block and uncut: its {' and '.join(expected)} and "
+        f"{len(pairs) - len(expected)} gradients differ by {difference:.1g} at most"
     )
 
 
@@ -143,19 +149,31 @@ def remembers(config: Any, task: TaskName) -> bool:
         filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
         stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
         with torch.no_grad():
-            at_once = stage(tokens, **side)
+            at_once = _logits(stage(tokens, **side))
             stage.remember(True)
-            one_by_one = [stage(part) for part in tokens.split([_PROMPT] + [1] * (tokens.shape[1] - _PROMPT), dim=1)]
+            parts = tokens.split([_PROMPT] + [1] * (tokens.shape[1] - _PROMPT), dim=1)
+            one_by_one = [_logits(stage(part)) for part in parts]
         return _difference(torch.cat(one_by_one, dim=1), at_once) <= _ROUNDING
     except Exception:  # of the library: a forward that takes no cache, or keeps it in another way
         return False
 
 
-def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor]) -> Tensor:
-    """The logits of the uncut model, whose parameters get gradients."""
-    expected: Tensor = whole(input_ids=tokens, **side).logits
-    expected.backward(_noise(expected.shape, seed=1))
-    return expected.detach()
+def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor], *, of_routers: bool) -> dict[str, Tensor]:
+    """What the uncut model computes, whose parameters get gradients; `of_routers` says whether their loss counts."""
+    found = whole(input_ids=tokens, **side)
+    loss = getattr(found, "aux_loss", None) if of_routers else None
+    return _backward(found.logits if loss is None else WithLoss(found.logits, loss))
+
+
+def _backward(output: Tensor | WithLoss) -> dict[str, Tensor]:
+    """The logits, and the loss of routers by name, if there is one; after a backward by which both count much."""
+    named = {"logits": output} if isinstance(output, Tensor) else {"logits": output[0], "loss of routers": output[1]}
+    torch.autograd.backward(list(named.values()), [_noise(each.shape, seed=1) for each in named.values()])
+    return {what: each.detach() for what, each in named.items()}
+
+
+def _logits(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _check_causal(name: str, whole: Any, tokens: Tensor, side: Mapping[str, Tensor], expected: Tensor) -> None:
@@ -175,8 +193,8 @@ def _check_packing(name: str, stage: Stage, whole: Any, tokens: Tensor) -> None:
     half = tokens.shape[1] // 2
     positions = torch.cat([torch.arange(half), torch.arange(tokens.shape[1] - half)]).expand_as(tokens)
     with torch.no_grad():
-        together, alone = stage(tokens, position_ids=positions), whole(input_ids=tokens[:, half:]).logits
-    assert isinstance(together, Tensor)
+        together = _logits(stage(tokens, position_ids=positions))
+        alone = whole(input_ids=tokens[:, half:]).logits
     if _difference(together[:, half:], alone) > _ROUNDING:
         raise ModelError(
             f"data.packing must be false for {name}: in a tiny copy of it, conversations in one sample see each other"
@@ -250,6 +268,8 @@ def _smaller(config: Any, heads: int, numbers: int) -> Any:
             changed[name] = value // factor if value % (8 * factor) == 0 else 8 * math.ceil(value / (8 * factor))
         elif _EXPERTS.search(name):
             changed[name] = min(value, _MANY)
+    # so that the loss of routers shows beside the logits
+    changed |= {name: 1.0 for name in WEIGHTS_OF_ROUTERS if fields.get(name)}
     changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "use_cache": False}
     if fields.get("sliding_window"):
         changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)

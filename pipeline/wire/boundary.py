@@ -29,7 +29,7 @@ from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.wire.channel import Channel, frame_bytes, place_of
+from thinwire.pipeline.wire.channel import Channel, frame_bytes, is_coded, place_of
 from thinwire.pipeline.wire.passes import phase_of
 
 
@@ -83,7 +83,7 @@ class ChannelEnd:
             (math.prod((*example.shape[:1], *message.row)), message.rows, example)
             for message, example in zip(messages, self.channel.examples, strict=True)
         ]
-        coded = [(elements, rows) for elements, rows, example in tensors if example.requires_grad]
+        coded = [(elements, rows) for elements, rows, example in tensors if is_coded(example)]
         return Traffic(
             frames=1,
             bytes=nbytes,

@@ -21,14 +21,24 @@ from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.wire.passes import phase_of
 
 AS_IT_IS = parse("none")
-"""The method for tensors that need no gradient."""
+"""The method for tensors that `is_coded` leaves alone."""
+
+
+def is_coded(example: Tensor) -> bool:
+    """Whether a tensor goes through a codec: not if it needs no gradient, has no elements, or `is_sums`."""
+    return example.requires_grad and example.numel() > 0 and not is_sums(example)
+
+
+def is_sums(example: Tensor) -> bool:
+    """Whether a tensor is a vector of float64: sums over a micro-batch, as those of routers, short and exact."""
+    return example.dtype == torch.float64 and example.dim() == 1
 
 
 @dataclass(frozen=True)
 class Channel:
     """One direction over one boundary.
 
-    `examples` (meta tensors) give shape and dtype of every tensor that crosses; those that need gradients go through
+    `examples` (meta tensors) give shape and dtype of every tensor that crosses; those that `is_coded` names go through
     `method`, the others as they are.
     """
 
@@ -133,8 +143,8 @@ class Channel:
 
 
 def _methods(method: Method, examples: Sequence[Tensor]) -> tuple[Method, ...]:
-    """The method of each tensor: one that needs no gradient, or has no elements, goes as it is."""
-    return tuple(method if one.requires_grad and one.numel() else AS_IT_IS for one in examples)
+    """The method of each tensor."""
+    return tuple(method if is_coded(one) else AS_IT_IS for one in examples)
 
 
 def place_of(size: int, stop: int) -> slice:
@@ -156,7 +166,7 @@ def frame_length(
     Of a codec whose payloads vary, the bytes that `sent` takes; without it, those that Gaussian data take.
 
     Args:
-        examples: the meta tensors that cross; those that need no gradient go as they are.
+        examples: the meta tensors that cross; some go as they are.
         method: the method of the others.
         activations: the method of the activations at the same boundary.
         sent: the tensors of such a frame, or some of their rows.

@@ -1,5 +1,6 @@
 """Training on conversations: a step of a cut model is that of the unsplit model on the whole batch."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -80,6 +81,52 @@ def unsplit_step(ready, start):
         return {name: p - 0.5 * p.grad for name, p in model.named_parameters()}
 
 
+EXPERTS = {
+    **{"vocab_size": 22, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1},
+    **{"intermediate_size": 24, "num_local_experts": 4, "output_router_logits": True, "initializer_range": 0.3},
+}
+ROUTERS = ("--model.name", "mixtral", "--pipeline.num_stages", "3", "--model.config")
+"""Options of a model in three stages whose routers have a loss; its configuration follows."""
+
+
+def with_routers(weight):
+    return [*ROUTERS, json.dumps(EXPERTS | {"router_aux_loss_coef": weight})]
+
+
+def test_routers_spread_the_tokens_of_each_micro_batch_but_its_padding(chats):
+    """A step's loss is the mean over its counted tokens of the library's losses of their micro-batches."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    _, start, _ = trained(*with_routers(0.5), "--training.steps", "0")
+    ready, after, sent = trained(*with_routers(0.5))
+    config = AutoConfig.for_model("mixtral", **ready.recipe.model.config, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(start)
+    samples = ready.data.training
+    losses, counts = [], []
+    for rows in torch.arange(6).view(3, 2):
+        labels = torch.nn.functional.pad(samples.targets(rows), (1, 0), value=-100)[:, :-1]
+        mask = (torch.arange(24) < samples.lengths[rows, None]).long()
+        counts.append((labels != -100).sum())
+        losses.append(model(samples.inputs(rows), attention_mask=mask, labels=labels).loss * counts[-1])
+    (sum(losses) / sum(counts)).backward()
+    for name, parameter in model.named_parameters():
+        expected = (parameter - 0.5 * parameter.grad).detach()
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+    longest = sum(samples.lengths.view(3, 2).max(1).values.tolist())
+    one = longest * 2 * 16 * 4 + 3 * 2 * 4 * 8  # of each micro-batch, sums of two kinds for four experts
+    assert sent == {"activations": one, "gradients": one}, "of the last boundary"
+
+
+def test_an_evaluation_reports_the_loss_of_the_language_alone(chats, tmp_path):
+    still = ["--data.held_out", "0.4", "--pipeline.num_microbatches", "1", "--optimizer.lr", "1e-30"]
+    without, weighed = (
+        summary(simulate("chat.yaml", tmp_path / f"{weight}", *with_routers(weight), *still)) for weight in (0.0, 0.5)
+    )
+    assert weighed["held_out"] == without["held_out"]
+    assert weighed["train_loss"] > without["train_loss"] + 0.9, "0.5 * 2 of 4 experts, if all get as many tokens"
+
+
 PACKED = ("--data.packing", "true", "--data.block_size", "32", "--pipeline.num_microbatches", "2")
 SINGLE = ("--pipeline.num_microbatches", "6", "--pipeline.microbatch_size", "1")
 
@@ -119,8 +166,10 @@ def test_padding_behind_the_longest_of_a_micro_batch_does_not_cross(chats, monke
 
 
 @pytest.mark.processes
-def test_processes_train_on_conversations_as_a_simulation_does(chats, tmp_path):
+@pytest.mark.parametrize("more", [[], with_routers(0.5)], ids=["llama", "routers"])
+def test_processes_train_on_conversations_as_a_simulation_does(chats, tmp_path, more):
     given = [
+        *more,
         "--codec",
         "q(4)/q(8)",
         "--training.steps",

@@ -28,6 +28,8 @@ SIZES = {
     "gemma3_text": "vocab_size: 256, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, head_dim: 8, "
     "num_key_value_heads: 1, intermediate_size: 24, sliding_window: 4, layer_types: [sliding_attention, "
     "full_attention, sliding_attention], pad_token_id: null, eos_token_id: 7, bos_token_id: null",
+    "mixtral": "vocab_size: 256, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 2, intermediate_size: 24, "
+    "num_key_value_heads: 1, num_local_experts: 4, output_router_logits: true",
 }
 RECIPE = """
 model: {{name: {name}, config: {{{sizes}, initializer_range: 0.4}}}}

@@ -103,9 +103,3 @@ def test_routers_whose_loss_weighs_nothing_train_as_in_the_unsplit_model(name):
     (output_gradient,) = torch.autograd.grad(loss, found.logits)
     run_pipeline(stages, ids, side, output_gradient)
     torch.testing.assert_close(gradients_of(stages), {k: p.grad for k, p in unsplit.named_parameters()}, **CLOSE)
-
-
-def test_the_loss_of_routers_is_refused():
-    rule = "output_router_logits of mixtral must be false, or router_aux_loss_coef 0, got 0.02: the loss that it adds"
-    with pytest.raises(ModelError, match=rule):
-        apart("mixtral", output_router_logits=True, router_aux_loss_coef=0.02)

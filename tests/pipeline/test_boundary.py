@@ -324,3 +324,15 @@ def test_predictions_count_what_gaussian_data_take():
     assert counted < 0.95 * planned
     assert counted == pytest.approx(meter.total.bytes, rel=0.01)
     assert frame_length(described.examples, parse("q(4)"), parse("q(4)")) == planned - 4
+
+
+def test_sums_in_float64_go_as_they_are_beside_what_is_coded():
+    """Vectors alone: in other shapes float64 is the type of a model of the user's own, which compresses."""
+    hidden, sums, wide = example(4, 6), example(8, dtype=torch.float64), example(4, 6, dtype=torch.float64)
+    described = channel(hidden, sums, wide, name="gradients")
+    assert [str(method) for method in described.methods] == ["q(4)", "none", "q(4)"]
+    values = torch.arange(8).double() / 3
+    _, arrived, _ = carry(described, (torch.randn(4, 6), values, torch.randn(4, 6).double()))
+    assert torch.equal(arrived, values)
+    alone, beside = (frame_length(given, parse("q(4)"), parse("none")) for given in ((hidden,), (hidden, sums)))
+    assert beside == place_of(64, alone).stop
