@@ -709,7 +709,7 @@ def _routers(model: Any, weight: float) -> Routers:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as known
 
     own = getattr(sys.modules[type(model).__module__], known.__name__, None)
-    recorder = (model.base_model._can_record_outputs or {}).get("router_logits")
+    recorder: Any = (model.base_model._can_record_outputs or {}).get("router_logits")
     if own is None or inspect.getsource(own) != inspect.getsource(known) or not hasattr(recorder, "index"):
         raise ModelError(
             f"output_router_logits of {model.config.model_type} must be false, or the weight of the loss that it adds "
