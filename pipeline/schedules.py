@@ -7,7 +7,7 @@ the same actions on one process, in one order that keeps every stage's own order
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -366,7 +366,7 @@ def merge(order: Mapping[int, Sequence[_Action | None]]) -> list[_Action]:
     Processes take turns, each advancing one action if its input has been computed: a forward needs the previous
     stage's forward of that micro-batch, a backward the next stage's (input) backward.
     """
-    waiting = {process: [action for action in row if action is not None] for process, row in order.items()}
+    waiting = {process: deque(action for action in row if action is not None) for process, row in order.items()}
     last_stage = max(part.stage_index for row in waiting.values() for action in row for part in _parts(action))
     done: set[tuple[str, int, int]] = set()
     merged: list[_Action] = []
@@ -374,7 +374,7 @@ def merge(order: Mapping[int, Sequence[_Action | None]]) -> list[_Action]:
         progressed = False
         for row in waiting.values():
             if row and all(need in done for part in _parts(row[0]) for need in _needs(part, last_stage)):
-                action = row.pop(0)
+                action = row.popleft()
                 merged.append(action)
                 done.update(_yields(part) for part in _parts(action))
                 progressed = True

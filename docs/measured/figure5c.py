@@ -17,9 +17,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork, time_exchange
+from thinwire.launch.timing.exchange_time import ReplicaWork, time_exchange
 from thinwire.launch.timing.prediction import Prediction, predict, run
-from thinwire.launch.timing.workload import uniform
+from thinwire.launch.timing.workload import NO_COMPRESSION, uniform
 from thinwire.pipeline.options import CompressionOptions
 
 WIDTH, VOCABULARY, POSITIONS, BLOCKS = 1600, 50257, 1024, 6

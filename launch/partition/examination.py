@@ -22,7 +22,7 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.room import numbers_of_a_parameter
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
-from thinwire.launch.timing.timetable import compile_order
+from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import codec_pair, frame_bytes
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.data.clients import some_ids
@@ -32,7 +32,6 @@ from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.schedules import actions, placement
 
 
 @dataclass(frozen=True)
@@ -140,10 +139,8 @@ def _machines(
 ) -> list[Machine]:
     """What the layers cost each stage; stages alike share one object."""
     pipeline, copies = prepared.recipe.pipeline, numbers_of_a_parameter(prepared.recipe)
-    numbers = pipeline.schedule, pipeline.num_stages, pipeline.num_processes
-    process_of = [process for _, process in sorted(placement(*numbers).items())]
-    order = actions(*numbers, pipeline.num_microbatches)
-    held = compile_order(order, process_of, pipeline.num_microbatches).held_by_stage.tolist()
+    numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
+    held = timetable(pipeline.schedule, *numbers).held_by_stage
 
     def machine(place: MeasuredMachine, limit: float, waiting: int) -> Machine:
         if counted:

@@ -14,8 +14,8 @@ from thinwire.launch.timing.prediction import (
     Prediction,
     bandwidth_text,
     best,
+    mistakes_of,
     needed_bandwidth,
-    possible,
     predict_each,
     verdict,
 )
@@ -173,7 +173,8 @@ def answer(
     slowest = min(networks, key=lambda network: network.bandwidth)
     schedules = [
         prediction
-        for name in possible(workload, SCHEDULES)
+        for name in SCHEDULES
+        if not mistakes_of(workload, name)
         for prediction in predict_each(workload, name, codecs, slowest)
     ]
     return Answer(

@@ -20,7 +20,6 @@ from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
-    from thinwire.launch.timing.workload import Workload
 
 PROG = "thinwire predict"
 COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
@@ -48,8 +47,8 @@ def main(argv: Sequence[str]) -> int:
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.predict.answer import answer
     from thinwire.launch.predict.profile import from_recipe
-    from thinwire.launch.timing.exchange_time import NO_COMPRESSION
-    from thinwire.launch.timing.workload import codec_pair, label
+    from thinwire.launch.timing.prediction import mistakes_of
+    from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 
     OptionsError.require(
@@ -63,18 +62,19 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         ),
     )
     _check_one_each(wanted.pipeline)
-    given = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
+    asked = [codec_pair(text) for text in options.codec or COMPARED_CODECS]
     own = [] if wanted.compression.automatic else [wanted.compression]
-    compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *given)}
+    compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *asked)}
     schedule = options.schedule or wanted.pipeline.schedule
     try:
         SCHEDULES[schedule]
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
-    forward, backward = (value if value is None else value / 1e3 for value in (options.forward_ms, options.backward_ms))
+    given = None if options.forward_ms is None else (options.forward_ms / 1e3, options.backward_ms / 1e3)
     codecs = list(compared.values())
-    workload = from_recipe(wanted, codecs, forward, backward)
-    _check_schedule(schedule, workload)
+    workload = from_recipe(wanted, codecs, given)
+    if mistakes := mistakes_of(workload, schedule):
+        raise OptionsError(mistakes)
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex) for bandwidth in options.bandwidth
     ]
@@ -90,23 +90,6 @@ def _check_one_each(pipeline: PipelineOptions) -> None:
             f"{count} --pipeline.stages_per_process 1 --pipeline.layers null --pipeline.schedule gpipe "
             f"--compression.boundaries '{{}}', and --schedule {pipeline.schedule} for {each} stages in each"
         )
-
-
-def _check_schedule(schedule: str, workload: Workload) -> None:
-    """Refuse a schedule that cannot run the work, or needs more stages than the model has layers."""
-    from thinwire.pipeline.schedules import SCHEDULES
-
-    spec = SCHEDULES[schedule]
-    count = workload.num_stages * spec.stages_per_process
-    mistakes = list(spec.mistakes(count, spec.stages_per_process, workload.num_microbatches))
-    if workload.layers is not None and count > workload.layers:
-        mistakes.append(
-            f"{schedule} cuts the model into {count} stages, {spec.stages_per_process} for each of "
-            f"{workload.num_stages} processes, but it has {workload.layers} layers; take a smaller "
-            f"--pipeline.num_stages or another --schedule"
-        )
-    if mistakes:
-        raise OptionsError(mistakes)
 
 
 def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -31,51 +31,41 @@ from thinwire.pipeline.wire.channel import is_coded
 REPETITIONS = 5
 
 
-def from_recipe(
-    recipe: Recipe,
-    codecs: Sequence[CompressionOptions],
-    forward: float | None,
-    backward: float | None,
-) -> Workload:
+def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tuple[float, float] | None) -> Workload:
     """The workload of a recipe, with one stage in each process.
-
-    If both `forward` and `backward` are given, nothing is measured and codecs take no time. Else each stage is built,
-    timed on one micro-batch of the training data, and dropped; codecs are timed too.
 
     Args:
         recipe: the recipe.
         codecs: the codecs to time.
-        forward: seconds of one micro-batch forward on one stage; None is measured.
-        backward: seconds of one micro-batch backward on one stage; None is measured.
+        given: seconds of one micro-batch forward and backward on every stage; then nothing is measured, and codecs take
+            no time. With None each stage is built, timed on one micro-batch of the training data, and dropped; codecs
+            are timed too.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.
     """
     prepared = prepare(recipe)
-    rows, outputs = recipe.pipeline.microbatch_size, prepared.outputs
+    count = len(prepared.cuts)
+    forward, backward = given or (0.0, 0.0)
     workload = Workload(
         name=recipe.name,
         num_microbatches=recipe.pipeline.num_microbatches,
-        microbatch_size=rows,
-        forward=(forward or 0.0,) * len(prepared.cuts),
-        backward=(backward or 0.0,) * len(prepared.cuts),
-        boundaries=tuple(outputs[:-1]),
+        microbatch_size=recipe.pipeline.microbatch_size,
+        forward=(forward,) * count,
+        backward=(backward,) * count,
+        boundaries=tuple(prepared.outputs[:-1]),
         layers=len(prepared.blueprint.layers),
         steps=prepared.recipe.training.steps,
     )
-    if forward is not None and backward is not None:
+    if given is not None:
         return workload
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.training.threads)
     try:
         with showing("timing the stages and codecs"):
-            times = [time_stage(prepared, index) for index in range(len(prepared.cuts))]
-            return replace(
-                workload,
-                forward=tuple(spent if forward is None else forward for spent, _ in times),
-                backward=tuple(spent if backward is None else backward for _, spent in times),
-                costs=codec_costs(codecs, workload, choose(recipe.training.device)),
-            )
+            forwards, backwards = zip(*(time_stage(prepared, index) for index in range(count)), strict=True)
+            costs = codec_costs(codecs, workload, choose(recipe.training.device))
+            return replace(workload, forward=forwards, backward=backwards, costs=costs)
     finally:
         torch.set_num_threads(before)
 

@@ -26,10 +26,11 @@ from thinwire.launch.report.numbers import (
 )
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
+from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import PipelineOptions
 
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
@@ -269,7 +270,8 @@ def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
         raise OptionsError(
             f"--link predicts one pipeline, but {run.folder} has {count} replicas; remove one of the two"
         )
-    return step_seconds(run.fields["pipeline"], run.summary, link, busy=busy)
+    pipeline = read_fields(PipelineOptions, run.fields["pipeline"], str(run.folder / "recipe.yaml"))
+    return step_seconds(pipeline, run.summary, link, busy=busy)
 
 
 def _predicted_progress(run: RunFiles, link: Network, busy: float) -> list[float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host
 from thinwire.launch.shared.tables import Table, Value, show
 from thinwire.launch.timing.replay import step_seconds
-from thinwire.pipeline.schedules import SCHEDULES
 
 LINKS = ("1gbit", "100mbit", "10mbit")
 """Links such as in a data centre, of a fast home connection, and of a slow one."""
@@ -37,14 +35,13 @@ def speeds(recipe: Recipe, summary: Mapping[str, Any]) -> Table | None:
     """Samples a second: measured, and predicted over each of `LINKS`; None if the run measured too little."""
     if not _is_measured(recipe, summary):
         return None
-    pipeline = asdict(recipe.pipeline)
     measured = summary["training_seconds"] / summary["steps"]
     # the time that the schedule does not explain; it is the same over any link
-    rest: float = max(0.0, measured - step_seconds(pipeline, summary, Network()))
+    rest: float = max(0.0, measured - step_seconds(recipe.pipeline, summary, Network()))
 
     def speed(link: Network, compressed: bool) -> float:
-        seconds = step_seconds(pipeline, summary, link, compressed=compressed) + rest
-        return recipe.pipeline.batch_size / seconds
+        seconds = step_seconds(recipe.pipeline, summary, link, compressed=compressed) + rest
+        return recipe.batch_size / seconds
 
     here = recipe.batch_size * summary["steps"] / max(1e-9, summary["training_seconds"])
     rows: list[list[Value]] = [["this machine, measured", here, None, None]]
@@ -85,11 +82,9 @@ def how_to_measure(recipe: Recipe) -> str:
 def _is_measured(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
     """Whether compressed frames went between processes of one machine, in enough steps."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    pipeline, usual = recipe.pipeline, SCHEDULES[recipe.pipeline.schedule].stages_per_process
     return (
         1 < processes == processes_of_host()
         and recipe.replicas.count == 1
         and summary["steps"] >= FEWEST_STEPS
-        and pipeline.per_process == usual
         and any(channel["codec"] != "none" for channel in summary["channels"])
     )

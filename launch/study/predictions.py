@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pandas import DataFrame
 
 from thinwire.launch.run.fields import read_fields
 from thinwire.launch.shared.links import Network, parse_bandwidth, parse_latency
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
-from thinwire.launch.timing.exchange_time import UNCOMPRESSED, ReplicaWork
+from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.prediction import predict
-from thinwire.launch.timing.workload import Workload, codec_pair, frame_bytes, uniform
+from thinwire.launch.timing.workload import UNCOMPRESSED, Workload, codec_pair, frame_bytes, uniform
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
@@ -42,34 +43,25 @@ class RowOptions:
     """The codec of the gradients of weights between replicas."""
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A row, understood."""
-
-    workload: Workload
-    schedule: str
-    compression: CompressionOptions
-    network: Network
+Setting = tuple[Workload, str, CompressionOptions, Network]
+"""The pipeline, its schedule, codecs and links: what `predict` takes."""
 
 
-def _samples_per_second(setting: _Setting) -> float:
-    return predict(setting.workload, setting.schedule, setting.compression, setting.network).samples_per_second
+def _samples_per_second(setting: Setting) -> float:
+    return predict(*setting).samples_per_second
 
 
-def _frame_milliseconds(channel: ChannelName) -> Callable[[_Setting], float]:
+def _frame_milliseconds(channel: ChannelName, setting: Setting) -> float:
     """The time of one frame over the first boundary."""
-
-    def milliseconds(setting: _Setting) -> float:
-        nbytes = frame_bytes(setting.workload.boundaries[0], setting.compression, 0, channel)
-        return 8e3 * nbytes / setting.network.bandwidth + 1e3 * setting.network.latency
-
-    return milliseconds
+    workload, _, compression, network = setting
+    nbytes = frame_bytes(workload.boundaries[0], compression, 0, channel)
+    return 8e3 * nbytes / network.bandwidth + 1e3 * network.latency
 
 
-SCORES: Mapping[str, Callable[[_Setting], float]] = {
+SCORES: Mapping[str, Callable[[Setting], float]] = {
     "samples/s": _samples_per_second,
-    "ms an activation": _frame_milliseconds("activations"),
-    "ms a gradient": _frame_milliseconds("gradients"),
+    "ms an activation": partial(_frame_milliseconds, "activations"),
+    "ms a gradient": partial(_frame_milliseconds, "gradients"),
 }
 """What can be predicted: the speed of all replicas, and the time of a frame on the wire."""
 
@@ -103,8 +95,8 @@ def _value(pipeline: PredictedPipeline, workload: Workload, options: Mapping[str
         raise OptionsError(f"options: bandwidth must be above 0 and limited, got {wanted.bandwidth!r}")
     network = Network(bandwidth=1e6 * rate, latency=parse_latency(wanted.latency) / 1e3, wires=pipeline.wires)
     ReplicaOptions(count=max(2, pipeline.replicas), gradients=wanted.replica_codec)  # raises for what is no codec
-    setting = _Setting(workload.exchanging(wanted.replica_codec), pipeline.schedule, codec_pair(wanted.codec), network)
-    return SCORES[score](setting)
+    codecs = codec_pair(wanted.codec)
+    return SCORES[score]((workload.exchanging(wanted.replica_codec), pipeline.schedule, codecs, network))
 
 
 def _workload(pipeline: PredictedPipeline) -> Workload:

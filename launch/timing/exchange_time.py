@@ -19,13 +19,9 @@ import torch
 from thinwire.compress import parse
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import Course
-from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
 from thinwire.pipeline.wire.channel import frame_length
-
-UNCOMPRESSED = "none"
-NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +100,9 @@ def loads(
 
 def time_exchange(work: ReplicaWork, course: Course, network: Network) -> ExchangeTime:
     """The exchange after the pass whose course is given."""
-    own = [course.table.process == process for process in range(course.table.num_processes)]
-    begins = [float(course.end[mine].max()) for mine in own]
-    ends = [begin + seconds_alone(work, process, network) for process, begin in enumerate(begins)]
-    first = [float(course.start[mine].min()) for mine in own]
+    ends = [done + seconds_alone(work, process, network) for process, done in enumerate(course.done)]
     # without a norm to wait for, a later stage is needed in the next step only when its first input arrives
-    period = max(ends) if work.clips else max(end - begin for begin, end in zip(first, ends, strict=True))
+    period = max(ends) if work.clips else max(end - begun for begun, end in zip(course.begun, ends, strict=True))
     return ExchangeTime(ends=tuple(ends), adds=max(0.0, period - course.seconds))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import NO_COMPRESSION, UNCOMPRESSED, ExchangeTime, time_exchange
+from thinwire.launch.timing.exchange_time import ExchangeTime, time_exchange
 from thinwire.launch.timing.step_time import Compute, Course, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import Workload, label
+from thinwire.launch.timing.workload import NO_COMPRESSION, UNCOMPRESSED, Workload, label
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
@@ -51,7 +51,7 @@ class Prediction:
 def run(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Course:
     """Simulate one pass; its processes are the workload's stages."""
     cut = workload.cut_for(schedule)
-    table = timetable(schedule, cut.num_stages, cut.num_microbatches)
+    table = timetable(schedule, cut.num_stages, workload.num_stages, cut.num_microbatches)
     channels = [cut.channel(name, compression, network) for name in CHANNELS]
     return time_step(table, Compute(forward=cut.forward, backward=cut.backward), *channels)
 
@@ -94,7 +94,7 @@ def predict_each(
                 samples_per_second=workload.samples / seconds,
                 speedup=uncompressed / seconds,
                 of_unthrottled=unthrottled / seconds,
-                in_flight=float(course.table.held.max()) / SCHEDULES[schedule].stages_per_process,
+                in_flight=max(course.table.held) / SCHEDULES[schedule].stages_per_process,
                 busy=tuple(course.busy.tolist()),
                 wait=tuple(course.wait.tolist()),
                 bubble=tuple(course.bubble.tolist()),
@@ -127,16 +127,18 @@ def needed_bandwidth(workload: Workload, schedule: str, compression: Compression
     return math.exp(high)
 
 
-def possible(workload: Workload, schedules: Iterable[str]) -> list[str]:
-    """The schedules that can run a workload's micro-batches on its processes, with a layer for each stage."""
-    found = []
-    for name in schedules:
-        each = SCHEDULES[name].stages_per_process
-        stages = workload.num_stages * each
-        enough = workload.layers is None or stages <= workload.layers
-        if enough and not SCHEDULES[name].mistakes(stages, each, workload.num_microbatches):
-            found.append(name)
-    return found
+def mistakes_of(workload: Workload, schedule: str) -> list[str]:
+    """Why a schedule cannot run a workload's micro-batches on its processes, with a layer for each stage."""
+    spec = SCHEDULES[schedule]
+    count = workload.num_stages * spec.stages_per_process
+    mistakes = spec.mistakes(count, spec.stages_per_process, workload.num_microbatches)
+    if workload.layers is not None and count > workload.layers:
+        mistakes.append(
+            f"{schedule} cuts the model into {count} stages, {spec.stages_per_process} for each of "
+            f"{workload.num_stages} processes, but it has {workload.layers} layers; take a smaller "
+            f"--pipeline.num_stages or another --schedule"
+        )
+    return mistakes
 
 
 def best(predictions: Sequence[Prediction], max_in_flight: float = math.inf) -> Prediction | None:

@@ -9,13 +9,14 @@ from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName
+from thinwire.pipeline.options import PipelineOptions
 
 FORWARD_SHARE = 1 / 3
 """The forward's share of the compute of a micro-batch: a backward does twice as many multiplications."""
 
 
 def step_seconds(
-    pipeline: Mapping[str, Any],
+    pipeline: PipelineOptions,
     summary: Mapping[str, Any],
     link: Network,
     *,
@@ -27,25 +28,25 @@ def step_seconds(
     Every frame of a boundary has the average length. All micro-batches of a stage take the same compute time.
 
     Args:
-        pipeline: the fields of the recipe's `pipeline`.
+        pipeline: that of the run's recipe.
         summary: the summary of the run.
         link: the link at all boundaries between processes.
         compressed: whether the codecs of the run compress the tensors; without them, codecs take no time.
         busy: how many times as long compute and codecs took in the run as they shall here.
     """
-    passes = max(1, summary["steps"]) * pipeline["accumulation"]
-    microbatches = passes * pipeline["num_microbatches"]
+    passes = max(1, summary["steps"]) * pipeline.accumulation
+    microbatches = passes * pipeline.num_microbatches
     compute = [stage["seconds"]["compute"] / microbatches / busy for stage in summary["stages"]]
-    table = timetable(pipeline["schedule"], pipeline["num_stages"], pipeline["num_microbatches"])
+    numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
     course = time_step(
-        table,
+        timetable(pipeline.schedule, *numbers),
         Compute(
             forward=[FORWARD_SHARE * seconds for seconds in compute],
             backward=[(1 - FORWARD_SHARE) * seconds for seconds in compute],
         ),
         *(_channel(summary, name, link, compressed, busy) for name in CHANNELS),
     )
-    return course.seconds * int(pipeline["accumulation"])
+    return course.seconds * pipeline.accumulation
 
 
 def _channel(

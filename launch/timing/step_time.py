@@ -20,13 +20,16 @@ can be faster.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.launch.timing.timetable import FORWARD, Timetable
+from thinwire.launch.timing.timetable import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Timetable
 
 _ROUNDS = 6
 """Rounds of the search for how much frames slow each other; after 6, changes were below 1e-4 of a step."""
@@ -74,18 +77,37 @@ class Course:
     """[actions]: when each had computed and encoded its output."""
     departure: Seconds = field(repr=False)
     """[actions]: when the first byte of its output left; `end` if it sends nothing to another process."""
+    sent: Seconds = field(repr=False)
+    """[actions]: when its last byte had left."""
     arrival: Seconds = field(repr=False)
     """[actions]: when its output had arrived."""
-    latency: Seconds = field(repr=False)
-    """[actions]: seconds from its last byte's departure to its arrival."""
     seconds: float
     """The whole step, fill and drain included."""
+    begun: list[float]
+    """[processes]: when the first action of each began."""
+    done: list[float]
+    """[processes]: when the last action of each had ended."""
     busy: Seconds
     """[processes]: seconds of compute, encoding and decoding."""
     wait: Seconds
     """[processes]: idle seconds while the needed frame was on the wire or in its queue."""
     bubble: Seconds
     """[processes]: other idle seconds: before the first action, while the neighbour computed, or after the last."""
+
+
+class _Frame(NamedTuple):
+    """A frame over a boundary in one direction; seconds, but for `lost`."""
+
+    on_wire: float
+    """Its bytes over the bandwidth."""
+    latency: float
+    lost: float
+    """The share of the bandwidth that is lost while the other direction of the link is busy."""
+    encode: float
+    decode: float
+
+
+_NOTHING = _Frame(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:
@@ -100,109 +122,101 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
     Raises:
         ValueError: the length of a list is not the number of stages or boundaries.
     """
-    costs = _action_costs(table, compute, activations, gradients)
-    course = _run(table, costs, costs.on_wire)
-    for _ in range(_ROUNDS if costs.loaded.any() else 0):
-        slowed = costs.on_wire / (1 - costs.loaded * _shared(course, costs))
-        course = _run(table, costs, slowed)
+    durations, sent = _costs(table, compute, activations, gradients)
+    on_wire, lost = (np.array([getattr(frame, name) for frame in sent]) for name in ("on_wire", "lost"))
+    course = _run(table, durations, sent, on_wire)
+    for _ in range(_ROUNDS if lost.any() else 0):
+        course = _run(table, durations, sent, on_wire / (1 - lost * _both_ways(course)))
     return course
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Costs:
-    """What each action takes, arrays of [actions]; seconds."""
-
-    duration: Seconds
-    """Decoding, compute and encoding."""
-    on_wire: Seconds
-    """Bytes over bandwidth of the output; 0 if it stays on its process."""
-    latency: Seconds
-    loaded: Seconds
-    """The share of the bandwidth that is lost while the other direction of the link is busy."""
-    link: NDArray[np.int64]
-    """The number of the link, one direction between two processes, that carries the output."""
-    crosses: NDArray[np.bool_]
-    """Whether the output goes to another process."""
-
-
-def _action_costs(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> _Costs:
-    """What each action takes."""
-    forward, backward = (_each(seconds, table.num_stages) for seconds in (compute.forward, compute.backward))
-    by_kind = np.stack([forward, backward, backward / 2, backward / 2])  # in the order of the kinds of action
-    decode = np.where(table.needs < table.nothing, _by_taking(table, activations, gradients, "decode"), 0.0)
-    gives = table.gives < table.nothing
-    encode = np.where(gives, _by_giving(table, activations, gradients, "encode"), 0.0)
-    link, crosses = _links(table)
-    bits = 8 * _by_giving(table, activations, gradients, "nbytes")
-    return _Costs(
-        duration=decode + by_kind[table.kind, table.stage] + encode,
-        on_wire=np.where(crosses, bits / _by_giving(table, activations, gradients, "bandwidth"), 0.0),
-        latency=np.where(crosses, _by_giving(table, activations, gradients, "latency"), 0.0),
-        loaded=np.where(crosses, 1 - _by_giving(table, activations, gradients, "duplex"), 0.0),
-        link=link,
-        crosses=crosses,
-    )
+def _costs(
+    table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming
+) -> tuple[list[float], list[_Frame]]:
+    """Seconds that each action decodes, computes and encodes, and the frame that it sends to another process."""
+    forward, backward = (_each(seconds, table.num_stages).tolist() for seconds in (compute.forward, compute.backward))
+    forth, back = (_frames(channel, table.num_stages - 1) for channel in (activations, gradients))
+    durations, sent = list[float](), list[_Frame]()
+    for action in table.actions:
+        stage = action.stage
+        if action.kind == FORWARD:
+            seconds, frames, taken, given = forward[stage], forth, stage - 1, stage
+        else:
+            seconds, frames, taken, given = backward[stage], back, stage, stage - 1
+            seconds = seconds / 2 if action.kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) else seconds
+        decode = 0.0 if action.source is None else frames[taken].decode
+        frame = _NOTHING if action.target is None else frames[given]
+        durations.append(decode + seconds + frame.encode)
+        sent.append(_NOTHING if action.target == action.process else frame)
+    return durations, sent
 
 
-def _run(table: Timetable, costs: _Costs, on_wire: Seconds) -> Course:
+def _frames(channel: ChannelTiming, boundaries: int) -> list[_Frame]:
+    """The frames of a channel, by boundary."""
+    numbers = (_each(getattr(channel, one.name), boundaries) for one in fields(channel))
+    nbytes, bandwidth, latency, duplex, encode, decode = numbers
+    columns = (8 * nbytes / bandwidth, latency, 1 - duplex, encode, decode)
+    return [_Frame(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], on_wire: Seconds) -> Course:
     """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
-    free, link_free = np.zeros(table.num_processes), np.zeros(int(costs.link.max()) + 1)
-    arrived, sent = np.zeros((2, table.nothing + 1))
-    start, idle_from, departure = np.empty((3, len(table.kind)))
-    flight = on_wire + costs.latency
-    for first, last in zip(table.rounds[:-1].tolist(), table.rounds[1:].tolist(), strict=True):
-        now = slice(first, last)
-        process, needs, way, gave = table.process[now], table.needs[now], costs.link[now], table.gives[now]
-        idle_from[now] = begun = free[process]
-        begun = np.maximum(begun, arrived[needs])
-        start[now] = begun
-        ended = begun + costs.duration[now]
-        free[process] = ended
-        leaves = np.maximum(ended, link_free[way])
-        departure[now] = leaves
-        link_free[way] = leaves + on_wire[now]
-        arrived[gave] = leaves + flight[now]
-        sent[gave] = ended
-        arrived[-1] = sent[-1] = 0.0  # the message that is always there
-    end = start + costs.duration
-    seconds = float(end.max())
-    busy = _summed(table, costs.duration)
-    wait = _summed(table, np.maximum(0.0, start - np.maximum(idle_from, sent[table.needs])))
+    begun, done, busy, wait = ([first] * table.num_processes for first in (math.inf, 0.0, 0.0, 0.0))
+    link_free = defaultdict[tuple[int, int | None], float](float)
+    start, end, departure, arrival = (list[float]() for _ in range(4))
+    for action, duration, frame, carried in zip(table.actions, durations, sent, on_wire.tolist(), strict=True):
+        process, idle_from = action.process, done[action.process]
+        given, there = (0.0, 0.0) if action.source is None else (end[action.source], arrival[action.source])
+        begins = there if there > idle_from else idle_from
+        ends = leaves = begins + duration
+        if frame is not _NOTHING:
+            link = process, action.target
+            leaves = max(ends, link_free[link])
+            link_free[link] = leaves + carried
+        if begins > given:
+            wait[process] += begins - max(idle_from, given)
+        begun[process], done[process] = min(begun[process], begins), ends
+        busy[process] += duration
+        start.append(begins)
+        end.append(ends)
+        departure.append(leaves)
+        arrival.append(leaves + (carried + frame.latency))
+    seconds = max(done)
     return Course(
         table=table,
-        start=start,
-        end=end,
-        departure=departure,
-        arrival=departure + flight,
-        latency=costs.latency,
+        start=np.array(start),
+        end=np.array(end),
+        departure=np.array(departure),
+        sent=np.array(departure) + on_wire,
+        arrival=np.array(arrival),
         seconds=seconds,
-        busy=busy,
-        wait=wait,
-        bubble=np.maximum(0.0, seconds - busy - wait),
+        begun=begun,
+        done=done,
+        busy=np.array(busy),
+        wait=np.array(wait),
+        bubble=np.maximum(0.0, seconds - np.array(busy) - np.array(wait)),
     )
 
 
-def _shared(course: Course, costs: _Costs) -> Seconds:
+def _both_ways(course: Course) -> Seconds:
     """The share of each frame's time on its link in which the other direction was busy too, [actions]."""
-    link = costs.link
-    source, target = np.divmod(link, course.table.num_processes)
-    numbers = np.unique(np.concatenate([link, other := target * course.table.num_processes + source]))
-    begin, end = course.departure, course.arrival - costs.latency
-    # Put all links one after another on one axis; `busy` is the busy time up to each point of that axis.
-    offset = (course.seconds + end.max()) * np.searchsorted(numbers, link)
-    order = np.argsort(begin + offset, kind="stable")
-    axis = np.stack([(begin + offset)[order], (end + offset)[order]], axis=1).reshape(-1)
-    spent = np.cumsum((end - begin)[order])
-    busy = np.stack([spent - (end - begin)[order], spent], axis=1).reshape(-1)
-    there = (course.seconds + end.max()) * np.searchsorted(numbers, other)
-    both = np.interp(end + there, axis, busy) - np.interp(begin + there, axis, busy)
-    share: Seconds = np.divide(both, end - begin, out=np.zeros_like(both), where=end > begin)
+    on_link = defaultdict[tuple[int, int | None], list[int]](list)
+    for index, action in enumerate(course.table.actions):
+        on_link[action.process, action.target].append(index)
+    begin, end = course.departure, course.sent
+    share = np.zeros(len(begin))
+    for (source, target), own in on_link.items():
+        if target in (None, source) or not (other := on_link.get((target, source))):
+            continue
+        spent = np.cumsum(
+            end[other] - begin[other]
+        )  # the busy time of the other direction, up to the end of each frame
+        axis = np.stack([begin[other], end[other]], axis=1).reshape(-1)
+        busy = np.stack([spent - (end[other] - begin[other]), spent], axis=1).reshape(-1)
+        both = np.interp(end[own], axis, busy) - np.interp(begin[own], axis, busy)
+        span = end[own] - begin[own]
+        share[own] = np.divide(both, span, out=np.zeros_like(both), where=span > 0)
     return share
-
-
-def _summed(table: Timetable, seconds: Seconds) -> Seconds:
-    """The sum of the seconds of all actions of a process, [processes]."""
-    return np.bincount(table.process, seconds, table.num_processes).astype(np.float64)
 
 
 def _each(given: PerStage, count: int) -> Seconds:
@@ -211,41 +225,3 @@ def _each(given: PerStage, count: int) -> Seconds:
     if numbers.ndim and numbers.shape != (count,):
         raise ValueError(f"give one number for all, or {count}, one for each; got {numbers.size}")
     return np.broadcast_to(numbers, (count,))
-
-
-def _by_giving(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
-    """A field of the channel and boundary that each action sends over; without a meaning if it sends nothing."""
-    return _of_boundary(table, activations, gradients, name, table.stage, table.stage - 1)
-
-
-def _by_taking(table: Timetable, activations: ChannelTiming, gradients: ChannelTiming, name: str) -> Seconds:
-    """A field of the channel and boundary that each action receives from; without a meaning if it receives nothing."""
-    return _of_boundary(table, activations, gradients, name, table.stage - 1, table.stage)
-
-
-def _of_boundary(
-    table: Timetable,
-    activations: ChannelTiming,
-    gradients: ChannelTiming,
-    name: str,
-    of_forwards: NDArray[np.int64],
-    of_backwards: NDArray[np.int64],
-) -> Seconds:
-    boundaries = table.num_stages - 1
-    if not boundaries:
-        return np.ones(len(table.stage))
-    forth, back = (_each(getattr(channel, name), boundaries) for channel in (activations, gradients))
-    last = boundaries - 1
-    return np.where(table.kind == FORWARD, forth[np.clip(of_forwards, 0, last)], back[np.clip(of_backwards, 0, last)])
-
-
-def _links(table: Timetable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The link of each action's output, and whether the output crosses to another process.
-
-    A link is one direction between two processes. Several boundaries between the same two processes share it. Outputs
-    that stay on their process have their own link, which takes no time.
-    """
-    neighbour = np.where(table.kind == FORWARD, table.stage + 1, table.stage - 1)
-    target = table.process_of[np.clip(neighbour, 0, table.num_stages - 1)]
-    crosses = (table.gives < table.nothing) & (target != table.process)
-    return table.process * table.num_processes + np.where(crosses, target, table.process), crosses

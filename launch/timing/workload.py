@@ -19,6 +19,8 @@ from thinwire.pipeline.schedules import SCHEDULES, placement
 from thinwire.pipeline.wire.channel import frame_length
 
 Examples = tuple[Tensor, ...]
+UNCOMPRESSED = "none"
+NO_COMPRESSION = CompressionOptions(activations=UNCOMPRESSED, gradients=UNCOMPRESSED)
 
 
 @dataclass(frozen=True)

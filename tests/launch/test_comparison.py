@@ -15,6 +15,7 @@ from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.timing.replay import step_seconds
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options import PipelineOptions
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
 NBYTES = {"none": 4000, "q(4)": 500, "q(8)": 1000}
@@ -171,7 +172,7 @@ def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
 
     def seconds(codec, link, **how):
         run = made(tmp_path, codec, codec=codec)
-        return step_seconds(run.fields["pipeline"], run.summary, link, **how)
+        return step_seconds(PipelineOptions(**run.fields["pipeline"]), run.summary, link, **how)
 
     free = Network()
     assert seconds("none", free) == pytest.approx(0.3 + 0.15)
@@ -183,6 +184,15 @@ def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
     uncompressed = seconds("q(4)", parse_link("100kbit"), compressed=False)
     header = 8 * 64 / 1e5
     assert uncompressed == pytest.approx(slow["none"] + 4 * header)
+
+
+@pytest.mark.parametrize(("per_process", "times"), [(1, 2), (2, 0)])
+def test_only_links_between_processes_are_predicted(tmp_path, per_process, times):
+    """A run with another number of stages in each process than its schedule usually has was taken for the usual one."""
+    run = made(tmp_path, "none")
+    fields = run.fields["pipeline"] | {"schedule": "looped-bfs", "stages_per_process": per_process}
+    fast, slow = (step_seconds(PipelineOptions(**fields), run.summary, Network(latency=each)) for each in (0.0, 1.0))
+    assert slow - fast == pytest.approx(times)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from thinwire.launch.bench.links.replicas import replica_work
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import NO_COMPRESSION, ReplicaWork, loads, seconds_alone, time_exchange
+from thinwire.launch.timing.exchange_time import ReplicaWork, loads, seconds_alone, time_exchange
 from thinwire.launch.timing.prediction import predict, predict_each, run, step
-from thinwire.launch.timing.workload import codec_pair, uniform
+from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, uniform
 from thinwire.pipeline.replicas.layout import TILES
 
 FRAME = 64 + 4 * 100 * 100

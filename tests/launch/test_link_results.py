@@ -202,7 +202,12 @@ def added(monkeypatch, schedule, elements, spent=(), options=()):
     )
     monkeypatch.setattr(of_replicas, "weights_of", lambda prepared: elements)
     free = ChannelTiming(nbytes=1.0)
-    course = time_step(timetable(schedule, len(elements), 4), Compute(forward=0.01, backward=0.02), free, free)
+    course = time_step(
+        timetable(schedule, len(elements), recipe.pipeline.num_processes, 4),
+        Compute(forward=0.01, backward=0.02),
+        free,
+        free,
+    )
     size = recipe.pipeline.num_processes
     links = {(process, process + size): LinkSpeed(goodput=1e6, latency=0.001) for process in range(size)}
     ends = of_replicas.ends_of_processes(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))

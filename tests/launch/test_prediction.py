@@ -6,21 +6,20 @@ from dataclasses import replace
 import pytest
 
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import NO_COMPRESSION
 from thinwire.launch.timing.prediction import (
     HIDDEN,
     bandwidth_text,
     best,
     limit,
+    mistakes_of,
     needed_bandwidth,
-    possible,
     predict,
     predict_each,
     run,
     verdict,
 )
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
+from thinwire.launch.timing.workload import NO_COMPRESSION, CodecCost, codec_pair, uniform
 from thinwire.pipeline.schedules import SCHEDULES
 
 QUARTER = codec_pair("q(8)")
@@ -41,7 +40,7 @@ def workload(num_stages=4, num_microbatches=8):
     ("schedule", "held"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("1f1b-wan", [7, 5, 3, 1])]
 )
 def test_the_micro_batches_that_a_stage_keeps_are_those_of_its_schedule(schedule, held):
-    assert timetable(schedule, 4, 8).held_by_stage.tolist() == held
+    assert timetable(schedule, 4, 4, 8).held_by_stage == held
 
 
 @pytest.mark.parametrize("codec", [NO_COMPRESSION, QUARTER], ids=["none", "q(8)"])
@@ -111,7 +110,7 @@ def test_what_gains_less_than_noise_is_not_advised():
     assert best([one for one in found if one.codec != "none"]) == fastest
 
 
-@pytest.mark.parametrize("schedule", possible(workload(), SCHEDULES))
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if not mistakes_of(workload(), name)])
 def test_every_schedule_does_the_same_work_on_the_same_processes(schedule):
     found = predict(workload(), schedule, NO_COMPRESSION, Network())
     assert len(found.busy) == 4
@@ -130,7 +129,8 @@ def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
 
 
 def test_schedules_that_cannot_run_are_left_out():
-    assert set(possible(workload(num_microbatches=2), SCHEDULES)) & {"1f1b", "dualpipev"} == set()
+    few = workload(num_microbatches=2)
+    assert all(mistakes_of(few, name) for name in ("1f1b", "dualpipev")) and not mistakes_of(few, "gpipe")
 
 
 @pytest.mark.parametrize(

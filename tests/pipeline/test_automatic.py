@@ -161,7 +161,7 @@ def test_what_is_said_to_hide_does(schedule, num_processes):
         compute = step_time.Compute(forward=forward, backward=backward)
         few, many = (
             step_time.time_step(
-                timetable(schedule, stages, count), compute, wires["activations"], wires["gradients"]
+                timetable(schedule, stages, num_processes, count), compute, wires["activations"], wires["gradients"]
             ).seconds
             for count in (32, 64)
         )

@@ -32,9 +32,8 @@ def ends_of_processes(
         spent: measured seconds of codecs in an average step by section, of each process of a pipeline; empty if codecs
             cost nothing.
     """
-    own = [float(course.end[course.table.process == process].max()) for process in range(course.table.num_processes)]
     if prepared.recipe.replicas.count == 1:
-        return own
+        return course.done
     options = prepared.recipe.replicas
     every = options.sync.every if options.step_alone else 1
     work = replica_work(prepared, between)
@@ -49,7 +48,7 @@ def ends_of_processes(
             decode=every * most["decode"] / elements / (work.count if work.to_all else 2),
         )
     exchange = time_exchange(work, course, network_of(prepared, links))
-    return list(exchange.ends) if every == 1 else [end + exchange.adds / every for end in own]
+    return list(exchange.ends) if every == 1 else [end + exchange.adds / every for end in course.done]
 
 
 def limits_of_exchange(prepared: Prepared, between: str, links: Mapping[tuple[int, int], LinkSpeed]) -> Sequence[float]:

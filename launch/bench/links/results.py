@@ -172,7 +172,7 @@ def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dic
     are clipped, those of all processes.
     """
     pipeline, compute = prepared.recipe.pipeline, contest.compute()
-    table = timetable(pipeline.schedule, pipeline.num_stages, pipeline.num_microbatches)
+    table = timetable(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
     optimizers = [0.0] * pipeline.num_processes
     for stage, process in real_placement(prepared.recipe).process_of.items():
         optimizers[process] += compute[stage, "optimizer"]
