@@ -21,8 +21,8 @@ from thinwire.launch.run import forks
 forks.use_one_thread()  # else the stages would be new interpreters, which know nothing of what is changed here
 
 from thinwire.launch import cli  # noqa: E402
-from thinwire.launch.run.resume import Resumption  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
+from thinwire.launch.run.saving import Saves  # noqa: E402
 
 BLOCK, EVERY, PAIRS = 40, 10, 7
 OPTIONS = {
@@ -35,28 +35,29 @@ OPTIONS = {
 
 def alternate(times: Path) -> None:
     """Have the run write checkpoints in every other block only, and note when each step has ended."""
-    real, stop_if_asked = Run._after_step, Resumption.stop_if_asked
+    real, stop_if_asked = Run._after_step, Saves.stop_if_asked
 
     def writes(done: int) -> bool:
         return (done - 1) // BLOCK % 2 == 1
 
-    def is_due(resumption: Resumption, done: int, steps_per_epoch: int) -> bool:
-        return done % EVERY == EVERY // 2 and writes(done)
+    def checkpoints(saves: Saves, done: int) -> None:
+        if done % EVERY == EVERY // 2 and writes(done):
+            saves._checkpoint(done)
 
-    def agree(resumption: Resumption, done: int, said: object) -> None:
+    def agree(saves: Saves, done: int) -> None:
         if writes(done):
-            stop_if_asked(resumption, done, said)
+            stop_if_asked(saves, done)
 
     def after_step(run: Run, record: object) -> None:
         real(run, record)
         done = record.step + 1
         if done % BLOCK == 0:
-            run._resumption._checkpoints.wait()  # what a block began, it pays for
+            run._resumption.checkpoints.wait()  # what a block began, it pays for
         if run.trainer.reports:
             with times.open("a") as file:
                 file.write(json.dumps([done, time.perf_counter()]) + "\n")
 
-    Resumption.is_due, Resumption.stop_if_asked, Run._after_step = is_due, agree, after_step
+    Saves.checkpoint_if_due, Saves.stop_if_asked, Run._after_step = checkpoints, agree, after_step
 
 
 def main(folder: Path) -> None:

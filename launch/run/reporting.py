@@ -51,6 +51,7 @@ class Reporting:
         assembly: the stages of this process.
         resumption: where the run goes on.
         choosing: what auto chose.
+        asked: whether this process was asked to stop.
 
     Attributes:
         times: the seconds of the run.
@@ -62,7 +63,9 @@ class Reporting:
         is_better: whether the last evaluation was the best, until its weights are saved.
     """
 
-    def __init__(self, assembly: Assembly, resumption: Resumption, choosing: Choosing) -> None:
+    def __init__(
+        self, assembly: Assembly, resumption: Resumption, choosing: Choosing, asked: Callable[[], bool]
+    ) -> None:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.placement
         self._generator = assembly.generator
         self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
@@ -81,7 +84,7 @@ class Reporting:
         common, replicas = self._recipe.compression, self._recipe.replicas
         codecs = [common, *(replicas.codecs(replica, common) for replica in replicas.overrides)]
         stoppable = self._recipe.checkpoint.wanted and not any(each.possible_by_sample for each in codecs)
-        self._asked = resumption.asked if stoppable else None
+        self._asked = asked if stoppable else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
         if self._trainer.reports:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder, replaced_folders, set_aside
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
-from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState, WordStore
+from thinwire.pipeline.saving.checkpoint import Checkpoints, WordStore
 from thinwire.pipeline.saving.checkpoint_folder import (
     MANIFEST,
     Manifest,
@@ -40,7 +38,7 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     unreadable,
 )
 from thinwire.pipeline.trainer import Trainer
-from thinwire.pipeline.training_state import collect, resume, resume_model
+from thinwire.pipeline.training_state import resume, resume_model
 
 _MAY_CHANGE = (
     *WITHOUT_EFFECT,
@@ -71,18 +69,8 @@ _MAY_CHANGE = (
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
 
 
-@dataclass(frozen=True)
-class Said:
-    """What the run itself gives a checkpoint, besides the state of its stages."""
-
-    values: Mapping[str, Any]
-    """JSON values."""
-    logged: Callable[[], None]
-    """Waits until the log of the run is on its disk; called once, while training goes on."""
-
-
 class Resumption:
-    """The start of a run, and its checkpoints. Every process has one, and all call the same methods.
+    """Where a run begins. Every process has one, and all call the same methods.
 
     Args:
         prepared: the run.
@@ -91,6 +79,7 @@ class Resumption:
         runs: the ids of the run's folders on all hosts.
 
     Attributes:
+        checkpoints: those of the run, as this process writes them.
         first: the first step of training.
         saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
         runs: the ids of the run's folders on all hosts.
@@ -100,11 +89,9 @@ class Resumption:
 
     def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer, runs: Sequence[str] = ("",)) -> None:
         recipe = prepared.recipe
-        self._recipe, self._options, self._trainer = recipe, recipe.checkpoint, trainer
-        self._last_saved: int | None = None
-        self._asked_to_stop = False
+        self._recipe, self._trainer = recipe, trainer
         self.runs = list(runs)
-        self._checkpoints = Checkpoints(
+        self.checkpoints = Checkpoints(
             checkpoint_folder(recipe),
             stages=[where.part(stage.stage_index) for stage in trainer.stages],
             num_stages=where.num_parts,
@@ -115,9 +102,10 @@ class Resumption:
             replaced=replaced_folders(recipe),
             timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
-        if self._options.resume == "never" and self._options.wanted:
-            _check_replaced(self._checkpoints.folder, where, runs)
-        found = None if self._options.resume == "never" else find(prepared, where, self._stages)
+        anew = recipe.checkpoint.resume == "never"
+        if anew and recipe.checkpoint.wanted:
+            _check_replaced(self.checkpoints.folder, where, runs)
+        found = None if anew else find(prepared, where, self._stages)
         self._manifest: Manifest | None = found[0] if found else None
         self._passed_over: list[str] = found[1] if found else []
         self.same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
@@ -125,9 +113,8 @@ class Resumption:
         _check_turn(prepared, where, trainer, self.first)
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
-            self._last_saved = self.first
             part = self._stages[0] if self.same_parts else self._manifest.model_parts[0]
-            saved = SavedStage(self._checkpoints.folder, self.first, part)
+            saved = SavedStage(self.checkpoints.folder, self.first, part)
             with self.reading():
                 self.saved = dict(saved.values["run"])
 
@@ -137,7 +124,7 @@ class Resumption:
 
     def reading(self) -> AbstractContextManager[None]:
         """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""
-        return reading(step_folder(self._checkpoints.folder, self.first))
+        return reading(step_folder(self.checkpoints.folder, self.first))
 
     @property
     def notes(self) -> list[str]:
@@ -152,7 +139,7 @@ class Resumption:
         )
         return [
             *self._passed_over,
-            f"goes on from the checkpoint of step {self.first} in {self._checkpoints.folder}{anew}",
+            f"goes on from the checkpoint of step {self.first} in {self.checkpoints.folder}{anew}",
         ]
 
     def begin(self) -> None:
@@ -162,74 +149,15 @@ class Resumption:
             CheckpointError, StoreError: the checkpoint is damaged.
         """
         if self._manifest is None:
-            if self._options.resume == "never":
+            if self._recipe.checkpoint.resume == "never":
                 set_aside(self._recipe, self.runs)
                 collectives.barrier(self._trainer.placement, "moving the run away that this one replaces")
-            self._checkpoints.discard_after(-1)
+            self.checkpoints.discard_after(-1)
         elif self.same_parts:
-            resume(self._trainer, self._checkpoints, self._manifest)
+            resume(self._trainer, self.checkpoints, self._manifest)
         else:
-            resume_model(self._trainer, self._checkpoints.folder, self._manifest)
-            self._checkpoints.go_on_from(self._manifest)
-
-    def discard_replaced(self) -> None:
-        """Delete the run that this one replaces: weights of this one are whole."""
-        self._checkpoints.discard_replaced()
-
-    def save(self, done: int, said: Said, *, trains: bool = True) -> None:
-        """Write a checkpoint; whether it `trains` on meanwhile."""
-        self._last_saved = done
-        self._checkpoints.save(done, lambda: self._collect(said.values), said.logged, trains=trains)
-
-    def check(self) -> None:
-        """Raise CheckpointError if a checkpoint could not be written, long before the next one is due."""
-        self._checkpoints.check()
-
-    def finish(self, done: int, said: Said) -> None:
-        """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
-        if self._options.wanted and self._last_saved != done:
-            self.save(done, said, trains=False)
-        self._checkpoints.wait()
-
-    def ask_to_stop(self) -> bool:
-        """Have all processes stop at the next `stop_if_asked`; whether they do, because checkpoints are wanted."""
-        self._asked_to_stop = self._options.wanted
-        return self._asked_to_stop
-
-    def stop_if_asked(self, done: int, said: Callable[[], Said]) -> None:
-        """Where any process was asked to stop, write a checkpoint in all of them and stop; collective.
-
-        Raises:
-            StoppedError: a process was asked to. It says how to go on.
-        """
-        if self._options.wanted and collectives.anyone(self._trainer.placement, self._asked_to_stop):
-            self.stop(done, said())
-
-    def asked(self) -> bool:
-        """Whether this process was asked to stop."""
-        return self._asked_to_stop
-
-    def stop(self, done: int, said: Said) -> NoReturn:
-        """Write a checkpoint in all processes, and stop; collective. It raises StoppedError."""
-        self.finish(done, said)
-        collectives.barrier(self._trainer.placement, "waiting for the last checkpoint of all stages")
-        raise StoppedError(
-            f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
-        )
-
-    def is_due(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether the recipe asks for a checkpoint after `done` steps, and there is none.
-
-        A run that was stopped in the evaluation after a step goes on there, and comes here again. Another save of the
-        step would have only the rows that changed since, in the place of those of the first.
-        """
-        return self._last_saved != done and self._options.due_after(done, steps_per_epoch)
-
-    def _collect(self, said: Mapping[str, Any]) -> dict[int, StageState]:
-        return {
-            stage: replace(state, values={**state.values, "run": said})
-            for stage, state in collect(self._trainer, self._checkpoints).items()
-        }
+            resume_model(self._trainer, self.checkpoints.folder, self._manifest)
+            self.checkpoints.go_on_from(self._manifest)
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:

@@ -67,10 +67,11 @@ class Run:
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
         self._choosing.begin()
         if attendance is not None:
-            attendance.on_stop = self._resumption.ask_to_stop
-        self.reporting = Reporting(self.assembly, self._resumption, self._choosing)
+            attendance.on_stop = self.ask_to_stop
+        self._asked = False
+        self.reporting = Reporting(self.assembly, self._resumption, self._choosing, self._is_asked)
         parts = self.assembly, room, self._resumption, self._choosing, self.reporting
-        self._saves, self._notes = Saves(*parts), Notes(*parts)
+        self._saves, self._notes = Saves(*parts, self._is_asked), Notes(*parts)
         self._callbacks = (
             self.reporting.evaluate_if_due,
             self._saves.best_if_better,
@@ -158,13 +159,21 @@ class Run:
         trains = self._done < self.recipe.training.steps and not self.trainer.stopped
         return Doing.TRAINING if trains else Doing.ENDING
 
+    def ask_to_stop(self) -> bool:
+        """Have all processes write a checkpoint and stop after the step under way; whether checkpoints are wanted."""
+        self._asked = self.recipe.checkpoint.wanted
+        return self._asked
+
+    def _is_asked(self) -> bool:
+        return self._asked
+
     def save_and_stop(self) -> bool:
         """Have all stages write a checkpoint and stop after the step under way, or after the last one end as planned.
 
         Waits for nothing. False before the first step is done and where no checkpoints are wanted: then it changes
         nothing.
         """
-        return self._done is not None and self._resumption.ask_to_stop()
+        return self._done is not None and self.ask_to_stop()
 
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,15 +12,18 @@ from safetensors import SafetensorError
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
+from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
-from thinwire.launch.run.resume import Resumption, Said
+from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import best_folder, weights_folder
+from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
+from thinwire.pipeline.saving.checkpoint import StageState, WeightsCheckpoint
+from thinwire.pipeline.training_state import collect
 
 
 class Saves:
@@ -27,17 +32,27 @@ class Saves:
     Args:
         assembly: the stages of this process.
         room: whether the disks have room.
-        resumption: writes checkpoints.
+        resumption: where the run begins, and its checkpoints.
         choosing: what auto chose, which a checkpoint holds.
         reporting: the log of the run.
+        asked: whether this process was asked to stop.
     """
 
     def __init__(
-        self, assembly: Assembly, room: Room, resumption: Resumption, choosing: Choosing, reporting: Reporting
+        self,
+        assembly: Assembly,
+        room: Room,
+        resumption: Resumption,
+        choosing: Choosing,
+        reporting: Reporting,
+        asked: Callable[[], bool],
     ) -> None:
         self._trainer, self._where = assembly.trainer, assembly.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
-        self._room, self._resumption, self._choosing, self._reporting = room, resumption, choosing, reporting
+        self._room, self._choosing, self._reporting, self._asked = room, choosing, reporting, asked
+        self._checkpoints = resumption.checkpoints
+        self._last = resumption.first if resumption.saved else None
+        """The step of the last checkpoint."""
         self._newest: int | None = None
         """The step of the weights in weights/, if this process has saved any."""
 
@@ -80,7 +95,7 @@ class Saves:
                     break
                 if saving is not None:
                     saving.discard()
-                if not self._room.wait(said, self._reporting.unwritten, self._resumption.asked):
+                if not self._room.wait(said, self._reporting.unwritten, self._asked):
                     self.stop_if_asked(done)
                     raise OutputError(trouble)
             with writing(folder):
@@ -88,7 +103,7 @@ class Saves:
                     saving.complete({stage: digests for files, _ in told for stage, digests in files.items()})
                 if self._where.num_replicas > 1:  # those that save nothing must not be faster than the first
                     collectives.barrier(self._where, "waiting for the weights of all stages")
-                self._resumption.discard_replaced()
+                self._checkpoints.discard_replaced()
                 if summary is not None:
                     save_summary(folder, summary)
             if place is None:
@@ -96,27 +111,42 @@ class Saves:
             return summary
 
     def checkpoint_if_due(self, done: int) -> None:
-        """Write a checkpoint, if the recipe asks for it after so many steps."""
-        self._resumption.check()
-        if self._resumption.is_due(done, self._steps_per_epoch):
+        """Write a checkpoint while training goes on, if the recipe asks for it after so many steps and there is none.
+
+        A run that was stopped in the evaluation after a step goes on there, and comes here again. Another save of the
+        step would have only the rows that changed since, in the place of those of the first.
+
+        Raises:
+            CheckpointError: one could not be written, long before the next one is due.
+        """
+        self._checkpoints.check()
+        if self._last != done and self._recipe.checkpoint.due_after(done, self._steps_per_epoch):
             with self._reporting.times.spent_on("saving"):
                 self._compare_replicas()
-                self._resumption.save(done, self._said())
+                self._checkpoint(done)
 
     def stop_if_asked(self, done: int) -> None:
         """Where any process was asked to stop, write a checkpoint in all of them and raise StoppedError; collective."""
-        self._resumption.stop_if_asked(done, self._said)
+        if self._recipe.checkpoint.wanted and collectives.anyone(self._where, self._asked()):
+            self.stop(done)
 
     def stop(self, done: int) -> NoReturn:
-        """Write a checkpoint in all processes, and raise StoppedError; collective."""
-        self._resumption.stop(done, self._said())
+        """Write a checkpoint in all processes, and raise StoppedError, which says how to go on; collective."""
+        self.finish(done)
+        collectives.barrier(self._where, "waiting for the last checkpoint of all stages")
+        raise StoppedError(
+            f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
+        )
 
     def finish(self, done: int) -> None:
         """Write the last checkpoint if the recipe asks for checkpoints, and wait until it is whole."""
-        self._resumption.finish(done, self._said())
+        if self._recipe.checkpoint.wanted and self._last != done:
+            self._checkpoint(done, trains=False)
+        self._checkpoints.wait()
 
-    def _said(self) -> Said:
-        """What the run itself gives a checkpoint."""
+    def _checkpoint(self, done: int, *, trains: bool = True) -> None:
+        """Write a checkpoint; whether it `trains` on meanwhile."""
+        self._last = done
         self._reporting.keep_folder()
         self._reporting.log_exchanges()
         logged = self._reporting.written()
@@ -129,7 +159,12 @@ class Saves:
             "best": self._reporting.best,
             "loss_scale": self._trainer.update.scale.state_dict(),
         }
-        return Said(values, logged)
+
+        def states() -> dict[int, StageState]:
+            found = collect(self._trainer, self._checkpoints)
+            return {stage: replace(state, values={**state.values, "run": values}) for stage, state in found.items()}
+
+        self._checkpoints.save(done, states, logged, trains=trains)
 
     def _compare_replicas(self) -> None:
         """Raise MismatchError if the replicas of a stage hold other weights. Collective."""

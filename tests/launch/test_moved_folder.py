@@ -21,7 +21,7 @@ def disturbed(monkeypatch, disturb, *options):
 
     def after_step(run, record):
         if record.step == 3:
-            run._resumption._checkpoints.wait()
+            run._resumption.checkpoints.wait()
             disturb()
         real(run, record)
 

@@ -48,7 +48,7 @@ def stopped_behind(done, *words):
     def after_step(run, record):
         real(run, record)
         if record.step + 1 == done:
-            run._resumption._checkpoints.wait()
+            run._resumption.checkpoints.wait()
             raise Stopped
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
