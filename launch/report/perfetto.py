@@ -122,26 +122,26 @@ def _step_events(stage: int, step: StepTrace, zero: float) -> list[Event]:
 
 
 def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]:
-    channel = transfer.channel
-    name = f"{channel} {transfer.microbatch}"
+    frame = transfer.departure
+    name, handed = f"{frame.channel} {frame.microbatch}", _microseconds(frame.time - zero)
     facts = {
         "step": transfer.step,
-        "pass_index": transfer.pass_index,
-        "microbatch": transfer.microbatch,
-        "boundary": transfer.boundary,
-        "bytes": transfer.nbytes,
-        "handed_us": _microseconds(transfer.handed - zero),
+        "pass_index": frame.pass_index,
+        "microbatch": frame.microbatch,
+        "boundary": frame.boundary,
+        "bytes": frame.nbytes,
+        "handed_us": handed,
         "arrival": "seen" if transfer.seen else "at the end or before",
     }
     ends = {"out": transfer.source, "in": transfer.destination}
     wire = [
-        _complete(name, "wire", (stage, WIRE[way, channel]), transfer.start - zero, transfer.end - zero, **facts)
+        _complete(name, "wire", (stage, WIRE[way, frame.channel]), transfer.start - zero, transfer.end - zero, **facts)
         for way, stage in ends.items()
     ]
     arrow = {"name": name, "cat": "frame", "id": index, "tid": STAGE}
     return [
         *wire,
-        {**arrow, "ph": "s", "pid": transfer.source, "ts": _microseconds(transfer.handed - zero)},
+        {**arrow, "ph": "s", "pid": transfer.source, "ts": handed},
         {**arrow, "ph": "f", "bp": "e", "pid": transfer.destination, "ts": _microseconds(transfer.decoding - zero)},
     ]
 

@@ -34,16 +34,11 @@ class Transfer:
 
     source: int
     destination: int
-    channel: str
-    boundary: int
     step: int
-    pass_index: int
-    microbatch: int
-    nbytes: int
-    handed: float
-    """When the sender handed the frame to the transport."""
+    departure: Departure
+    """As the sender handed it to the transport."""
     start: float
-    """When it had the wire for itself: `handed`, or the arrival of the frame before it, if that was later."""
+    """When it had the wire for itself: at its departure, or the arrival of the frame before it, if that was later."""
     end: float
     """When the wait of the receiver ended."""
     decoding: float
@@ -151,23 +146,7 @@ def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
     """The transfers of one channel, from its frames in the order of sending."""
     found: list[Transfer] = []
     for source, step, departure, (destination, waited, end, decoding) in frames:
-        assert departure.boundary is not None and departure.pass_index is not None and departure.microbatch is not None
         free = found[-1].end if found else departure.time
-        found.append(
-            Transfer(
-                source=source,
-                destination=destination,
-                channel=departure.channel,
-                boundary=departure.boundary,
-                step=step,
-                pass_index=departure.pass_index,
-                microbatch=departure.microbatch,
-                nbytes=departure.nbytes,
-                handed=departure.time,
-                start=min(max(departure.time, free), end),
-                end=end,
-                decoding=decoding,
-                seen=end - waited > WAITED,
-            )
-        )
+        start = min(max(departure.time, free), end)
+        found.append(Transfer(source, destination, step, departure, start, end, decoding, end - waited > WAITED))
     return found

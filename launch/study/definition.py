@@ -200,6 +200,11 @@ class Study:
         return "%" if self.score == "accuracy" else ""
 
     @property
+    def factor(self) -> float:
+        """What a run's score is multiplied by to be in that unit."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
     def smaller_is_better(self) -> bool:
         """Whether the best score is the least."""
         return self.score in ("loss", "perplexity")

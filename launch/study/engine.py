@@ -108,8 +108,8 @@ class Job:
             return f"{self.name} failed after {took}: {self.trouble}{see}"
         held_out = read_json(folder / "summary.json").get("held_out", {})
         scores = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
-        factor, digits = (100, 2) if study.unit == "%" else (1, 4)
-        said = (f"{'-' if one is None else f'{factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
+        digits = 2 if study.unit == "%" else 4
+        said = (f"{'-' if one is None else f'{study.factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
         return f"{self.name} finished in {took}: {study.score} {', '.join(said)}"
 
 

@@ -53,13 +53,12 @@ def read_results(study: Study, cells: Sequence[Cell]) -> tuple[DataFrame, dict[C
 
 def _result(study: Study, cell: Cell, made: Mapping[str, Any]) -> dict[str, Any]:
     summary = read_json(cell.folder / "summary.json")
-    factor = 100.0 if study.unit == "%" else 1.0
     scores = {mode: summary["held_out"].get(mode, {}).get(study.score) for mode in MODES}
     sent = DataFrame(summary["channels"], columns=["channel", "bytes", "elements", "rows", "full_rows"])
     sums = sent.groupby("channel").sum()
     return {
         **{"cell": cell, "row": cell.row, "seed": cell.seed, "made": made},
-        **{mode: math.nan if score is None else factor * score for mode, score in scores.items()},
+        **{mode: math.nan if score is None else study.factor * score for mode, score in scores.items()},
         **(8 * sums["bytes"] / sums["elements"]),
         "full": sent["full_rows"].sum() / max(1, sent["rows"].sum()),
         "seconds": summary["seconds"],
@@ -77,10 +76,9 @@ def _why(cell: Cell) -> str:
 
 def score_curve(study: Study, cell: Cell, mode: Mode) -> Series[float]:
     """The held-out score by optimizer steps."""
-    factor = 100.0 if study.unit == "%" else 1.0
     lines = read_lines(cell.folder / "evaluations.jsonl")
     scores = {line["step"]: line.get(mode, {}).get(study.score) for line in lines}
-    return factor * Series(scores, dtype=float).dropna()
+    return study.factor * Series(scores, dtype=float).dropna()
 
 
 def loss_curve(cell: Cell) -> Series[float]:

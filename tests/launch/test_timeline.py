@@ -38,8 +38,16 @@ def test_a_frame_is_on_the_wire_from_its_sending_or_the_last_arrival_to_its_own(
         ),
     ]
     found = [
-        (frame.source, frame.destination, frame.channel, frame.microbatch, frame.handed, frame.start, frame.end)
-        for frame in transfers(traces)
+        (
+            one.source,
+            one.destination,
+            one.departure.channel,
+            one.departure.microbatch,
+            one.departure.time,
+            one.start,
+            one.end,
+        )
+        for one in transfers(traces)
     ]
     assert found == [
         (0, 1, "activations", 0, 1.0, 1.0, 2.0),
@@ -48,7 +56,7 @@ def test_a_frame_is_on_the_wire_from_its_sending_or_the_last_arrival_to_its_own(
         (1, 0, "gradients", 0, 4.0, 4.0, 5.0),
     ]
     assert [frame.seen for frame in transfers(traces)] == [True, True, False, True]
-    assert {(frame.step, frame.nbytes, frame.boundary) for frame in transfers(traces)} == {(4, 64, 0)}
+    assert {(one.step, one.departure.nbytes, one.departure.boundary) for one in transfers(traces)} == {(4, 64, 0)}
 
 
 def test_the_same_micro_batch_of_two_passes_is_two_frames():
@@ -56,7 +64,8 @@ def test_the_same_micro_batch_of_two_passes_is_two_frames():
         stage(0, departures=[sent(1.0, "activations", 0, 8), sent(3.0, "activations", 0, 9)]),
         stage(1, [waited(0.5, 2.0, "activations", 0, 8), waited(2.5, 4.0, "activations", 0, 9)]),
     ]
-    assert [(frame.pass_index, frame.start, frame.end) for frame in transfers(traces)] == [(8, 1.0, 2.0), (9, 3.0, 4.0)]
+    found = [(one.departure.pass_index, one.start, one.end) for one in transfers(traces)]
+    assert found == [(8, 1.0, 2.0), (9, 3.0, 4.0)]
 
 
 def test_traces_are_read_in_stage_order(tmp_path):

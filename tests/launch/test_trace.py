@@ -130,9 +130,9 @@ def test_no_frame_arrives_before_it_was_sent(traces):
     assert len(frames) == len(KEPT) * PASSES * MICROBATCHES * len(("activations", "gradients"))
     error = max(trace.clock_error for trace in traces)
     for frame in frames:
-        assert frame.end >= frame.handed - error, frame
-        assert frame.nbytes > 64
-    assert {(frame.channel, frame.source, frame.destination) for frame in frames} == {
+        assert frame.end >= frame.departure.time - error, frame
+        assert frame.departure.nbytes > 64
+    assert {(frame.departure.channel, frame.source, frame.destination) for frame in frames} == {
         ("activations", 0, 1),
         ("gradients", 1, 0),
     }
