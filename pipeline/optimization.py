@@ -245,7 +245,7 @@ def _set_lr(group: dict[str, Any], lr: float) -> None:
 def make_optimizer(
     parameters: Iterable[Parameter],
     options: OptimizerOptions,
-    parts: Callable[[Parameter], int] = lambda _: 1,
+    summands: Callable[[Parameter], int] = lambda _: 1,
     ends: Collection[int] = (),
 ) -> Optimizer:
     """The optimizer of one stage, which may have no parameters.
@@ -253,8 +253,8 @@ def make_optimizer(
     Args:
         parameters: those of the stage; frozen ones are left out.
         options: the optimizer and its numbers.
-        parts: in how many parts the gradient of a parameter comes: one of each replica, and of each stage that holds
-            it.
+        summands: how many tensors the gradient of a parameter is the sum of: one of each replica, and of each
+            stage that holds it.
         ends: the ids of the parameters that read tokens or write the output, for muon.
     """
     group = _groups([each for each in parameters if each.requires_grad], options)
@@ -269,7 +269,7 @@ def make_optimizer(
     if options.name == "sgd":
         return torch.optim.SGD(group, **_numbers(options, "momentum"), fused=_may_fuse(group))
     if options.name == "quantized-adam":
-        return QuantizedAdam(group, **_numbers(options, "betas", "eps"), parts=parts)
+        return QuantizedAdam(group, **_numbers(options, "betas", "eps"), summands=summands)
     return _adamw(group, options)
 
 

@@ -40,7 +40,7 @@ from thinwire.errors.names import colon_hint, did_you_mean
 from thinwire.pipeline.errors import OptionsError
 
 Order = dict[int, list[_Action | None]]
-Warmups = Callable[[int, int], list[int]]
+FirstForwards = Callable[[int, int], list[int]]
 """(num_stages, num_microbatches) -> how many forwards each stage starts with."""
 LossFn = Callable[[Any, Tensor], Tensor]
 
@@ -72,8 +72,9 @@ class ScheduleSpec:
     """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
 
     `placement` is "loop" (stage i on process i % P) or "v" (down the processes and back up). `rule` gives the mistake
-    in (num_microbatches, num_stages, num_processes), or None. `warmups` gives, for (num_stages, num_microbatches), the
-    number of forwards that each stage starts with, if the order is `alternating`; else torch gives the order.
+    in (num_microbatches, num_stages, num_processes), or None. `first_forwards` gives, for (num_stages,
+    num_microbatches), the number of forwards that each stage starts with, if the order is `alternating`; else torch
+    gives the order.
     """
 
     torch_class: Callable[..., Any]
@@ -81,13 +82,13 @@ class ScheduleSpec:
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
     overlap: Overlap
-    warmups: Warmups | None = None
+    first_forwards: FirstForwards | None = None
 
     def __post_init__(self) -> None:
         per_process, rule = self.stages_per_process, self.rule
         OptionsError.require(
             (
-                self.takes_several if self.warmups is None else callable(self.torch_class),
+                self.takes_several if self.first_forwards is None else callable(self.torch_class),
                 "torch_class of a ScheduleSpec must extend torch's PipelineScheduleMulti, whose order can be read "
                 f"before a run, got {self.torch_class!r}; for one stage a process see alternating_schedule",
             ),
@@ -105,8 +106,8 @@ class ScheduleSpec:
                 f"overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got {self.overlap!r}",
             ),
             (
-                self.warmups is None or callable(self.warmups),
-                f"warmups of a ScheduleSpec must be a function, got {self.warmups!r}",
+                self.first_forwards is None or callable(self.first_forwards),
+                f"first_forwards of a ScheduleSpec must be a function, got {self.first_forwards!r}",
             ),
         )
 
@@ -180,14 +181,14 @@ def wide_area(num_stages: int, num_microbatches: int, round_trip: float = 2.0) -
     return [min(num_microbatches, math.ceil(round_trip * (num_stages - 1 - s)) + 1) for s in range(num_stages)]
 
 
-def ask_warmups(warmups: Warmups, num_stages: int, num_microbatches: int) -> list[int]:
+def ask_first_forwards(first_forwards: FirstForwards, num_stages: int, num_microbatches: int) -> list[int]:
     """How many forwards each stage starts with, by a function that may be a user's.
 
     Raises OptionsError if the function fails, or gives numbers that could not run.
     """
-    name, numbers = called(warmups), (num_stages, num_microbatches)
+    name, numbers = called(first_forwards), (num_stages, num_microbatches)
     takes, where = "(num_stages, num_microbatches)", f"for {num_stages} stages and {num_microbatches} micro-batches"
-    found = call(warmups, *numbers, name=name, takes=takes, error=OptionsError, where=where)
+    found = call(first_forwards, *numbers, name=name, takes=takes, error=OptionsError, where=where)
     if not isinstance(found, list | tuple) or not all(type(number) is int for number in found):
         raise OptionsError(f"{name} must return a list of ints, got {found!r} {where}")
     if len(found) != num_stages:
@@ -195,42 +196,42 @@ def ask_warmups(warmups: Warmups, num_stages: int, num_microbatches: int) -> lis
     return list(found)
 
 
-def alternating(warmups: Sequence[int], num_microbatches: int) -> Order:
+def alternating(first: Sequence[int], num_microbatches: int) -> Order:
     """One stage a process; each runs its number of forwards, then a backward and a forward in turn, then what is left.
 
-    `warmups` has a number for each stage, 1 .. num_microbatches. A number may not be larger than the one before it: a
-    stage cannot run ahead of the stage that feeds it. warmups [3, 1] with 3 micro-batches:
+    `first` has a number for each stage, 1 .. num_microbatches. A number may not be larger than the one before it: a
+    stage cannot run ahead of the stage that feeds it. first [3, 1] with 3 micro-batches:
 
         stage 0   F0 F1 F2 B0 B1 B2
         stage 1   F0 B0 F1 B1 F2 B2
 
     Raises OptionsError where these numbers could not run.
     """
-    falling = all(later <= earlier for earlier, later in pairwise(warmups))
-    if not falling or not all(1 <= warmup <= num_microbatches for warmup in warmups):
+    falling = all(later <= earlier for earlier, later in pairwise(first))
+    if not falling or not all(1 <= count <= num_microbatches for count in first):
         raise OptionsError(
-            f"first forwards must lie in 1..{num_microbatches} and not rise from stage to stage, got {list(warmups)}"
+            f"first forwards must lie in 1..{num_microbatches} and not rise from stage to stage, got {list(first)}"
         )
     order: Order = {}
-    for stage, warmup in enumerate(warmups):
+    for stage, count in enumerate(first):
         forwards = [_Action(stage, _ComputationType.FORWARD, index) for index in range(num_microbatches)]
         backwards = [_Action(stage, _ComputationType.FULL_BACKWARD, index) for index in range(num_microbatches)]
-        turns = chain.from_iterable(zip(backwards, forwards[warmup:], strict=False))
-        order[stage] = [*forwards[:warmup], *turns, *backwards[num_microbatches - warmup :]]
+        turns = chain.from_iterable(zip(backwards, forwards[count:], strict=False))
+        order[stage] = [*forwards[:count], *turns, *backwards[num_microbatches - count :]]
     return order
 
 
-def alternating_schedule(warmups: Warmups, overlap: Overlap) -> ScheduleSpec:
+def alternating_schedule(first_forwards: FirstForwards, overlap: Overlap) -> ScheduleSpec:
     """A schedule of one stage a process, by the forwards each stage starts with: a row of `SCHEDULES`, or your own."""
-    return ScheduleSpec(partial(_alternating_runtime, warmups), 1, "loop", _any_number, overlap, warmups)
+    return ScheduleSpec(partial(_alternating_runtime, first_forwards), 1, "loop", _any_number, overlap, first_forwards)
 
 
 def _alternating_runtime(
-    warmups: Warmups, stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool
+    first_forwards: FirstForwards, stage: PipelineStage, num_microbatches: int, *, loss_fn: LossFn, scale_grads: bool
 ) -> Any:
     """Torch's runtime with our own order, in the place of a schedule class of torch."""
     schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
-    order = alternating(ask_warmups(warmups, stage.num_stages, num_microbatches), num_microbatches)
+    order = alternating(ask_first_forwards(first_forwards, stage.num_stages, num_microbatches), num_microbatches)
     schedule._prepare_schedule_with_comms(order)
     return schedule
 
@@ -266,7 +267,7 @@ SCHEDULES: Mapping[str, ScheduleSpec] = Schedules(
 """Name -> schedule; a name that is not here is the path of one's own."""
 
 
-def placement(name: str, num_stages: int, num_processes: int) -> dict[int, int]:
+def process_of_stages(name: str, num_stages: int, num_processes: int) -> dict[int, int]:
     """Stage index -> process, for a schedule by name."""
     return dict(generate_stage_to_rank_mapping(num_processes, num_stages, SCHEDULES[name].placement))
 
@@ -290,10 +291,10 @@ def build_merged(
 
 def actions(name: str, num_stages: int, num_processes: int, num_microbatches: int) -> Order:
     """The schedule's compute as data: process -> actions in order, None where it idles. Needs no process group."""
-    warmups = SCHEDULES[name].warmups
-    if warmups is not None:
-        return alternating(ask_warmups(warmups, num_stages, num_microbatches), num_microbatches)
-    stage_of = placement(name, num_stages, num_processes)
+    first_forwards = SCHEDULES[name].first_forwards
+    if first_forwards is not None:
+        return alternating(ask_first_forwards(first_forwards, num_stages, num_microbatches), num_microbatches)
+    stage_of = process_of_stages(name, num_stages, num_processes)
     stages = [
         SimpleNamespace(
             stage_index=index,
@@ -335,7 +336,7 @@ def check_order(name: str, num_stages: int, num_processes: int, num_microbatches
         raise OptionsError([f"pipeline.schedule {name}: {mistake}" for mistake in error.mistakes]) from error
     except Exception as error:
         raise OptionsError(f"pipeline.schedule {name} must give an order that can run: {first_line(error)}") from error
-    place = placement(name, num_stages, num_processes)
+    place = process_of_stages(name, num_stages, num_processes)
     for process, row in order.items():
         for action in filter(None, row):
             if away := [part.stage_index for part in _parts(action) if place[part.stage_index] != process]:

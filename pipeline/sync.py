@@ -27,7 +27,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
-from thinwire.pipeline.replicas.shares import Shares
+from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.shared import SharedWeights
@@ -35,8 +35,8 @@ from thinwire.pipeline.stage import CompressedStage
 
 
 @dataclass(frozen=True)
-class StepShare:
-    """What one pipeline does of a step."""
+class PipelineBatch:
+    """The samples that one pipeline has in a step."""
 
     pipeline: int
     """Which of several pipelines it is: the passes go through its codecs."""
@@ -52,7 +52,7 @@ class StepShare:
     """The place of its first pass among those of the step in this process."""
 
     def by_pass(self, tensor: Tensor | None) -> Sequence[Any]:
-        """A tensor with a row for each of its samples in a part for each pass; None for each pass without a tensor."""
+        """The rows of each pass, of a tensor with one for each of its samples; None for each pass without a tensor."""
         return [None] * self.passes if tensor is None else tensor.chunk(self.passes)
 
 
@@ -69,7 +69,7 @@ class Sync:
     where: Placement
     replicas: Replicas
     """Those of these stages."""
-    passes: Shares
+    passes: ReplicaPasses
     """Which passes of a step each replica runs."""
     optimizers: Sequence[Optimizer]
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
@@ -96,8 +96,8 @@ class Sync:
         self._progress, self._losses = progress, []
         self.exchanges.begin()
 
-    def shares(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[StepShare]:
-        """The part of the batch of each replica here, in turn; after each one comes `after_backward`.
+    def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
+        """The samples of each replica here, in turn; after each one comes `after_backward`.
 
         Args:
             kind: of its passes.
@@ -109,10 +109,10 @@ class Sync:
         self._skip(kind, self.passes.before(here.start))
         for replica in here:
             self._enter(replica)
-            own = None if targets is None else self.passes.part(targets, replica)
-            yield StepShare(
+            own = None if targets is None else self.passes.rows_of(replica, targets)
+            yield PipelineBatch(
                 pipeline=replica,
-                ids=self.passes.part(ids, replica),
+                ids=self.passes.rows_of(replica, ids),
                 targets=own,
                 counted=self._counted(targets, own),
                 passes=self.passes.passes[replica],
@@ -120,13 +120,13 @@ class Sync:
             )
         self._skip(kind, self.passes.behind(here.stop))
 
-    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
-        """Take the losses of a share, and its gradients, which the parameters hold."""
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
+        """Take the losses of a pipeline, and its gradients, which the parameters hold."""
         self._losses += losses
         update.to_momentum(self._progress, self.optimizers)
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
-        """Step with what all shares gave: the losses to report, and the gradients' norm; collective."""
+        """Step with what all pipelines gave: the losses to report, and the gradients' norm; collective."""
         norm = update.step(self._progress.step, self.optimizers, len(self.replicas.here))
         return [float(loss) for loss in self._losses], norm
 
@@ -184,11 +184,11 @@ class SumEachStep(Sync):
     def _enter(self, replica: int) -> None:
         self.replicas.statistics.enter(replica)
 
-    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
-        """Send the gradients of a share. Its statistics are few bytes, and go ahead, so that they are there with it."""
-        self.replicas.statistics.leave(share.pipeline, self._progress)
-        super().after_backward(share, losses, update)
-        self.replicas.submit(share.pipeline, self._progress)
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
+        """Send the gradients of a pipeline. Its statistics are few bytes, and go first, so they are there with it."""
+        self.replicas.statistics.leave(own.pipeline, self._progress)
+        super().after_backward(own, losses, update)
+        self.replicas.submit(own.pipeline, self._progress)
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
@@ -213,7 +213,7 @@ class StepAlone(Sync):
 
     def first_step(self, done: int) -> int:
         """The first step of training in this process: that of the others, if it takes their weights."""
-        return self.local.begin(done, self.steps)
+        return self.local.first_step(done, self.steps)
 
     def step_after(self, step: int) -> int:
         """The step that comes after a step: that of the others, if their weights were taken in it."""
@@ -234,10 +234,10 @@ class StepAlone(Sync):
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         return own
 
-    def after_backward(self, share: StepShare, losses: Sequence[Tensor], update: Update) -> None:
-        """Step with the gradients of a share alone. The losses and the norm of the first one are reported."""
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
+        """Step with the gradients of a pipeline alone. The losses and the norm of the first one are reported."""
         self._losses = self._losses or [*losses]
-        self._norms.append(update.step(self._progress.step, self.local.optimizers(share.pipeline)))
+        self._norms.append(update.step(self._progress.step, self.local.optimizers(own.pipeline)))
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Exchange what the weights moved, if that is due."""
@@ -271,22 +271,22 @@ def sync_of(
 ) -> Sync:
     """What happens between backward and step in a training of so many steps, with the optimizers of the stages."""
     ends = {parameter for stage in stages for parameter in ends_of(stage)}
-    shares = Shares(replicas.options.passes(pipeline.accumulation))
+    passes = ReplicaPasses(replicas.options.passes(pipeline.accumulation))
     if replicas.options.step_alone:
         make = partial(make_optimizer, options=optimizer, ends=ends)
-        local = steps_of(replicas, shares, pipeline.pass_size)(stages, replicas, make, shared)
-        return StepAlone(stages, where, replicas, shares, local.outer, local, steps)
+        local = steps_of(replicas, passes, pipeline.pass_size)(stages, replicas, make, shared)
+        return StepAlone(stages, where, replicas, passes, local.outer, local, steps)
 
-    def parts(parameter: Parameter) -> int:
-        """In how many parts the gradient of a parameter comes: of each replica, and of each stage that holds it."""
+    def summands(parameter: Parameter) -> int:
+        """How many tensors a gradient is the sum of: one of each replica, and of each stage with the parameter."""
         return replicas.count * (1 if shared is None else shared.copies_of(parameter))
 
-    optimizers = [make_optimizer(stage.submod.parameters(), optimizer, parts, ends) for stage in stages]
+    optimizers = [make_optimizer(stage.submod.parameters(), optimizer, summands, ends) for stage in stages]
     if replicas.count == 1:
-        return Sync(stages, where, replicas, shares, optimizers)
+        return Sync(stages, where, replicas, passes, optimizers)
     travels = where.num_replicas > 1 and any(stage.is_last for stage in stages)
     losses = LossesOfOthers(where, timedelta(seconds=stages[0].wire.options.timeout), travels=travels)
-    return SumEachStep(stages, where, replicas, shares, optimizers, losses)
+    return SumEachStep(stages, where, replicas, passes, optimizers, losses)
 
 
 class LossesOfOthers:

@@ -24,7 +24,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.sync import StepShare, Sync
+from thinwire.pipeline.sync import PipelineBatch, Sync
 from thinwire.pipeline.wire.passes import Pass
 
 
@@ -111,7 +111,7 @@ class Trainer:
         """How far training is."""
         return Progress(self.done, self.sampler.steps_per_epoch)
 
-    def begin(self, done: int) -> int:
+    def first_step(self, done: int) -> int:
         """The step that comes after `done` steps; one that comes back to others may take theirs."""
         self.done = self.sync.first_step(done)
         return self.done
@@ -143,15 +143,15 @@ class Trainer:
         # 1. Make room for what other processes send in this step: it arrives while this one works.
         self.sync.begin(self.progress)
         self.update.expect()
-        # 2. Forward and backward, all micro-batches. There is one share, except in a simulation of several pipelines.
+        # 2. Forward and backward, all micro-batches. There is one pipeline, except in a simulation of replicas.
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
-        for share in self.sync.shares(kind, batch.ids, targets):
-            if share.counted is not None:
-                self.runner.loss.begin(self.task.num_valid(share.counted), factor=scale.factor)
-            losses = self._forward_and_backward(kind, share, batch.epoch)
-            self.sync.after_backward(share, scale.undo(losses), self.update)
+        for own in self.sync.batches(kind, batch.ids, targets):
+            if own.counted is not None:
+                self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
+            losses = self._forward_and_backward(kind, own, batch.epoch)
+            self.sync.after_backward(own, scale.undo(losses), self.update)
         # 3. The step, by the gradients of all.
         losses_of_all, grad_norm = self.sync.step(self.update)
         self.done = self.sync.step_after(step)
@@ -182,14 +182,14 @@ class Trainer:
         compression = self.stages[0].wire.compression
         return "warmup" if compression.warms_up(step, self.sampler.steps_per_epoch) else "train"
 
-    def _forward_and_backward(self, kind: PassKind, share: StepShare, epoch: int) -> list[Tensor]:
-        """All passes of one share: the micro-batches' losses on the last stage."""
-        self.runner.use(share.pipeline)
-        inputs = self.samples.inputs(share.ids, epoch) if self.runner.has_first else None
+    def _forward_and_backward(self, kind: PassKind, own: PipelineBatch, epoch: int) -> list[Tensor]:
+        """All passes of one pipeline: the micro-batches' losses on the last stage."""
+        self.runner.use(own.pipeline)
+        inputs = self.samples.inputs(own.ids, epoch) if self.runner.has_first else None
         losses: list[Tensor] = []
-        parts = zip(*map(share.by_pass, (share.ids, inputs, share.targets)), strict=True)
-        for index, (ids, part_inputs, part_targets) in enumerate(parts):
+        passes = zip(*map(own.by_pass, (own.ids, inputs, own.targets)), strict=True)
+        for index, (ids, pass_inputs, pass_targets) in enumerate(passes):
             lengths = self.lengths(self.samples, ids)
-            coming = Pass(kind=kind, accumulation=share.first + index, sample_ids=ids, lengths=lengths)
-            losses += self.runner.run(coming, self.samples.side(ids), part_inputs, part_targets)
+            coming = Pass(kind=kind, accumulation=own.first + index, sample_ids=ids, lengths=lengths)
+            losses += self.runner.run(coming, self.samples.side(ids), pass_inputs, pass_targets)
         return losses

@@ -67,7 +67,7 @@ def test_the_schedule_is_another_order():
     known = {}
     for code in blocks_of("A schedule"):
         exec(code, known)
-    assert known["eager"].warmups(4, 8) == [5, 4, 3, 1]
+    assert known["eager"].first_forwards(4, 8) == [5, 4, 3, 1]
     assert one_forward_one_backward(4, 8) == [4, 3, 2, 1]
     assert known["in_order"].mistakes(4, 2, 9) == [
         "pipeline.num_microbatches must be at most 8 for this schedule, got 9"

@@ -64,7 +64,7 @@ from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import replicas_of
 from thinwire.pipeline.runner import Runner
-from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
+from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
@@ -311,7 +311,7 @@ def real_placement(recipe: Recipe, rank: int = 0) -> Placement:
     """The process of each stage in a real run, as the process of a rank of its process group sees it."""
     pipeline = recipe.pipeline
     replica = rank // pipeline.num_processes
-    alone = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
+    alone = process_of_stages(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
     process_of = {stage: process + replica * pipeline.num_processes for stage, process in alone.items()}
     return Placement(process_of, replica, 1 if recipe.replicas.elastic else recipe.replicas.count)
 

@@ -29,7 +29,7 @@ from thinwire.models.data.options import DataOptions
 from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
-from thinwire.pipeline.schedules import placement
+from thinwire.pipeline.schedules import process_of_stages
 
 _PREFIX = "data-"
 
@@ -96,7 +96,7 @@ def _has_loss(recipe: Recipe, rank: int | None) -> bool:
 
 def _has_stage(recipe: Recipe, rank: int, stage: int) -> bool:
     pipeline = recipe.pipeline
-    where = placement(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
+    where = process_of_stages(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
     return where[stage] == rank % pipeline.num_processes
 
 

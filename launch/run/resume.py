@@ -142,7 +142,7 @@ class Resumption:
             f"goes on from the checkpoint of step {self.first} in {self.checkpoints.folder}{anew}",
         ]
 
-    def begin(self) -> None:
+    def restore(self) -> None:
         """Restore the trainer from the checkpoint, if there is one. Before it, the chosen codecs must be in use.
 
         Raises:

@@ -61,7 +61,7 @@ class Run:
             self._choosing = Choosing(
                 self.recipe, self.trainer, where, prepared.steps_per_epoch, saved, same_parts=same_parts
             )
-        self._resumption.begin()
+        self._resumption.restore()
         if "loss_scale" in saved:
             with self._resumption.reading():
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
@@ -88,7 +88,7 @@ class Run:
         self.reporting.begin()
         self._notes.show()
         self.reporting.look_before_training()
-        first = self.trainer.begin(self._resumption.first)
+        first = self.trainer.first_step(self._resumption.first)
         if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
             self._saves.stop_if_asked(first)
         with self.reporting.live():

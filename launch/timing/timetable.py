@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from thinwire.pipeline.schedules import actions, merge, placement
+from thinwire.pipeline.schedules import actions, merge, process_of_stages
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "I", "W"
 """Kinds of action, as torch writes them; a backward that is not split is another."""
@@ -60,7 +60,7 @@ def timetable(schedule: str, num_stages: int, num_processes: int, num_microbatch
 
     Call it only with numbers in which `SCHEDULES[schedule].mistakes` finds no mistake.
     """
-    where = placement(schedule, num_stages, num_processes)
+    where = process_of_stages(schedule, num_stages, num_processes)
     found = list[Action]()
     given = dict[tuple[bool, int, int], int]()  # what takes an output -> the index of the action that gives it
     for together in merge(actions(schedule, num_stages, num_processes, num_microbatches)):

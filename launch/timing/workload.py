@@ -15,7 +15,7 @@ from thinwire.launch.timing.step_time import ChannelTiming
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions, split_pair
-from thinwire.pipeline.schedules import SCHEDULES, placement
+from thinwire.pipeline.schedules import SCHEDULES, process_of_stages
 from thinwire.pipeline.wire.channel import frame_length
 
 Examples = tuple[Tensor, ...]
@@ -81,7 +81,7 @@ class Workload:
         if per_process == 1 or self.num_stages == 1:
             return self
         count = per_process * self.num_stages
-        where = placement(schedule, count, self.num_stages)
+        where = process_of_stages(schedule, count, self.num_stages)
         forward, backward = (
             tuple(seconds[where[stage]] / per_process for stage in range(count))
             for seconds in (self.forward, self.backward)

@@ -41,7 +41,7 @@ from thinwire.pipeline.replicas.member import (
     never,
 )
 from thinwire.pipeline.replicas.recut import read_for
-from thinwire.pipeline.replicas.shares import weights_of
+from thinwire.pipeline.replicas.replica_passes import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage

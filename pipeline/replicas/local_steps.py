@@ -30,7 +30,7 @@ from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.shares import evenly
+from thinwire.pipeline.replicas.replica_passes import evenly
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
 from thinwire.pipeline.shared import SharedWeights
@@ -227,7 +227,7 @@ class LocalSteps:
     def _is_due(self, done: int, steps: int) -> bool:
         return done % self._sync.every == 0 or done == steps
 
-    def begin(self, done: int, steps: int) -> int:
+    def first_step(self, done: int, steps: int) -> int:
         """The first step of training in this process, if `done` of all `steps` are done."""
         return done
 

@@ -1,10 +1,10 @@
 """Adam for replicas that exchange momentum in few bits: QuantizedAdam, as in the code of 2206.01299.
 
 Error feedback needs a sum that errors can be added to later. Adam divides by a second moment that follows the gradient,
-so what a message lost would come back with another scale. So the second moment is frozen after a warm-up, and then the
-momentum travels in place of the gradient.
+so what a message lost would come back with another scale. So the second moment is frozen after the first steps, and
+then the momentum travels in place of the gradient.
 
-    warm-up   g = the sum over i of g_i, uncompressed;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
+    at first  g = the sum over i of g_i, uncompressed;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
     then      replica i sends b1 m / R + (1 - b1) g_i through `replicas.gradients`;  m <- the sum that all get;  v stays
     always    x <- x - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);  x <- x - lr decay x
 
@@ -12,8 +12,8 @@ R replicas have g_i of their own samples, as a part of the gradient of the whole
 paper's code, whose gradients are means: it sends b1 m + (1 - b1) R g_i and takes the mean, which is the same. It is the
 1-bit Adam family (2102.02888). Its code is `data_parallel/dist_dp_sharded_ps_compressed.py` of DS3Lab/AC-SGD.
 
-One thing differs. An element whose gradient was zero throughout the warm-up has v = 0, such as the embedding of a token
-that did not occur. The code divides its momentum by eps alone. Here it stays where it is, but for its decay. If no
+One thing differs. An element whose gradient was zero until then has v = 0, such as the embedding of a token that did
+not occur. The code divides its momentum by eps alone. Here it stays where it is, but for its decay. If no
 element of a parameter had a gradient, a warning says so.
 """
 
@@ -38,7 +38,7 @@ class QuantizedAdam(Optimizer):
     Args:
         parameters: as any optimizer takes them; there may be none.
         lr, betas, eps, weight_decay: as those of Adam; the decay is decoupled.
-        parts: in how many parts the gradient of a parameter comes, one of each replica.
+        summands: how many tensors the gradient of a parameter is the sum of, one of each replica.
 
     Attributes:
         frozen: whether the second moment stays as it is. Set it before the passes of a step.
@@ -52,10 +52,10 @@ class QuantizedAdam(Optimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
-        parts: Callable[[Parameter], int],
+        summands: Callable[[Parameter], int],
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._parts = parts
+        self._summands = summands
         self._has_warned = False
         self.frozen = False
 
@@ -73,8 +73,8 @@ class QuantizedAdam(Optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(1 - decay)
                 if parameter in self.state:
-                    share = self.state[parameter]["exp_avg"] * (decay / self._parts(parameter))
-                    parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
+                    moment = self.state[parameter]["exp_avg"] * (decay / self._summands(parameter))
+                    parameter.grad = moment if parameter.grad is None else parameter.grad.add_(moment)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -57,7 +57,7 @@ def resumed(ready):
                 resumption = Resumption(ready, where, trainer)
             except ThinwireError as error:
                 return None, None, [str(error)]
-            resumption.begin()
+            resumption.restore()
             return resumption.first, digest(trainer), resumption.notes
         finally:
             for stage in trainer.stages:

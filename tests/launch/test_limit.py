@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.pipeline.schedules import SCHEDULES, actions, merge, placement
+from thinwire.pipeline.schedules import SCHEDULES, actions, merge, process_of_stages
 
 FREE = ChannelTiming(nbytes=0)
 UNCOMPRESSED_BYTES = 1024 * 1600 * 4
@@ -45,7 +45,7 @@ def test_gpipe_of_equal_stages_is_its_closed_form(stages, microbatches, forth, b
 def restated(schedule, stages, microbatches, compute, forth, back):
     """The rules once more, an action after the other with dictionaries; seconds of the step, and of each wait."""
     processes = stages // SCHEDULES[schedule].stages_per_process
-    where = placement(schedule, stages, processes)
+    where = process_of_stages(schedule, stages, processes)
     order = actions(schedule, stages, processes, microbatches)
     free, links, arrived, left, waits = {}, {}, {}, {}, dict.fromkeys(range(processes), 0.0)
     shares = {"F": 1.0, "B": 1.0, "I": 0.5, "W": 0.5}

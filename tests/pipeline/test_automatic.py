@@ -18,7 +18,7 @@ from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.measuring.probe import LinkSpeed
 from thinwire.pipeline.options import CompressionOptions, PipelineOptions
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.schedules import SCHEDULES, Overlap, placement
+from thinwire.pipeline.schedules import SCHEDULES, Overlap, process_of_stages
 from thinwire.pipeline.wire.channel import frame_bytes, frame_length
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_what_is_said_to_hide_does(schedule, num_processes):
     """Simulated with frames that take exactly as long as they may: more micro-batches cost what they cost for free."""
     spec = SCHEDULES[schedule]
     stages = num_processes * spec.stages_per_process
-    process_of = [placement(schedule, stages, num_processes)[stage] for stage in range(stages)]
+    process_of = [process_of_stages(schedule, stages, num_processes)[stage] for stage in range(stages)]
     forward, backward = [1.0] * stages, [2.0] * stages
     links = {(a, b): 1.0 for a in range(num_processes) for b in range(num_processes) if a != b}
     frames = {(boundary, channel): {"none": 1} for boundary in range(stages - 1) for channel in CHANNELS}

@@ -13,7 +13,7 @@ from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.replicas.layout import TILES
 from thinwire.pipeline.replicas.member import Listener, never
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
-from thinwire.pipeline.replicas.shares import weights_of
+from thinwire.pipeline.replicas.replica_passes import weights_of
 
 SHAPES = {"matrix": (64, 80), "bias": (5,)}
 SIZE = 5125

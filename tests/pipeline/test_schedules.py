@@ -16,7 +16,7 @@ from thinwire.pipeline.schedules import (
     alternating_schedule,
     merge,
     one_forward_one_backward,
-    placement,
+    process_of_stages,
     wide_area,
 )
 
@@ -60,10 +60,10 @@ def test_warm_up_may_be_what_a_round_trip_asks_for():
     assert names(order[1]) == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
 
 
-@pytest.mark.parametrize("warmups", [[1, 2], [4, 1], [1, 0]])
-def test_warm_up_that_cannot_run_is_refused(warmups):
+@pytest.mark.parametrize("first", [[1, 2], [4, 1], [1, 0]])
+def test_first_forwards_that_cannot_run_are_refused(first):
     with pytest.raises(OptionsError, match=r"must lie in 1\.\.3 and not rise from stage to stage, got"):
-        alternating(warmups, num_microbatches=3)
+        alternating(first, num_microbatches=3)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -87,8 +87,8 @@ def test_merging_keeps_every_stages_order_and_every_dependency(name, num_process
 
 
 def test_v_schedules_go_down_and_back_up():
-    assert placement("zbv-zero-bubble", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 1, 3: 0}
-    assert placement("interleaved-1f1b", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert process_of_stages("zbv-zero-bubble", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 1, 3: 0}
+    assert process_of_stages("interleaved-1f1b", num_stages=4, num_processes=2) == {0: 0, 1: 1, 2: 0, 3: 1}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_possible_numbers_are_not(name):
     assert SCHEDULES[name].mistakes(4 * per_process, per_process, 8) == []
 
 
-@pytest.mark.parametrize("name", [name for name, spec in SCHEDULES.items() if spec.warmups is None])
+@pytest.mark.parametrize("name", [name for name, spec in SCHEDULES.items() if spec.first_forwards is None])
 def test_an_order_is_made_without_what_torch_adds_to_run_it(name, monkeypatch):
     """That took most of the minute that the orders of a thousand stages took."""
 
@@ -241,7 +241,10 @@ def test_a_schedule_of_ones_own_is_taken(monkeypatch):
             "torch_class of a ScheduleSpec must extend torch's PipelineScheduleMulti, whose order can be read before a "
             f"run, got {Schedule1F1B}; for one stage a process see alternating_schedule",
         ),
-        (lambda: alternating_schedule([1, 2], Overlap(1)), "warmups of a ScheduleSpec must be a function, got [1, 2]"),
+        (
+            lambda: alternating_schedule([1, 2], Overlap(1)),
+            "first_forwards of a ScheduleSpec must be a function, got [1, 2]",
+        ),
     ],
 )
 def test_a_description_that_cannot_be_right_is_refused_when_it_is_made(make, said):

@@ -25,7 +25,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.runner import Runner
-from thinwire.pipeline.schedules import actions, build, build_merged, merge, placement
+from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
 from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
@@ -184,7 +184,7 @@ class Setting:
         if self.simulated:
             return Placement(dict.fromkeys(range(self.num_stages), 0))
         replica, count = rank // self.pipeline.num_processes, self.pipeline.num_processes
-        alone = placement(self.schedule, self.num_stages, count)
+        alone = process_of_stages(self.schedule, self.num_stages, count)
         return Placement({stage: process + replica * count for stage, process in alone.items()}, replica, self.replicas)
 
 

@@ -18,7 +18,7 @@ from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import Lane, LaneEnds
 from thinwire.pipeline.replicas.member import Lanes, WeightedListener
-from thinwire.pipeline.replicas.shares import weights_of
+from thinwire.pipeline.replicas.replica_passes import weights_of
 
 
 class Mail:

@@ -26,7 +26,7 @@ from thinwire.pipeline.replicas.local_steps import LocalSteps, MakeOptimizer, tr
 from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
-from thinwire.pipeline.replicas.shares import Shares
+from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
@@ -134,7 +134,7 @@ class PresentSteps(LocalSteps):
         self._held = 0  # steps after which the common weights here were exchanged
         self._taken_after: int | None = None
 
-    def begin(self, done: int, steps: int) -> int:
+    def first_step(self, done: int, steps: int) -> int:
         """Take the weights of another replica if those here are old; the step that comes next.
 
         A replica that has the weights of the end gives them: the others may have lost them.
@@ -266,12 +266,12 @@ def _passes(stage: CompressedStage, told: Mapping[str, int]) -> Any:
 MakeSteps = Callable[..., LocalSteps]
 
 
-def steps_of(replicas: Replicas, shares: Shares, pass_size: int) -> MakeSteps:
+def steps_of(replicas: Replicas, passes: ReplicaPasses, pass_size: int) -> MakeSteps:
     """Makes the steps of replicas that step alone, whether they are always there or may be lost.
 
     The mean is over all samples. Those of the first kind weight what they send. Each of the second kind says in an
     exchange how many samples it has had, and who gets its frames weights them; so does a simulation of them.
     """
     if isinstance(replicas, PresentReplicas):
-        return partial(PresentSteps, samples=pass_size * shares.passes[replicas.here.start])
-    return LocalSteps if replicas.weights else partial(LocalSteps, weigh=shares.weight)
+        return partial(PresentSteps, samples=pass_size * passes.passes[replicas.here.start])
+    return LocalSteps if replicas.weights else partial(LocalSteps, weigh=passes.weight)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Shares:
+class ReplicaPasses:
     """The passes of a step."""
 
     passes: tuple[int, ...]
@@ -32,8 +32,8 @@ class Shares:
         """The passes of a replica and of those behind it."""
         return sum(self.passes[replica:])
 
-    def part(self, whole: Tensor, replica: int) -> Tensor:
-        """The part of one replica of a tensor with a row for each sample of the step."""
+    def rows_of(self, replica: int, whole: Tensor) -> Tensor:
+        """The rows of one replica of a tensor with a row for each sample of the step."""
         size, first = len(whole) // self.total, self.before(replica)
         return whole[first * size : (first + self.passes[replica]) * size]
 
