@@ -113,7 +113,6 @@ class Assembly:
 
     trainer: Trainer
     prepared: Prepared
-    placement: Placement
     generator: Generator | None
     """Answers prompts; None without any."""
 
@@ -375,7 +374,7 @@ def assemble(
         stage.connect()
     if training.compile:
         compile_stages(stages, prepared.outputs, data.training, where)
-    return Assembly(trainer, prepared, where, generator)
+    return Assembly(trainer, prepared, generator)
 
 
 def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.device, wire: Wire) -> list[CompressedStage]:

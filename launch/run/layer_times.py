@@ -35,9 +35,9 @@ def uneven_cut(assembly: Assembly) -> str | None:
     prepared = assembly.prepared
     if prepared.blueprint.counted or prepared.recipe.pipeline.layers is not None or len(prepared.cuts) < 2:
         return None
-    gathered = collectives.gather(
-        assembly.placement, {stage.stage_index: _seconds(assembly, stage) for stage in assembly.trainer.stages}
-    )
+    trainer = assembly.trainer
+    spent = {stage.stage_index: _seconds(assembly, stage) for stage in trainer.stages}
+    gathered = collectives.gather(trainer.placement, spent)
     return None if gathered is None else advice(gathered)
 
 

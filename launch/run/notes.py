@@ -35,7 +35,7 @@ class Notes:
     def __init__(
         self, assembly: Assembly, room: Room, resumption: Resumption, choosing: Choosing, reporting: Reporting
     ) -> None:
-        self._assembly, self._trainer, self._where = assembly, assembly.trainer, assembly.placement
+        self._assembly, self._trainer, self._where = assembly, assembly.trainer, assembly.trainer.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
         self._room, self._resumption, self._choosing, self._reporting = room, resumption, choosing, reporting
 

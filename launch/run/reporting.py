@@ -29,7 +29,7 @@ from thinwire.launch.run.outputs import (
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import codecs_in_words, stage_report, sum_routes, summarize
+from thinwire.launch.run.summary import carried, codecs_in_words, stage_report, summarize, written
 from thinwire.launch.run.times import Times
 from thinwire.models.data.chats import visible
 from thinwire.models.data.sampler import evaluation_batches
@@ -66,7 +66,7 @@ class Reporting:
     def __init__(
         self, assembly: Assembly, resumption: Resumption, choosing: Choosing, asked: Callable[[], bool]
     ) -> None:
-        self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.placement
+        self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.trainer.placement
         self._generator = assembly.generator
         self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
         self._run = resumption.runs[0]
@@ -279,7 +279,7 @@ class Reporting:
         )
         of_replicas = collectives.everyone_across(where, [report["traffic"] for report in reports])
         for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
-            report["traffic"] = sum_routes(traffic)
+            report["traffic"] = written(carried(traffic))
         stages = collectives.gather(where, {report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None

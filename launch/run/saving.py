@@ -47,7 +47,7 @@ class Saves:
         reporting: Reporting,
         asked: Callable[[], bool],
     ) -> None:
-        self._trainer, self._where = assembly.trainer, assembly.placement
+        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
         self._room, self._choosing, self._reporting, self._asked = room, choosing, reporting, asked
         self._checkpoints = resumption.checkpoints

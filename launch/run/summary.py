@@ -19,7 +19,7 @@ from thinwire.pipeline.auto import Choice
 from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_on_gpu
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName, Phase
+from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
@@ -40,7 +40,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
         "layers": len(module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
-        "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
+        "traffic": written(stage.meter.sent),
         "device": described(stage.device),
         "peak_on_gpu": peak_on_gpu(stage.device),
         "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -48,13 +48,17 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
     }
 
 
-def sum_routes(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> list[tuple[Route, dict[str, int]]]:
-    """The traffic of one stage over all replicas, by route, from what each of them reported."""
+def written(sent: Mapping[Route, Traffic]) -> list[tuple[Route, dict[str, int]]]:
+    """The traffic of routes as JSON values, for `carried`."""
+    return [(route, asdict(traffic)) for route, traffic in sent.items()]
+
+
+def carried(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> dict[Route, Traffic]:
+    """The traffic of each route over all that reported it: the replicas of a stage, or the stages."""
     total: dict[Route, Traffic] = {}
-    for route, traffic in chain.from_iterable(reported):
-        boundary, channel, phase = route
+    for (boundary, channel, phase), traffic in chain.from_iterable(reported):
         count(total, (boundary, channel, phase), Traffic(**traffic))
-    return [(route, asdict(traffic)) for route, traffic in total.items()]
+    return total
 
 
 def summarize(
@@ -89,7 +93,8 @@ def summarize(
         best: the best held-out score and its step; None if the recipe asks for none.
     """
     scores = evaluations[-1][1] if evaluations else {}
-    traffic = traffic_by_phase(stages)
+    sent = carried(stage["traffic"] for stage in stages)
+    by_phase = {phase: sum((each for route, each in sent.items() if route[2] == phase), Traffic()) for phase in PHASES}
     return {
         "name": recipe.name,
         "folder": str(recipe.folder),
@@ -101,8 +106,8 @@ def summarize(
         **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},
         "train_loss": train_loss,
         "held_out": {mode: score.values() for mode, score in scores.items()},
-        "channels": channel_rows(stages, recipe.num_boundaries, codec_of),
-        "replicas": replica_rows(stages, str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
+        "channels": channel_rows(sent, recipe.num_boundaries, codec_of),
+        "replicas": replica_rows(sent, len(stages), str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
         "samples": samples_of_replicas(recipe, done),
         "timed": timed,
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
@@ -111,8 +116,8 @@ def summarize(
         "loss_scale": loss_scale,
         "best": best,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
-        "traffic": {phase: asdict(carried) for phase, carried in traffic.items()},
-        "bytes_sent": sum(carried.bytes for carried in traffic.values()),
+        "traffic": {phase: asdict(traffic) for phase, traffic in by_phase.items()},
+        "bytes_sent": sum(traffic.bytes for traffic in sent.values()),
         "torch": torch.__version__,
     }
 
@@ -137,27 +142,10 @@ def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> l
     return [{**row, "exchange": exchange} for row, exchange in zip(rows, exchanges, strict=True)]
 
 
-def traffic_by_phase(stages: Sequence[Mapping[str, Any]]) -> dict[Phase, Traffic]:
-    """The traffic of all stages and channels, by phase: training, and evaluation with compression on and off."""
-    return {
-        phase: sum(
-            (
-                Traffic(**traffic)
-                for stage in stages
-                for (_, _, sent_in), traffic in stage["traffic"]
-                if sent_in == phase
-            ),
-            Traffic(),
-        )
-        for phase in PHASES
-    }
-
-
 def channel_rows(
-    stages: Sequence[Mapping[str, Any]], num_boundaries: int, codec_of: Callable[[int, ChannelName], str]
+    sent: Mapping[Route, Traffic], num_boundaries: int, codec_of: Callable[[int, ChannelName], str]
 ) -> list[dict[str, Any]]:
     """The traffic of training, without evaluations: one row for each boundary and channel."""
-    sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     rows = []
     for boundary in range(num_boundaries):
         for channel in CHANNELS:
@@ -175,12 +163,11 @@ def channel_rows(
     return rows
 
 
-def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[str, Any]]:
+def replica_rows(sent: Mapping[Route, Traffic], num_stages: int, codec: str) -> list[dict[str, Any]]:
     """The gradients of weights that the replicas sent each other: one row for each stage and channel.
 
     There is none for sums if every replica adds up for itself, and one for running statistics if there are any.
     """
-    sent = {tuple(route): Traffic(**traffic) for stage in stages for route, traffic in stage["traffic"]}
     return [
         {
             "stage": stage,
@@ -189,7 +176,7 @@ def replica_rows(stages: Sequence[Mapping[str, Any]], codec: str) -> list[dict[s
             **{name: value for name, value in asdict(traffic).items() if name in ("frames", "bytes", "uncompressed")},
             "bits_per_element": traffic.bits_per_element,
         }
-        for stage in range(len(stages))
+        for stage in range(num_stages)
         for channel in EXCHANGE
         for traffic in [sent.get((stage, channel, "train"), Traffic())]
         if traffic.frames or channel == "parts"

@@ -14,7 +14,7 @@ from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.summary import channel_rows
+from thinwire.launch.run.summary import carried, channel_rows
 from thinwire.launch.run.worker import saves_and_stops
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -252,7 +252,7 @@ def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypat
 def test_rows_of_channels_leave_evaluations_out_and_fill_silent_channels():
     traffic = {"frames": 2, "bytes": 100, "uncompressed": 400, "elements": 100, "rows": 4, "full_rows": 1}
     stages = [{"traffic": [((0, "activations", "train"), traffic), ((0, "activations", "eval-on"), traffic)]}]
-    rows = channel_rows(stages, 1, lambda boundary, channel: f"{channel} codec")
+    rows = channel_rows(carried(stage["traffic"] for stage in stages), 1, lambda boundary, channel: f"{channel} codec")
     assert [(row["channel"], row["codec"], row["frames"]) for row in rows] == [
         ("activations", "activations codec", 2),
         ("gradients", "gradients codec", 0),
