@@ -12,12 +12,29 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.compress import SlotCounts
+from thinwire.launch.run.fields import is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire
+
+_OWN = (
+    "name",
+    "description",
+    "output",
+    "wait_for_space",
+    "rotate_logs",
+    "logging",
+    "compression.",  # compared by both ends of each boundary
+    "wire.",
+    "checkpoint.",
+    "training.device",  # stages on GPUs and on CPUs understand each other
+    "data.outline",  # only processes without the data need one
+    "clients.outlines",  # paths on each host; the digest of the samples stands for their content
+)
+"""Fields in which stages may differ, or which they compare elsewhere."""
 
 
 def make_wire(
@@ -64,27 +81,14 @@ def _store_folder(recipe: Recipe, replica: int | None) -> str:
 
 def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     """The values that all stages must agree on beside codecs and shapes, by dotted name."""
-    groups: dict[str, Any] = {
-        "model": recipe.model,
-        "data": recipe.data,
-        "clients": recipe.clients,
-        "pipeline": recipe.pipeline,
-        "replicas": recipe.replicas,
-        "optimizer": recipe.optimizer,
-        "training": recipe.training,
-        "debug": recipe.debug,
-    }
-    dotted = {f"{group}.{name}": value for group, part in groups.items() for name, value in asdict(part).items()}
-    del dotted["training.device"]  # stages on GPUs and on CPUs understand each other
-    del dotted["data.outline"]  # only processes without the data need one
-    del dotted["clients.outlines"]  # paths on each host; the digest of the samples stands for their content
+    fields = {name: value for name, value in values_of(asdict(recipe)).items() if not is_among(name, _OWN)}
+    fields["checkpoint.every"] = recipe.checkpoint.every
     if recipe.clients.outlines:
-        del dotted["data.name"]
-    dotted |= {"checkpoint.every": recipe.checkpoint.every, "save_every": recipe.save_every}
+        del fields["data.name"]
     digest = {"digest of the samples; read the same data, or write the outline anew": data.training.digest}
     automatic = {"automatic": recipe.compression.automatic}
     # keys as text, as others read them
-    agreement: dict[str, Any] = json.loads(json.dumps({**dotted, **automatic, **digest}))
+    agreement: dict[str, Any] = json.loads(json.dumps({**fields, **automatic, **digest}))
     return agreement
 
 
