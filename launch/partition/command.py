@@ -15,7 +15,7 @@ from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import document, show
+from thinwire.launch.shared.tables import document, say, show
 
 PROG = "thinwire partition"
 SIZED_CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
@@ -25,8 +25,6 @@ def main(argv: Sequence[str]) -> int:
     """Print layers, cuts and boundary bytes, as tables or as JSON, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG)
-    from rich.console import Console
-
     from thinwire.launch.partition.examination import examine
     from thinwire.launch.run.assembly import prepare
 
@@ -39,10 +37,7 @@ def main(argv: Sequence[str]) -> int:
         print(dumps(document(title, found.tables, layers=found.cut, fits=found.fits, **measured), indent=2))
         return OK
     show(found.tables)
-    for line in found.fits:
-        Console().print(line, highlight=False, soft_wrap=True)
-    advice = f"to use the best cut: --pipeline.layers '{json.dumps(found.cut)}'"
-    Console().print(advice, highlight=False, soft_wrap=True)
+    say(*found.fits, f"to use the best cut: --pipeline.layers '{json.dumps(found.cut)}'")
     return OK
 
 

@@ -14,7 +14,7 @@ from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import show
+from thinwire.launch.shared.tables import say, show
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
@@ -30,17 +30,13 @@ def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
     options, overrides = _options(argv)
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
-    from rich.console import Console
-
     predicted = _answer(options, wanted)
     if options.json:
         print(dumps(predicted.to_json(), indent=2))
         return OK
-    console = Console()
-    console.print(predicted.heading, highlight=False, soft_wrap=True, markup=False)
+    say(predicted.heading)
     show(predicted.tables)
-    for line in (*predicted.verdicts, predicted.advice):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    say(*predicted.verdicts, predicted.advice)
     return OK
 
 

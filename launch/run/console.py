@@ -16,7 +16,7 @@ from rich.table import Column
 from thinwire.compress.stores.space import in_words
 from thinwire.errors.words import listed, numbered
 from thinwire.launch.run import tables
-from thinwire.launch.shared.tables import FOLDED, Table, duration_text, show, size_text
+from thinwire.launch.shared.tables import FOLDED, Table, duration_text, say, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
 from thinwire.pipeline.trainer import StepRecord
@@ -130,12 +130,6 @@ def _waiting(record: StepRecord) -> str:
     return ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share or what != said["wait"])
 
 
-def show_notes(notes: Sequence[str]) -> None:
-    """Print the notes that a run gives before training starts, one line each."""
-    for note in notes:
-        Console().print(note, highlight=False, soft_wrap=True, markup=False)
-
-
 def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
     """Print the final size of the feedback stores, one line for each process that has some.
 
@@ -146,40 +140,28 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
     for stages, taken in processes.items():
         parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
         if parts:
-            said = f"{numbered('stage', stages)}: stores for feedback will take {listed(parts)}"
-            Console().print(said, highlight=False, soft_wrap=True)
+            say(f"{numbered('stage', stages)}: stores for feedback will take {listed(parts)}")
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the tables at the end: scores, bytes of each channel, time and memory of each stage."""
-    console = Console()
-    if summary["smoke"]:
-        console.print(SMOKE_NOTE, highlight=False, soft_wrap=True)
     scores = tables.scores(summary)
-    if scores is None:
-        console.print(tables.title_of(summary), highlight=False, soft_wrap=True, markup=False)
+    say(SMOKE_NOTE if summary["smoke"] else "", "" if scores else tables.title_of(summary))
     show([scores] if scores else [])
-    _say(console, _apart(summary), _scaled(summary) if summary["loss_scale"] else "")
-    channels, codecs = _named_once(tables.channels(summary), console.width)
+    say(_apart(summary), _scaled(summary) if summary["loss_scale"] else "")
+    channels, codecs = _named_once(tables.channels(summary), Console().width)
     show([channels], notes=False)
-    _say(console, *codecs)
+    say(*codecs)
     between = [tables.replicas(summary), tables.exchange(summary)] if summary["replicas"] else []
     show([table for table in between if table], notes=False)
-    _say(console, _samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
+    say(_samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
     show([tables.stages(summary)], notes=False)
-    _say(
-        console,
+    say(
         _devices(summary["stages"]),
         uneven(summary),
         f"weights digest {summary['weights_digest']}",
         f"everything is in {summary['folder']}",
     )
-
-
-def _say(console: Console, *lines: str) -> None:
-    """Print the lines that are not empty."""
-    for line in filter(None, lines):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _named_once(table: Table, width: int) -> tuple[Table, list[str]]:

@@ -8,12 +8,13 @@ from thinwire.compress import parse
 from thinwire.compress.stores.space import by_medium
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
-from thinwire.launch.run.console import show_notes, show_stores
+from thinwire.launch.run.console import show_stores
 from thinwire.launch.run.layer_times import uneven_cut
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
+from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.lora import note_on_lora
 from thinwire.models.precision import tf32_note
@@ -49,7 +50,7 @@ class Notes:
             recipe, stage = self._recipe, self._trainer.stages[0]
             steps, per_epoch = recipe.training.steps, self._steps_per_epoch
             evaluated = in_steps(recipe.training.evaluate_every, per_epoch)
-            notes = [
+            say(
                 *self._resumption.notes,
                 *self._assembly.prepared.data.notes,
                 note_on_lora(self._assembly.prepared.blueprint),
@@ -61,8 +62,7 @@ class Notes:
                 tf32_note(recipe.training.precision, stage.device.type),
                 batch_norm_warning([*chain(*gathered)], recipe.pipeline.microbatch_size),
                 cut,
-            ]
-            show_notes([note for note in notes if note])
+            )
         self._show_stores()
 
     def choose(self, done: int) -> None:

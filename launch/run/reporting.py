@@ -13,7 +13,7 @@ from typing import Any
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
-from thinwire.launch.run.console import ProgressLine, scores_in_words, show_notes, show_summary, tokens_of
+from thinwire.launch.run.console import ProgressLine, scores_in_words, show_summary, tokens_of
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.model_files import keep_folder, save_model_files
@@ -31,6 +31,7 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import carried, codecs_in_words, stage_report, summarize, written
 from thinwire.launch.run.times import Times
+from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.models.digest import weights_digest
@@ -131,8 +132,7 @@ class Reporting:
             found = look(self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
         if self._log is not None and found is not None:
             self.look = found.values()
-            said = f"one held-out batch before training, compression {scores_in_words(found.scores)}"
-            show_notes([said, *filter(None, [found.advice])])
+            say(f"one held-out batch before training, compression {scores_in_words(found.scores)}", found.advice)
 
     def costly(self) -> bool:
         """Score the codecs that auto chose on one held-out batch; whether they cost too much. Collective."""
@@ -316,7 +316,7 @@ class Reporting:
                 save_traces(folder, traces)
                 save_picture(folder / "loss.png", self._recipe.name, unit, self._log.losses, self._log.evaluations)
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed
-            show_notes([f"the traces or the picture are left out: {error}"])
+            say(f"the traces or the picture are left out: {error}")
         show_summary(summary)
         show_slower_links(self._recipe, summary)
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.launch.run.console import show_notes
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host
-from thinwire.launch.shared.tables import Table, Value, show
+from thinwire.launch.shared.tables import Table, Value, say, show
 from thinwire.launch.timing.replay import step_seconds
 
 LINKS = ("1gbit", "100mbit", "10mbit")
@@ -56,7 +55,7 @@ def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
     """Print the predicted speeds over slower links at the end of a run of several processes."""
     if dist.get_world_size() > 1 and (table := speeds(recipe, summary)):
         show([table])
-        show_notes([note for note in (PREDICTED, crowding(recipe), how_to_measure(recipe)) if note])
+        say(PREDICTED, crowding(recipe), how_to_measure(recipe))
 
 
 def crowding(recipe: Recipe) -> str:

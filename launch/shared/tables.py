@@ -137,6 +137,15 @@ def show(tables: Iterable[Table], *, notes: bool = True) -> None:
             console.print()
 
 
+def say(*lines: str | None) -> None:
+    """Print lines as they are, however wide the terminal is; empty ones are left out."""
+    from rich.console import Console
+
+    console = Console()
+    for line in filter(None, lines):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def _escaped(cell: str) -> str:
     return cell.replace("|", "\\|").replace("\n", " ")
 

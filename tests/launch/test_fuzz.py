@@ -143,9 +143,9 @@ class Fuzzed:
         disk.patch(patch)
         patch.setattr(wire, "MemoryEnd", network.link)
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
-        for shown in ("save_picture", "show_notes", "show_summary", "show_slower_links"):
+        for shown in ("save_picture", "say", "show_summary", "show_slower_links"):
             patch.setattr(reporting, shown, lambda *_: None)
-        for shown in ("show_notes", "show_stores"):
+        for shown in ("say", "show_stores"):
             patch.setattr(notes, shown, lambda *_: None)
         for module in (reporting, outputs):
             patch.setattr(module, "dump", lambda _: self.text)
