@@ -96,24 +96,17 @@ class MetricsLog:
         if not first:
             remove(folder / "tensorboard")  # the curves of an earlier run of the same name
         self._folder, nbytes = folder, int(limit * MEGABYTE)
-        steps = keep_lines(folder / "metrics.jsonl", lambda line: line["step"] < first)
-        evaluations = keep_lines(folder / "evaluations.jsonl", lambda line: 0 < line["step"] <= evaluated)
-        self._lines = LogFile(folder / "metrics.jsonl", nbytes, number)
-        self._evaluation_lines = LogFile(folder / "evaluations.jsonl", nbytes, number)
-        self._answer_lines: LogFile | None = None
-        if prompts:
-            keep_lines(folder / "answers.jsonl", lambda line: 0 < line["step"] <= evaluated)
-            self._answer_lines = LogFile(folder / "answers.jsonl", nbytes, number)
-        self._exchange_lines: LogFile | None = None
-        if replicas:
-            keep_lines(folder / "exchanges.jsonl", lambda line: line["step"] < first)
-            self._exchange_lines = LogFile(folder / "exchanges.jsonl", nbytes, number)
+        # each log, and which of its lines stay
+        of_steps, of_evaluations = lambda line: line["step"] < first, lambda line: 0 < line["step"] <= evaluated
+        staying = {"metrics": of_steps, "evaluations": of_evaluations}
+        staying |= ({"answers": of_evaluations} if prompts else {}) | ({"exchanges": of_steps} if replicas else {})
+        kept = {name: keep_lines(folder / f"{name}.jsonl", stays) for name, stays in staying.items()}
+        self._logs = {name: LogFile(folder / f"{name}.jsonl", nbytes, number) for name in staying}
+        steps, evaluations = kept["metrics"], kept["evaluations"]
         claim(folder / "tensorboard", run_of(folder) or "")
         self._hooks = hooks
         self._curves = Curves(folder / "tensorboard", nbytes, first)
-        of_lines = (self._lines, self._evaluation_lines, self._answer_lines, self._exchange_lines)
-        self._logs = [log for log in of_lines if log is not None]
-        self._files = (*self._logs, self._curves.file)
+        self._files = (*self._logs.values(), self._curves.file)
         self._waited = False
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
@@ -175,7 +168,7 @@ class MetricsLog:
         values.pop("exchanged")
         # what this process sent and received is not what the run did
         values |= {f"process_{name}": values.pop(name) for name in ("bytes", "uncompressed")}
-        self._lines.add(_line(values))
+        self._logs["metrics"].add(_line(values))
         points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
         points |= {
             "train/samples_per_second": record.samples / record.seconds,
@@ -196,8 +189,7 @@ class MetricsLog:
     def exchanged(self, exchanges: Iterable[StepExchanged]) -> None:
         """Log what all stages exchanged with other replicas; of a step it is known later than the rest."""
         for each in exchanges:
-            assert self._exchange_lines is not None, "there are replicas"
-            self._exchange_lines.add(_line(asdict(each)))
+            self._logs["exchanges"].add(_line(asdict(each)))
             points: dict[str, float] = {}
             for of in each.stages:
                 points |= {
@@ -229,7 +221,7 @@ class MetricsLog:
         """Log an evaluation after `step` steps."""
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
-        self._evaluation_lines.add(_line({"step": step} | values))
+        self._logs["evaluations"].add(_line({"step": step} | values))
         points = {
             f"held-out/{name} compression {mode}": value
             for mode, score in scores.items()
@@ -239,8 +231,7 @@ class MetricsLog:
 
     def answer(self, step: int, prompt: str, answers: Mapping[Compression, str]) -> None:
         """Log the answers to a prompt after `step` steps."""
-        assert self._answer_lines is not None, "there are prompts"
-        self._answer_lines.add(_line({"step": step, "prompt": prompt, "on": answers["on"], "off": answers["off"]}))
+        self._logs["answers"].add(_line({"step": step, "prompt": prompt, "on": answers["on"], "off": answers["off"]}))
 
     def written(self) -> Callable[[], None]:
         """Write what waits, and give a function that waits until the disk has every line. Call it once, on any thread.
@@ -248,7 +239,7 @@ class MetricsLog:
         Raises:
             OSError: there is no room.
         """
-        waits = [log.written() for log in self._logs]
+        waits = [log.written() for log in self._logs.values()]
         self._curves.file.write()
 
         def wait() -> None:
