@@ -204,7 +204,8 @@ def _predicted(
     rows: list[list[Value]] = []
     for name, run, times in zip(names, runs, busy, strict=True):
         steps = [_step_seconds(run, link, times) for link in links.values()]
-        rows.append([name, _mean([float(step["seconds"]) for step in run.steps]), round(times, 2), *steps])
+        measured = fmean(float(step["seconds"]) for step in run.steps) if run.steps else None
+        rows.append([name, measured, round(times, 2), *steps])
     columns = ["run", "s a step, measured", "compute, x least", *(f"at {name}, predicted" for name in links)]
     note = (
         "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
@@ -294,10 +295,6 @@ def _alike(run: RunFiles, *others: str) -> str:
 def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
     value, other = score(run, mode, key), score(baseline, mode, key)
     return None if value is None or other is None else round(value - other, 4)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def _megabytes(count: float) -> float:

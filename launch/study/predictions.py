@@ -47,10 +47,6 @@ Setting = tuple[Workload, str, CompressionOptions, Network]
 """The pipeline, its schedule, codecs and links: what `predict` takes."""
 
 
-def _samples_per_second(setting: Setting) -> float:
-    return predict(*setting).samples_per_second
-
-
 def _frame_milliseconds(channel: ChannelName, setting: Setting) -> float:
     """The time of one frame over the first boundary."""
     workload, _, compression, network = setting
@@ -59,7 +55,7 @@ def _frame_milliseconds(channel: ChannelName, setting: Setting) -> float:
 
 
 SCORES: Mapping[str, Callable[[Setting], float]] = {
-    "samples/s": _samples_per_second,
+    "samples/s": lambda setting: predict(*setting).samples_per_second,
     "ms an activation": partial(_frame_milliseconds, "activations"),
     "ms a gradient": partial(_frame_milliseconds, "gradients"),
 }

@@ -152,7 +152,8 @@ def _sync_and_close(descriptor: int) -> None:
 def number(path: Path) -> Path:
     """Give a full file its number; its own path is that of the next file."""
     with suppress(FileNotFoundError):  # it has its number, but the disk had no room for the next file
-        path.rename(next(place for index in count(1) if not (place := _numbered(path, index)).exists()))
+        places = (path.with_stem(f"{path.stem}-{index:05d}") for index in count(1))
+        path.rename(next(place for place in places if not place.exists()))
     return path
 
 
@@ -200,7 +201,3 @@ def _parsed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in files.read_lines(path):
         with suppress(ValueError, TypeError, RecursionError):  # only a part of the last line was written
             yield line, dict(json.loads(line))
-
-
-def _numbered(path: Path, index: int) -> Path:
-    return path.with_stem(f"{path.stem}-{index:05d}")
