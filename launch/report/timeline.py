@@ -8,9 +8,8 @@ one after another, so a frame is on the wire only after the frame before it has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 from thinwire.compress.stores.marks import stray
@@ -18,7 +17,7 @@ from thinwire.errors.files import read_object, read_text
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.measuring.spans import Departure, Span
+from thinwire.pipeline.measuring.spans import Departure
 from thinwire.pipeline.measuring.traces import StageTrace
 
 _PASSES = ("forward", "backward", "weights")
@@ -95,22 +94,25 @@ def _absent(run: Path) -> list[str]:
 def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     """Every frame that both its stages traced, channel by channel, in the order of sending."""
     spans = [(trace.stage, span) for trace in traces for step in trace.steps for span in step.spans]
-    decoded = {_frame_of(span): span.start for _, span in spans if span.kind == "decode"}
-    noticed: dict[FrameKey, Noticed] = {
-        _frame_of(span): (stage, span.start, span.end, decoded.get(_frame_of(span), span.end))
-        for stage, span in spans
-        if span.kind == "wait" and span.microbatch is not None
-    }
+    # by the identity of a frame: its channel, pass, micro-batch and boundary
+    decoded = {span[3:]: span.start for _, span in spans if span.kind == "decode"}
+    waits = {span[3:]: (stage, span) for stage, span in spans if span.kind == "wait" and span.microbatch is not None}
     sent = [
-        (trace.stage, step.step, departure, noticed[departure[1:5]])
+        (trace.stage, step.step, departure)
         for trace in traces
         for step in trace.steps
         for departure in step.departures
-        if departure[1:5] in noticed
+        if departure[1:5] in waits
     ]
     sent.sort(key=lambda frame: (frame[2].boundary, frame[2].channel, frame[2].time))
-    channels = groupby(sent, key=lambda frame: (frame[2].boundary, frame[2].channel))
-    return [transfer for _, frames in channels for transfer in _one_after_the_other(frames)]
+    found, arrived = list[Transfer](), dict[tuple[int | None, str], float]()
+    for source, step, departure in sent:
+        (destination, wait), channel = waits[departure[1:5]], (departure.boundary, departure.channel)
+        start = min(max(departure.time, arrived.get(channel, departure.time)), wait.end)
+        arrived[channel] = wait.end
+        decoding, seen = decoded.get(departure[1:5], wait.end), wait.end - wait.start > WAITED
+        found.append(Transfer(source, destination, step, departure, start, wait.end, decoding, seen))
+    return found
 
 
 def exchanges(traces: Sequence[StageTrace]) -> list[ExchangeSpan]:
@@ -128,25 +130,3 @@ def exchanges(traces: Sequence[StageTrace]) -> list[ExchangeSpan]:
                 start, end = inside[0].start, inside[-1].end
                 found.append(ExchangeSpan(trace.stage, step.step, start, end, 0.0, nbytes))
     return [replace(one, hidden=max(0.0, min(one.end, drained[one.step]) - one.start)) for one in found]
-
-
-FrameKey = tuple[str, int | None, int | None, int | None]
-"""The identity of a frame: channel, pass, micro-batch and boundary."""
-Noticed = tuple[int, float, float, float]
-"""Receiving stage, start and end of its wait for a frame, start of the decoding."""
-Frame = tuple[int, int, Departure, Noticed]
-"""Sending stage, step, departure, and the times of the receiver."""
-
-
-def _frame_of(span: Span) -> FrameKey:
-    return span.task, span.pass_index, span.microbatch, span.boundary
-
-
-def _one_after_the_other(frames: Iterable[Frame]) -> list[Transfer]:
-    """The transfers of one channel, from its frames in the order of sending."""
-    found: list[Transfer] = []
-    for source, step, departure, (destination, waited, end, decoding) in frames:
-        free = found[-1].end if found else departure.time
-        start = min(max(departure.time, free), end)
-        found.append(Transfer(source, destination, step, departure, start, end, decoding, end - waited > WAITED))
-    return found

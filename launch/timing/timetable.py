@@ -67,9 +67,10 @@ def timetable(schedule: str, num_stages: int, num_processes: int, num_microbatch
         for part in together.sub_actions or (together,):
             kind, stage, microbatch = str(part.computation_type.value), part.stage_index, part.microbatch_index
             assert microbatch is not None
-            forward, source, target = kind == FORWARD, None, None
+            forward, taker = kind == FORWARD, stage + 1 if kind == FORWARD else stage - 1
+            source: int | None = None
+            target: int | None = None
             if kind != BACKWARD_WEIGHT:
-                taker = stage + 1 if forward else stage - 1
                 source, target = given.pop((forward, stage, microbatch), None), where.get(taker)
                 if target is not None:
                     given[forward, taker, microbatch] = len(found)
