@@ -67,12 +67,11 @@ def timetable(schedule: str, num_stages: int, num_processes: int, num_microbatch
         for part in together.sub_actions or (together,):
             kind, stage, microbatch = str(part.computation_type.value), part.stage_index, part.microbatch_index
             assert microbatch is not None
-            forward, taker = kind == FORWARD, stage + 1 if kind == FORWARD else stage - 1
-            source: int | None = None
-            target: int | None = None
-            if kind != BACKWARD_WEIGHT:
-                source, target = given.pop((forward, stage, microbatch), None), where.get(taker)
-                if target is not None:
-                    given[forward, taker, microbatch] = len(found)
+            forward = kind == FORWARD
+            taker = stage + 1 if forward else stage - 1
+            source = given.pop((forward, stage, microbatch), None)
+            target = None if kind == BACKWARD_WEIGHT else where.get(taker)
+            if target is not None:
+                given[forward, taker, microbatch] = len(found)
             found.append(Action(where[stage], stage, microbatch, kind, source, target))
     return Timetable(num_stages=num_stages, num_processes=num_processes, actions=tuple(found))
