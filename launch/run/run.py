@@ -47,7 +47,7 @@ class Run:
         self._leaving = leaving or nullcontext()
         # on an error torch's runtime logs the whole schedule, which buries the error
         logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
-        self.recipe = prepared.recipe
+        self.recipe, self._asked = prepared.recipe, False
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank(), attendance=attendance)
         self.trainer = self.assembly.trainer
         with writing(self.recipe.folder):
@@ -68,7 +68,6 @@ class Run:
         self._choosing.begin()
         if attendance is not None:
             attendance.on_stop = self.ask_to_stop
-        self._asked = False
         self.reporting = Reporting(self.assembly, self._resumption, self._choosing, self._is_asked)
         parts = self.assembly, room, self._resumption, self._choosing, self.reporting
         self._saves, self._notes = Saves(*parts, self._is_asked), Notes(*parts)
