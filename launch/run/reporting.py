@@ -92,7 +92,6 @@ class Reporting:
             # without lines of what the checkpoint does not hold: that is done again
             with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
                 several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
-                asked = bool(self._recipe.training.prompts)
                 hooks = Hooks(self._recipe, self._run) if self._recipe.logging else None
                 self._log = MetricsLog(
                     self._recipe.folder,
@@ -100,7 +99,7 @@ class Reporting:
                     limit,
                     self.evaluated or 0,
                     replicas=several,
-                    prompts=asked,
+                    prompts=bool(self._recipe.training.prompts),
                     hooks=hooks,
                 )
 
