@@ -195,11 +195,11 @@ def keep_gradients(trainer):
     kept = {}
     update = trainer.update.step
 
-    def keeping(step, optimizers):
+    def keeping(*given):
         for stage in trainer.stages:
             for name, parameter in stage.submod.named_parameters():
                 kept[stage.stage_index, name] = parameter.grad.clone()
-        return update(step, optimizers)
+        return update(*given)
 
     trainer.update.step = keeping
     return kept
