@@ -13,8 +13,7 @@ end, and waits 30 s before it kills it.
 A process that trains may be silent for `wire.heartbeat`. Before its first step and after its last it may be silent for
 `wire.timeout`, because libraries keep the lock while they are loaded, and on a busy machine, or from a disk far away,
 that takes minutes. A process that the system calls stopped gets no such time. Its launcher waits for half of
-`wire.heartbeat` only: the system knows a stop from long work. On a busy machine a thread may wait for a processor for
-seconds; where the system counts that (Linux does), that time is no silence.
+`wire.heartbeat` only: the system knows a stop from long work.
 
 A process beats, and its watcher is forked, before it imports anything large. So this file uses the standard library
 only.
@@ -142,15 +141,8 @@ class Silence:
         """Expect no more beats of a process."""
         self._heard.pop(rank, None)
 
-    def too_long(
-        self,
-        is_stopped: Callable[[int], bool] = lambda rank: False,
-        waited: Callable[[int], float] = lambda rank: 0.0,
-    ) -> dict[int, str]:
-        """What is wrong with every process that has been silent for too long, by rank: a sentence without subject.
-
-        `waited` gives the seconds since its last beat in which a process had work and no processor was free.
-        """
+    def too_long(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> dict[int, str]:
+        """What is wrong with every process that has been silent for too long, by rank: a sentence without subject."""
         now = self._clock()
         passed = now - self._looked
         if passed > 2 * EVERY:  # this process had no turn itself, so it could read nothing: that time does not count
@@ -158,8 +150,8 @@ class Silence:
         self._looked = now
         found = {}
         for rank, (last, doing) in self._heard.items():
-            seconds, limit = now - last, self._limit(doing) + self._longer
-            if seconds > limit and seconds - waited(rank) > limit:
+            seconds = now - last
+            if seconds > self._limit(doing) + self._longer:
                 found[rank] = self._sentence(seconds, doing)
             elif seconds > self._stopped + self._longer and is_stopped(rank):
                 found[rank] = (
@@ -193,7 +185,6 @@ class Hearing:
 
     def __init__(self, heartbeat: float, timeout: float) -> None:
         self._silence, self._pipes = Silence(heartbeat, timeout, stopped=0.5), dict[int, int]()
-        self._processors = dict[int, ProcessorWait]()
 
     @contextmanager
     def beginning(self, rank: int, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -213,14 +204,9 @@ class Hearing:
             with suppress(BlockingIOError):
                 if beats := os.read(pipe, 1 << 16):
                     self._silence.received(rank, Doing(beats[-1:]))
-                    self._processors.pop(rank, None)
             if rank not in pids:
                 self._silence.forget(rank)
-            elif rank not in self._processors:
-                self._processors[rank] = ProcessorWait(pids[rank])
-        return self._silence.too_long(
-            lambda rank: is_stopped(pids[rank]), lambda rank: self._processors[rank].seconds()
-        )
+        return self._silence.too_long(lambda rank: is_stopped(pids[rank]))
 
     def close(self) -> None:
         """Read no heartbeats any more."""
@@ -234,26 +220,6 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
-
-
-class ProcessorWait:
-    """How long a process has waited for a free processor since this was made, as Linux counts for each thread."""
-
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._before = self._counted()
-
-    def seconds(self) -> float:
-        """That of the thread that waited longest: any of them may hold Python's lock. 0 where nothing is counted."""
-        return max((ns - self._before.get(task, 0) for task, ns in self._counted().items()), default=0) / 1e9
-
-    def _counted(self) -> dict[str, int]:
-        found = {}
-        with suppress(OSError):  # the process has ended, or its system counts nothing
-            for task in self._tasks.iterdir():
-                with suppress(OSError):  # the thread has ended
-                    found[task.name] = int((task / "schedstat").read_text().split()[1])
-        return found
 
 
 def begin_watcher(heartbeat: float, timeout: float) -> None:
@@ -285,16 +251,13 @@ def _watch(watched: int, reading: int, silence: Silence) -> None:
     """Watch until the process has ended, or kill it for its silence."""
     rank = int(os.environ["RANK"])
     silence.received(rank, Doing.IMPORTING)
-    processor = ProcessorWait(watched)
     while os.getppid() == watched:
         if select.select([reading], [], [], EVERY)[0]:
             beats = os.read(reading, 1 << 12)
             if not beats:
                 return
             silence.received(rank, Doing(beats[-1:]))
-            processor = ProcessorWait(watched)
-        found = silence.too_long(lambda _: is_stopped(watched), lambda _: processor.seconds())  # noqa: B023
-        for said in found.values():
+        for said in silence.too_long(lambda rank: is_stopped(watched)).values():
             os.kill(watched, signal.SIGKILL)  # before it is reported: the terminal may be gone
             os.write(2, f"process {rank} {said}; it was killed\n".encode())
             return

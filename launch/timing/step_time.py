@@ -208,9 +208,8 @@ def _both_ways(course: Course) -> Seconds:
     for (source, target), own in on_link.items():
         if target in (None, source) or not (other := on_link.get((target, source))):
             continue
-        spent = np.cumsum(
-            end[other] - begin[other]
-        )  # the busy time of the other direction, up to the end of each frame
+        # the busy time of the other direction, up to the end of each frame
+        spent = np.cumsum(end[other] - begin[other])
         axis = np.stack([begin[other], end[other]], axis=1).reshape(-1)
         busy = np.stack([spent - (end[other] - begin[other]), spent], axis=1).reshape(-1)
         both = np.interp(end[own], axis, busy) - np.interp(begin[own], axis, busy)

@@ -8,8 +8,8 @@ begins, and leaves the forward where the stretch ends. So masks, positions and r
 again in each layer from the shape of the hidden state and the side inputs, and nothing but the hidden state crosses a
 boundary. What else a library's forward carries from block to block would be lost: `parity` compares, before training.
 
-The loss of routers multiplies means over all blocks. So where a model has it, the sums that its means are made of cross
-beside the hidden state, each layer adds what its own routers did, and the last one makes the loss of them.
+The auxiliary loss of routers multiplies means over all blocks. So where a model has it, sums cross beside the hidden
+state: each layer adds those of its own routers, and the last one computes the means and the loss from them.
 
 The head of a language model has its own weight, for any number of stages. Many models tie it to the token embedding,
 but the two are at opposite ends of the pipeline: tied, every step sends the gradient of the whole vocabulary matrix,
@@ -67,8 +67,8 @@ _SIDE = ("attention_mask", "token_type_ids", "position_ids")
 """The side inputs that a model may take, by the library's names."""
 _CACHES = ("cache", "past_key_values")
 """What releases of the library call the cache of keys and values."""
-WEIGHTS_OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef")
-"""What configurations call the weight of the loss of routers."""
+AUX_LOSS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""What configurations call the weight of the auxiliary loss of routers."""
 _ROWS, _LENGTH = 2, 3
 """The samples and tokens of the forward that shows which weights belong where."""
 
@@ -356,7 +356,7 @@ class Skeleton:
     """
 
     def __init__(self, model: Any, task: TaskName, tied: Tied, weight: float = 0.0) -> None:
-        """`weight` is that of the loss of routers."""
+        """`weight` is that of the auxiliary loss of routers."""
         self.model, self.config = model, model.config
         self.name = type(model).__name__
         self.tied = tied_names(model)
@@ -585,7 +585,7 @@ def take_apart(
             f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
             "the text model inside, or give layers as module:factory"
         )
-    weight = weight_of_routers(config) if task == "causal-lm" else 0.0  # the library's classifiers have no such loss
+    weight = aux_loss_weight(config) if task == "causal-lm" else 0.0  # the library's classifiers have no such loss
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
     # a cache is for generation only, and what routers give is for their loss, which layers make themselves
     config.use_cache = config.output_router_logits = False
@@ -698,9 +698,9 @@ def _skeleton(config: Any, task: TaskName, tied: Tied, weight: float) -> Skeleto
         return Skeleton(model, task, tied, weight)
 
 
-def weight_of_routers(config: Any) -> float:
-    """What the loss of routers is multiplied by before it is added to that of the tokens; 0 where it is not added."""
-    known = [getattr(config, name) for name in WEIGHTS_OF_ROUTERS if hasattr(config, name)]
+def aux_loss_weight(config: Any) -> float:
+    """What the auxiliary loss of routers is multiplied by in the model's loss; 0 where it is not added."""
+    known = [getattr(config, name) for name in AUX_LOSS_WEIGHTS if hasattr(config, name)]
     return max(known, default=1.0) if getattr(config, "output_router_logits", False) else 0.0
 
 
@@ -712,9 +712,8 @@ def _routers(model: Any, weight: float) -> Routers:
     recorder: Any = (model.base_model._can_record_outputs or {}).get("router_logits")
     if own is None or inspect.getsource(own) != inspect.getsource(known) or not hasattr(recorder, "index"):
         raise ModelError(
-            f"output_router_logits of {model.config.model_type} must be false, or the weight of the loss that it adds "
-            f"0, got {weight}: only the loss of Mixtral's routers is known how to add up over stages, and this is "
-            "another; set one of them in model.config"
+            f"stages can add up only the auxiliary loss of Mixtral's routers, and {model.config.model_type} has "
+            f"another one, with weight {weight}; set output_router_logits to false, or the weight to 0, in model.config"
         )
     return Routers(recorder.target_class, recorder.index, model.num_experts_per_tok, weight)
 

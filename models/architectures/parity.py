@@ -20,13 +20,13 @@ from torch import Tensor
 
 from thinwire.errors.calls import first_line
 from thinwire.models.architectures.library import (
-    WEIGHTS_OF_ROUTERS,
+    AUX_LOSS_WEIGHTS,
+    aux_loss_weight,
     fields_of_blocks,
     take_apart,
     tied_names,
     unsplit,
     untie,
-    weight_of_routers,
 )
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Stage, build_stage, parameters_on_meta
@@ -104,7 +104,7 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
     tokens, side = _samples(blueprint, small, task)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            expected = _run(whole, tokens, side, of_routers=bool(weight_of_routers(small)))
+            expected = _run(whole, tokens, side, with_aux_loss=bool(aux_loss_weight(small)))
             filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
             stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
             found = _backward(stage(tokens, **side))
@@ -158,16 +158,16 @@ def remembers(config: Any, task: TaskName) -> bool:
         return False
 
 
-def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor], *, of_routers: bool) -> dict[str, Tensor]:
-    """What the uncut model computes, whose parameters get gradients; `of_routers` says whether their loss counts."""
+def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor], *, with_aux_loss: bool) -> dict[str, Tensor]:
+    """What the uncut model computes, whose parameters get gradients; `with_aux_loss` says whether their loss counts."""
     found = whole(input_ids=tokens, **side)
-    loss = getattr(found, "aux_loss", None) if of_routers else None
+    loss = getattr(found, "aux_loss", None) if with_aux_loss else None
     return _backward(found.logits if loss is None else WithLoss(found.logits, loss))
 
 
 def _backward(output: Tensor | WithLoss) -> dict[str, Tensor]:
-    """The logits, and the loss of routers by name, if there is one; after a backward by which both count much."""
-    named = {"logits": output} if isinstance(output, Tensor) else {"logits": output[0], "loss of routers": output[1]}
+    """The logits, and the auxiliary loss by name, if there is one; after a backward by which both count much."""
+    named = {"logits": output} if isinstance(output, Tensor) else {"logits": output[0], "auxiliary loss": output[1]}
     torch.autograd.backward(list(named.values()), [_noise(each.shape, seed=1) for each in named.values()])
     return {what: each.detach() for what, each in named.items()}
 
@@ -268,8 +268,8 @@ def _smaller(config: Any, heads: int, numbers: int) -> Any:
             changed[name] = value // factor if value % (8 * factor) == 0 else 8 * math.ceil(value / (8 * factor))
         elif _EXPERTS.search(name):
             changed[name] = min(value, _MANY)
-    # so that the loss of routers shows beside the logits
-    changed |= {name: 1.0 for name in WEIGHTS_OF_ROUTERS if fields.get(name)}
+    # so that the auxiliary loss shows beside the logits
+    changed |= {name: 1.0 for name in AUX_LOSS_WEIGHTS if fields.get(name)}
     changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "use_cache": False}
     if fields.get("sliding_window"):
         changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)

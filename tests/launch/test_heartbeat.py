@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -44,35 +42,6 @@ def test_a_process_that_trains_may_be_silent_for_so_long_and_no_longer():
     assert clock.wait(3) == {}
     clock.silence.received(1, Doing.TRAINING)
     assert clock.wait(0.5) == {0: TOO_LONG}
-
-
-def test_time_without_a_free_processor_is_no_silence():
-    """At a load of 28 on two cores, a run ended because a stage had sent nothing for 3 s."""
-    clock = Clock()
-    clock.silence.received(0, Doing.TRAINING)
-    assert clock.wait(20, waited=lambda rank: 17.0) == {}
-    assert clock.wait(0.5, waited=lambda rank: 17.0) == {0: TOO_LONG.replace("3.5 s,", "20.5 s,")}
-
-
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="waits for a processor are read in /proc")
-def test_the_system_counts_how_long_a_thread_waits_for_a_processor():
-    busy = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); print(flush=True)\nwhile True: pass"
-    command = [sys.executable, "-c", busy]
-    with subprocess.Popen(command, stdout=-1) as process, subprocess.Popen(command, stdout=-1) as other:
-        try:
-            process.stdout.readline(), other.stdout.readline()
-            wait = heartbeat.ProcessorWait(process.pid)
-            while wait.seconds() < 0.05:  # two share one processor
-                time.sleep(0.01)
-            process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            stopped = heartbeat.ProcessorWait(process.pid)
-            time.sleep(0.1)
-            assert stopped.seconds() == 0
-        finally:
-            process.kill()
-            other.kill()
-    assert wait.seconds() == 0
 
 
 @pytest.mark.parametrize(

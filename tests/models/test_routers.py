@@ -1,4 +1,4 @@
-"""The loss of routers: three stages make of sums what the library makes of the logits of all routers at once."""
+"""The auxiliary loss of routers: three stages compute from sums what the library does from all logits at once."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -28,9 +28,9 @@ def loss_and_gradients(stages, ids, labels, side):
     for stage in stages:
         found.append((given, stage(*given, **side)))
         given = tuple(each.detach().requires_grad_(each.requires_grad) for each in as_tuple(found[-1][1]))
-    logits, of_routers = found[-1][1]
+    logits, aux_loss = found[-1][1]
     shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten()) + of_routers
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten()) + aux_loss
     loss.backward()
     for (_, outputs), (arrived, _) in reversed(list(pairwise(found))):
         pairs = [(out, leaf.grad) for out, leaf in zip(as_tuple(outputs), arrived, strict=True) if leaf.requires_grad]
@@ -118,22 +118,20 @@ def test_a_tiny_copy_is_compared_with_this_loss_too(monkeypatch):
     config = AutoConfig.for_model("mixtral", output_router_logits=True)
     found = check_parity(config, "causal-lm")
     assert found.startswith("a tiny copy of mixtral computes the same, cut after every block and uncut: its logits and")
-    assert " loss of routers and 30 gradients differ by " in found
+    assert " auxiliary loss and 30 gradients differ by " in found
     assert remembers(config, "causal-lm")
     monkeypatch.setattr(Routers, "loss", lambda self, sums: sums[4:].sum().float() / sums.sum().detach().float())
-    with pytest.raises(
-        ModelError, match=r"a tiny copy of mixtral, cut after .*, and loss of routers differs by \S+ of"
-    ):
+    with pytest.raises(ModelError, match=r"a tiny copy of mixtral, cut after .*, and auxiliary loss differs by \S+ of"):
         check_parity(AutoConfig.for_model("mixtral", output_router_logits=True, vocab_size=1234), "causal-lm")
 
 
 @pytest.mark.parametrize("name", ["doge", "llama4_text"])
-def test_another_loss_of_routers_is_refused_by_name(name):
+def test_another_auxiliary_loss_is_refused_by_name(name):
     options = ModelOptions(
         name=name,
         config={"hidden_size": 16, "num_hidden_layers": 2, "output_router_logits": True, "router_aux_loss_coef": 0.02},
     )
-    rule = f"output_router_logits of {name} must be false, or the weight of the loss that it adds 0, got 0.02: only"
+    rule = f"only the auxiliary loss of Mixtral's routers, and {name} has another one, with weight 0.02; set "
     with pytest.raises(ModelError, match=rule):
         blueprint(options, task="causal-lm")
     off = replace(options, config={**options.config, "output_router_logits": False})
