@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.processes import left_by_the_first, outcomes_of, run
-from support.toy import IGNORE, Samples, Task, make_trainer, unsplit
+from support.toy import IGNORE, Samples, Task, make_trainer, needs_inference, unsplit
 from thinwire.pipeline import evaluation
 from thinwire.pipeline.errors import EvaluationStoppedError, PeerError
 from thinwire.pipeline.evaluation import advice, evaluate, look
@@ -124,6 +124,7 @@ def evaluated_alone(rank):
     return str(caught.value)
 
 
+@needs_inference
 @pytest.mark.processes
 def test_a_stage_that_is_lost_in_the_first_evaluation_is_named_by_its_neighbour():
     """torch asks all stages for examples first; its traceback made the neighbour the one that failed."""

@@ -13,8 +13,12 @@ WIDTH, COUNT = 6, 4
 
 def stages(codecs="ef(q(4))"):
     torch.manual_seed(0)
+    example = torch.empty(2, WIDTH)
     with compressed(codecs):
-        return [CompressedStage(nn.Linear(WIDTH, WIDTH), index, 2, torch.device("cpu")) for index in range(2)]
+        return [
+            CompressedStage(nn.Linear(WIDTH, WIDTH), index, 2, torch.device("cpu"), example, example)
+            for index in range(2)
+        ]
 
 
 def train(of, seed):

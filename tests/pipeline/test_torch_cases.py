@@ -6,6 +6,7 @@ import pytest
 
 from support.pages import ROOT
 from support.processes import run
+from support.toy import needs_inference
 
 TORCH_FAILS = "test_eval_inference_mode[ScheduleZBVZeroBubble]"
 OFTEN = [
@@ -23,6 +24,7 @@ def of_case(rank, case, *makes):
     return [[each.tolist() for each in known["CASES"][case](known[make])] for make in makes]
 
 
+@needs_inference
 @pytest.mark.processes
 @pytest.mark.parametrize("case", OFTEN)
 def test_what_passes_with_torchs_stage_passes_with_ours(case):
