@@ -22,7 +22,7 @@ pretrained language models keep a few values of thousands: steps in its own unit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -52,6 +52,8 @@ _WHOLE = 1 << _WHOLE_BITS
 """A weight is a number of these parts of the sum of two."""
 _ROWS_OF_ONE_READ = 8
 """Of how many rows one is read to find the weight, and to see whether a column keeps its zeros."""
+_PART = 1 << 17
+"""How many values are worked on at a time, so that what is made of them stays in a processor's cache."""
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -98,7 +100,7 @@ class ColumnCoded(Coded):
             return [*parts, huffman(codes)]
         values = _signed(codes).view(columns.outer, columns.count, columns.inner)
         means, weight = _take_away(_along(values))
-        order = values.abs().sum((0, 2)).argsort(stable=True)
+        order = _column_sums(_along(values), sizes=True).argsort(stable=True)
         classes = torch.empty(columns.count, dtype=torch.uint8)
         bounds = [columns.count * part // _CLASSES for part in range(_CLASSES + 1)]
         for part, (start, stop) in enumerate(pairwise(bounds)):
@@ -164,6 +166,21 @@ def _along(values: Tensor) -> Tensor:
     return values.permute(0, 2, 1) if values.shape[2] == 1 else values.permute(2, 0, 1)
 
 
+def _column_sums(values: Tensor, *, sizes: bool = False) -> Tensor:
+    """The sums of values [length, others, columns], or of their sizes, int64 [columns].
+
+    torch copies integers into int64 before it adds them up.
+    """
+    total = torch.zeros(values.shape[2], dtype=torch.int64)
+    for part in values.split(_rows_of_part(values)):
+        total += (part.abs() if sizes else part).sum((0, 1), dtype=torch.int32)
+    return total
+
+
+def _rows_of_part(values: Tensor) -> int:
+    return max(1, _PART // values[0].numel())
+
+
 def _take_away(values: Tensor) -> tuple[Tensor, int]:
     """Leave of `values`, codes less 128, int8 [length, others, columns], the difference to what is likely.
 
@@ -172,35 +189,44 @@ def _take_away(values: Tensor) -> tuple[Tensor, int]:
 
     Returns the means, int8 [columns], and the weight.
     """
-    means = values.sum((0, 1)).div(values.shape[0] * values.shape[1]).round_().to(torch.int8)
+    means = _column_sums(values).div(values.shape[0] * values.shape[1]).round_().to(torch.int8)
     some = values[::_ROWS_OF_ONE_READ].to(torch.int16)
     # a column that is mostly zero keeps its zeros
-    means.masked_fill_((some - means).abs_().sum((0, 1)) >= some.abs_().sum((0, 1)), 0)
+    means.masked_fill_(_column_sums(some - means, sizes=True) >= _column_sums(some, sizes=True), 0)
     values.sub_(means)
-    sums, seconds = _neighbors(values), values[1::2]
-    some = sums[::_ROWS_OF_ONE_READ].float()  # products and sums are whole numbers, exact in float32 and float64
-    fit = (seconds[::_ROWS_OF_ONE_READ] * some).sum(dtype=torch.float64) / some.square().sum(dtype=torch.float64)
+    seconds, few = values[1::2], slice(None, None, _ROWS_OF_ONE_READ)
+    some = _neighbors(values, few).float()  # products and sums are whole numbers, exact in float32 and float64
+    fit = (seconds[few] * some).sum(dtype=torch.float64) / some.square().sum(dtype=torch.float64)
     weight = int(fit.mul(_WHOLE).round().clamp(0, _WHOLE - 1).nan_to_num(0))
-    seconds.sub_(_share(sums, weight))
+    for rows, share in _shares(values, weight):
+        seconds[rows].sub_(share)
     return means, weight
 
 
 def _add_up(values: Tensor, means: Tensor, weight: int) -> None:
     """Undo `_take_away`."""
-    values[1::2].add_(_share(_neighbors(values), weight))
+    seconds = values[1::2]
+    for rows, share in _shares(values, weight):
+        seconds[rows].add_(share)
     values.add_(means)
 
 
-def _neighbors(values: Tensor) -> Tensor:
-    """The sum of the two neighbors of every second value, int16; at the end the one there is counts twice."""
-    firsts = values[::2].to(torch.int16)
-    number = values.shape[0] // 2
-    after = firsts[1:] if values.shape[0] % 2 else torch.cat([firsts[1:], firsts[-1:]])
-    return firsts[:number] + after
+def _shares(values: Tensor, weight: int) -> Iterator[tuple[slice, Tensor]]:
+    """What every second value shares with its two neighbors, int8, part by part."""
+    count, step = len(values) // 2, _rows_of_part(values)
+    for start in range(0, count, step):
+        rows = slice(start, min(start + step, count))
+        sums = _neighbors(values, rows)
+        yield rows, sums.mul_(weight).add_(_WHOLE // 2).bitwise_right_shift_(_WHOLE_BITS).to(torch.int8)
 
 
-def _share(sums: Tensor, weight: int) -> Tensor:
-    return sums.mul(weight).add_(_WHOLE // 2).bitwise_right_shift_(_WHOLE_BITS).to(torch.int8)
+def _neighbors(values: Tensor, rows: slice) -> Tensor:
+    """The sum of the two neighbors of these of every second value, int16; at the end the one there is counts twice."""
+    firsts = values[::2]
+    sums, after = firsts[: len(values) // 2][rows].to(torch.int16), firsts[1:][rows]
+    sums[: len(after)] += after
+    sums[len(after) :] *= 2
+    return sums
 
 
 def _signed(codes: Tensor) -> Tensor:
