@@ -33,12 +33,14 @@ Frame = memoryview
 
 Phase = Literal["train", "eval-on", "eval-off"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-ChannelName = Literal["activations", "gradients", "parts", "sums", "statistics"]
+ChannelName = Literal["activations", "gradients", "parts", "sums", "statistics", "shared parts", "shared sums"]
 CHANNELS: tuple[ChannelName, ...] = ("activations", "gradients")
 """The channels of a boundary. The others carry gradients of weights, and running statistics, between the
-replicas of a stage."""
+replicas of a stage, or between stages that hold the same weights."""
 EXCHANGE: tuple[ChannelName, ...] = ("parts", "sums", "statistics")
 """The channels between replicas: to the owner of a part of the weights, back to all, and statistics to all."""
+SHARED: tuple[ChannelName, ChannelName] = ("shared parts", "shared sums")
+"""The channels between stages that hold the same weights: to the owner of a part, and back to all."""
 
 MAGIC = b"TWIR"
 VERSION = 3

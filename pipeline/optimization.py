@@ -29,7 +29,7 @@ from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
 from thinwire.pipeline.processes.collectives import StageNumbers
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
-from thinwire.pipeline.shared import SharedWeights
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
 FIRST_SCALE = 2.0**16
@@ -189,19 +189,19 @@ class Update:
                 with stage.meter.section("compute", work=Work("optimizer")):
                     optimizer.to_momentum()
 
-    def step(self, step: int, optimizers: Sequence[Optimizer], replicas: int = 1) -> float | None:
+    def step(self, progress: Progress, optimizers: Sequence[Optimizer], replicas: int = 1) -> float | None:
         """Step the optimizer of each stage, and clear the gradients: their norm over all stages, if it is taken.
 
         `replicas` is how many of this process take the step together.
         """
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self.shared is not None:
-            self.shared.sum_gradients(replicas)
+            self.shared.sum_gradients(progress, replicas)
         # 2. Take the factor of the loss out before the norm. Clip before the step, by the norm over all stages.
         for stage in self._stages:
             self.scale.undo_gradients(stage.submod.parameters())
         most = self._options.max_grad_norm
-        norm = self._norm(step) if self._takes_norm else None
+        norm = self._norm(progress.step) if self._takes_norm else None
         steps = not self.scale.active or self.scale.allows(norm or 0.0)
         if most is not None and norm is not None and steps:
             for stage in self._stages:
@@ -211,7 +211,7 @@ class Update:
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
             with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
                 for group in optimizer.param_groups:
-                    _set_lr(group, self.lr(step))
+                    _set_lr(group, self.lr(progress.step))
                 if steps:
                     optimizer.step()
                 optimizer.zero_grad()
@@ -229,7 +229,7 @@ class Update:
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""
         shared, index = self.shared, stage.stage_index
-        copies = shared.parameters.get(index, ()) if shared is not None and index != shared.holders[0] else ()
+        copies = shared.copies(index) if shared is not None and index != shared.holders[0] else ()
         left_out = {id(copy) for copy in copies}
         return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
 

@@ -28,9 +28,9 @@ from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
 
@@ -127,7 +127,7 @@ class Sync:
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with what all pipelines gave: the losses to report, and the gradients' norm; collective."""
-        norm = update.step(self._progress.step, self.optimizers, len(self.replicas.here))
+        norm = update.step(self._progress, self.optimizers, len(self.replicas.here))
         return [float(loss) for loss in self._losses], norm
 
     def first_pass(self, replica: int) -> int:
@@ -237,7 +237,7 @@ class StepAlone(Sync):
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
         """Step with the gradients of a pipeline alone. The losses and the norm of the first one are reported."""
         self._losses = self._losses or [*losses]
-        self._norms.append(update.step(self._progress.step, self.local.optimizers(own.pipeline)))
+        self._norms.append(update.step(self._progress, self.local.optimizers(own.pipeline)))
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Exchange what the weights moved, if that is due."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
+from thinwire.pipeline.replicas.recut import PREFIX
 from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.saving.state import collect as collect_stage
@@ -22,7 +25,7 @@ def collect(trainer: Trainer, checkpoints: Checkpoints) -> dict[int, StageState]
         trainer.placement.part(stage.stage_index): collect_stage(
             stage,
             optimizer,
-            trainer.sync.state_dict(stage.stage_index),
+            _beside(trainer, stage.stage_index),
             lent=not isinstance(trainer.sync, StepAlone),
         )
         for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True)
@@ -38,6 +41,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, manifest: Manifest) -> No
         checkpoints.resume(manifest, part, stores_of(stage, saved))
         restore(stage, optimizer, saved)
         trainer.sync.load_state_dict(stage.stage_index, saved)
+        if trainer.update.shared is not None:
+            trainer.update.shared.load_state_dict(stage.stage_index, saved)
 
 
 def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
@@ -49,3 +54,11 @@ def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
         restore_model(stage, optimizer, model)
         restore_passes(stage, model[0])
         trainer.sync.load_recut(stage, everything, trainer.update.shared)
+        if trainer.update.shared is not None:
+            trainer.update.shared.load_recut(stage.stage_index, model)
+
+
+def _beside(trainer: Trainer, stage: int) -> dict[str, Tensor]:
+    """What is remembered for a stage, besides its optimizer and boundaries, by its names in a checkpoint."""
+    shared = {} if trainer.update.shared is None else trainer.update.shared.state_dict(stage)
+    return shared | {f"{PREFIX}{name}": tensor for name, tensor in trainer.sync.state_dict(stage).items()}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.compress import Method, parse
 from thinwire.errors import attempt
 from thinwire.launch.run import parent
 from thinwire.launch.run.compile import compile_stages
@@ -40,7 +41,6 @@ from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import (
     Blueprint,
-    Layer,
     Stage,
     build_layers,
     build_stage,
@@ -63,9 +63,10 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import replicas_of
+from thinwire.pipeline.replicas.shared import SharedWeights, bytes_of_step
 from thinwire.pipeline.runner import Runner
+from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
@@ -142,7 +143,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)
-        shared = _notes_on_shared(prepared.blueprint, prepared.cuts) if recipe.model.lora.rank is None else []  # frozen
+        shared = _notes_on_shared(prepared) if recipe.model.lora.rank is None else []  # frozen
         notes = (*prepared.data.notes, found, *shared)
         prepared = replace(prepared, data=replace(prepared.data, notes=notes))
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
@@ -165,29 +166,33 @@ def with_own_task(data: Data, training: TrainingOptions) -> Data:
     return replace(data, task=task)
 
 
-def _notes_on_shared(blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
+def _notes_on_shared(prepared: Prepared) -> list[str]:
     """What weights cost that several stages hold, and which are one weight in the library's model and two here."""
+    blueprint = prepared.blueprint
     if not blueprint.tied and not blueprint.shared:
         return []
-    layers = build_layers(blueprint)
-
-    def size(parameters: Iterable[Parameter]) -> str:
-        return size_text(sum(parameter.numel() for parameter in parameters) * blueprint.weights_dtype.itemsize)
-
+    layers, method = build_layers(blueprint), _method_of_shared(prepared.recipe)
     weights = {name: parameter for layer in layers for name, parameter in layer.full_parameters().items()}
+    process_of = real_placement(prepared.recipe).process_of
+
+    def sends(parameters: Iterable[Parameter], holders: Sequence[int]) -> str:
+        processes = [process_of[stage] for stage in holders]
+        return size_text(bytes_of_step(sum(each.numel() for each in parameters), processes, method))
+
+    ends = [0, len(process_of) - 1]
     untied = [
         f"the library's model has one weight for {name} and {other}; here two stages train one each, so the exported "
-        f"model has two; set model.tied: sum to keep one, which sends {size([weights[name]])} there and back each step"
+        f"model has two; set model.tied: sum to keep one, which sends {sends([weights[name]], ends)} each step"
         for name, other in blueprint.tied.items()
     ]
-    held = [{n for index in cut for n in layers[index].parts if n in blueprint.shared} for cut in cuts]
     parts = {name: part for layer in layers for name, part in layer.parts.items() if name in blueprint.shared}
-    all_of_it = size(parameter for part in parts.values() for parameter in part.parameters())
-    several = sum(map(bool, held))
-    summed = (
-        f"{several} stages hold {', '.join(parts)}: each step sums its gradients over them, {all_of_it} there and back"
-    )
-    return [*untied, *([summed] if several > 1 else [])]
+    holders = [
+        stage for stage, cut in enumerate(prepared.cuts) if any(layers[index].parts.keys() & parts for index in cut)
+    ]
+    size = sends((parameter for part in parts.values() for parameter in part.parameters()), holders)
+    codec = "" if method == parse("none") else f" through {method}"
+    summed = f"{len(holders)} stages hold {', '.join(parts)}: each step sends {size} to sum its gradients over them"
+    return [*untied, *([f"{summed}{codec}"] if len(holders) > 1 else [])]
 
 
 def _cut_model(recipe: Recipe, data: Data) -> Prepared:
@@ -439,21 +444,32 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
     copies = {stage.stage_index: _copies(stage.submod, names) for stage in stages}
     counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]
-    if not holders:
+    if len(holders) < 2:
         return None
-    held = {stage: parameters for stage, parameters in copies.items() if parameters}
-    meters = {stage.stage_index: stage.meter for stage in stages}
-    if where != simulated_placement(recipe):
-        return SharedWeights(holders, held, meters, where)
-    return SharedWeights(holders, held, meters, where, real_placement(recipe))
+    return SharedWeights(
+        stages,
+        {stage: parameters for stage, parameters in copies.items() if parameters},
+        holders,
+        where,
+        _method_of_shared(recipe),
+        # gradients of fp16 may overflow, and then no stage steps
+        recipe.wire if recipe.training.precision != "fp16" else replace(recipe.wire, nonfinite="send"),
+        lambda progress: recipe.compression.warms_up(progress.step, progress.steps_per_epoch),
+        real_placement(recipe) if where == simulated_placement(recipe) else None,
+    )
 
 
-def _copies(module: Any, shared: Sequence[str]) -> list[Parameter]:
+def _method_of_shared(recipe: Recipe) -> Method:
+    """What the gradients of shared weights go through; those of weights in bfloat16 are no wider than these."""
+    method = parse(recipe.compression.shared)
+    return parse("bf16") if recipe.model.dtype != "fp32" and method == parse("none") else method
+
+
+def _copies(module: Any, shared: Sequence[str]) -> dict[str, Parameter]:
     """The parameters of a stage's shared parts that train, in the order of their names."""
     assert isinstance(module, Stage)
-    layers = (layer for layer in module.layers if isinstance(layer, Layer))
-    parts = {name: part for layer in layers for name, part in layer.parts.items() if name in shared}
-    return [each for name in sorted(parts) for each in parts[name].parameters() if each.requires_grad]
+    found = trained(module)
+    return {name: found[name] for name in sorted(found) if name.startswith(tuple(f"{part}." for part in shared))}
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:

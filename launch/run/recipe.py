@@ -19,6 +19,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from thinwire import compress
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import (
@@ -124,6 +125,7 @@ class Recipe:
         )
         mistakes += together.of_clients(self.clients, self.replicas)
         gradients = self.compression.possible(self.num_boundaries, "gradients")
+        gradients.append(compress.parse(self.compression.shared))
         mistakes += together.of_computing(
             self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
         )

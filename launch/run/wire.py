@@ -82,7 +82,7 @@ def _store_folder(recipe: Recipe, replica: int | None) -> str:
 def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     """The values that all stages must agree on beside codecs and shapes, by dotted name."""
     fields = {name: value for name, value in values_of(asdict(recipe)).items() if not is_among(name, _OWN)}
-    fields["checkpoint.every"] = recipe.checkpoint.every
+    fields |= {"checkpoint.every": recipe.checkpoint.every, "compression.shared": recipe.compression.shared}
     if recipe.clients.outlines:
         del fields["data.name"]
     digest = {"digest of the samples; read the same data, or write the outline anew": data.training.digest}

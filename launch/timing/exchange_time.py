@@ -14,14 +14,12 @@ from functools import lru_cache
 from math import ceil
 
 import numpy as np
-import torch
 
 from thinwire.compress import parse
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import Course
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import FLAT, Layout
-from thinwire.pipeline.wire.channel import frame_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +76,14 @@ def loads(
     elements: int, count: int, gradients: str, layout: Layout = FLAT, to_all: bool = False
 ) -> tuple[BucketLoad, ...]:
     """The loads of the replica with the most bytes, by bucket."""
-    method = parse(gradients)
-
-    def frame(rows: int) -> int:
-        return frame_length((torch.empty(layout.shape(rows), device="meta", requires_grad=True),), method, method)
-
-    found = []
+    method, found = parse(gradients), []
     for bucket in divide(ceil(elements / layout.row), count, BUCKET // layout.row):
         whole = len(bucket.rows)
         if to_all:
-            length = frame(whole)
+            length = layout.frame_bytes(whole, method)
             found.append(BucketLoad(whole * layout.row, (count - 1) * length, length))
             continue
-        lengths = [frame(len(part)) for part in bucket.parts if part]
+        lengths = [layout.frame_bytes(len(part), method) for part in bucket.parts if part]
         # as parts, a frame to each other owner; as sums, its own part to each other replica
         own = min(lengths) if len(lengths) == count else 0
         most = max(sum(lengths) - own, (count - 1) * max(lengths))

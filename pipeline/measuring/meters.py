@@ -19,7 +19,7 @@ from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
 """The sections. `neighbour` is waiting until a frame departs, `wire` is waiting until it arrives. `wait` is either of
-them if the two cannot be distinguished: for shared weights, and between processes whose clocks were never compared."""
+them if the two cannot be distinguished: between processes whose clocks were never compared."""
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
 NO_WORK = Work()

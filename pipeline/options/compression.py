@@ -43,6 +43,9 @@ class CompressionOptions:
     """Codec of the gradients, which go back; or auto."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
+    shared: str = "none"
+    """Codec of the gradients of weights that several stages hold, as a tied head is one weight with the embedding
+    (model.tied sum); such as bf16 or ef(q(8)). With ef, each stage adds what a message lost to its next one."""
     candidates: list[str] = field(
         default_factory=lambda: ["none", "bf16", *(f"q(8, step={step})" for step in (0.05, 0.1, 0.2, 0.5, 1.0))]
     )
@@ -59,6 +62,7 @@ class CompressionOptions:
 
     def __post_init__(self) -> None:
         mistakes = self._mistakes_of_expressions() or self._mistakes_of_pairs()
+        mistakes += mistakes_of_sums("compression.shared", self.shared)
         mistakes += misspelt("compression.warmup", self.warmup)
         mistakes += self._mistakes_of_auto()
         if mistakes:
@@ -232,6 +236,43 @@ def split_pair(text: str) -> tuple[str, str]:
     """The two expressions of `activations/gradients`. A single expression is used for both. Nothing is checked."""
     activations, _, gradients = text.partition("/")
     return activations.strip(), (gradients or activations).strip()
+
+
+def mistakes_of_sums(field: str, expression: str) -> list[str]:
+    """A sentence for each reason why the codec of a field cannot carry gradients of weights that are added up."""
+    try:
+        method = compress.parse(expression)
+        method.check_channel("gradients")
+    except compress.CodecError as error:
+        return [f"{field}: {mistake}" for mistake in error.mistakes]
+    feedback = method.feedback
+    rules = [
+        (
+            not method.codec.reuses_indices,
+            f"{method} needs the indices of an activation, and the gradients of weights have none; use topk",
+        ),
+        (
+            not method.codec.warm_starts,
+            f"{method} starts each message from the last one, which sums of gradients do not keep; use q or topk",
+        ),
+    ]
+    if feedback is not None:
+        rules += [
+            (
+                not feedback.receiver_keeps,
+                f"{method} keeps a buffer at both ends, and sums of gradients keep errors at the sender; use ef",
+            ),
+            (
+                feedback.slot == "position" or feedback.receiver_keeps,
+                f"{method} keeps a buffer for each sample, and a gradient is the sum over many; drop slot",
+            ),
+            (feedback.store == "memory", f"{method} must keep its buffers in memory for sums of gradients; drop store"),
+            (
+                feedback.store_bits >= 16,
+                f"{method} must keep errors of sums in 32 or 16 bits, got store_bits={feedback.store_bits}",
+            ),
+        ]
+    return [f"{field}: {sentence}" for holds, sentence in rules if not holds]
 
 
 def _method(expression: str) -> compress.Method:

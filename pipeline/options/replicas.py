@@ -12,7 +12,7 @@ from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import parted
 from thinwire.pipeline.options.changes import changed
-from thinwire.pipeline.options.compression import CompressionOptions
+from thinwire.pipeline.options.compression import CompressionOptions, mistakes_of_sums
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
 
@@ -84,10 +84,7 @@ class ReplicaOptions:
         mistakes = self._mistakes_of_membership() + self._mistakes_of_server()
         if not 1 <= self.count <= MOST_REPLICAS:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
-        try:
-            mistakes += [f"replicas.gradients: {mistake}" for mistake in _mistakes_of(self.method)]
-        except (compress.CodecError, OptionsError) as error:
-            mistakes += [f"replicas.gradients: {mistake}" for mistake in error.mistakes]
+        mistakes += mistakes_of_sums("replicas.gradients", self.gradients)
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
@@ -193,41 +190,6 @@ class ReplicaOptions:
     def keeps_errors(self) -> bool:
         """Whether a replica adds what a message lost to its next one."""
         return self.method.feedback is not None
-
-
-def _mistakes_of(method: compress.Method) -> list[str]:
-    """What keeps a method from carrying gradients between replicas, a sentence each."""
-    feedback = method.feedback
-    rules = [
-        (
-            not method.codec.reuses_indices,
-            f"{method} needs the indices of an activation, and the gradients of weights have none; use topk",
-        ),
-        (
-            not method.codec.warm_starts,
-            f"{method} starts each message from the last one, which replicas do not keep; use q or topk",
-        ),
-    ]
-    if feedback is not None:
-        rules += [
-            (
-                not feedback.receiver_keeps,
-                f"{method} keeps a buffer at both ends, and replicas keep errors at the sender; use ef",
-            ),
-            (
-                feedback.slot == "position" or feedback.receiver_keeps,
-                f"{method} keeps a buffer for each sample, and a gradient is the sum over many; drop slot",
-            ),
-            (feedback.store == "memory", f"{method} must keep its buffers in memory between replicas; drop store"),
-            (
-                feedback.store_bits >= 16,
-                f"{method} must keep errors in 32 or 16 bits between replicas, got store_bits={feedback.store_bits}",
-            ),
-        ]
-    if mistakes := [sentence for holds, sentence in rules if not holds]:
-        return mistakes
-    method.check_channel("gradients")
-    return []
 
 
 def _is_place(text: str | None) -> bool:

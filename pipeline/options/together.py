@@ -105,6 +105,7 @@ def of_replicas(
         *_of_keys(replicas, wire),
         *_of_optimizer(replicas, optimizer),
         *_of_overrides(replicas, compression, num_boundaries),
+        *_of_shared(replicas, compression),
         *_of_samples(compression.possible_by_sample if replicas.shuffle == "across" else []),
     ]
 
@@ -142,6 +143,15 @@ def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list
     return [
         f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
         f"{replicas.sync.every}; adamw steps alone"
+    ]
+
+
+def _of_shared(replicas: ReplicaOptions, compression: CompressionOptions) -> list[str]:
+    if not replicas.step_alone or compression.shared.strip() == "none":
+        return []
+    return [
+        f"compression.shared must be none where replicas step alone, got {compression.shared}; drop it, or lower "
+        f"replicas.sync.every from {replicas.sync.every} to 1"
     ]
 
 

@@ -56,8 +56,6 @@ class Kind(IntEnum):
     ALL = 0
     """A value of every process for all."""
     CLOCK = 1
-    SHARED = 2
-    """A sum of the gradients of weights that several stages hold."""
     NORM = 3
     LOSSES = 4
     EXCHANGED = 5

@@ -42,11 +42,11 @@ from thinwire.pipeline.replicas.member import (
 )
 from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.replica_passes import weights_of
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import parameters_of, trained
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.handshake import differences
@@ -190,7 +190,7 @@ def statistics_of(
     for stage in stages:
         if buffers := running_statistics(stage.submod):
             plain = replace(_setting(stage, options, never), method=IN_FULL, layout=FLAT)
-            setting = replace(plain, channel="statistics", carries=STATISTICS)
+            setting = replace(plain, channels=("statistics", "sums"), carries=STATISTICS)
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
             make = partial(

@@ -3,11 +3,11 @@
 The description that both ends have alike, as a channel of a boundary has one. The fields of a frame's header say:
 
     channel      parts, to an owner or to all, or sums, from an owner
-    boundary     the stage
+    boundary     the stage; of weights that several stages hold, the first of these
     microbatch   bucket * replicas + the replica that sends
     step         the optimizer step
 
-Its frames go through memory within a process, else over the group of the stage's replicas.
+Its frames go through memory within a process, else over the group of the stage's replicas, or of the stages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import Key, Microbatch
-from thinwire.pipeline.frames import EXCHANGE, Header
+from thinwire.pipeline.frames import EXCHANGE, SHARED, Header
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.transport import (
     MemoryEnd,
@@ -36,7 +37,9 @@ from thinwire.pipeline.wire.passes import phase_of
 
 GRADIENTS = "gradients of the weights"
 OUTER_GRADIENTS = "outer gradients of the weights (what they moved since the last exchange)"
+SHARED_GRADIENTS = "gradients of weights that several stages hold"
 STATISTICS = "running statistics of batch norms"
+_NAMES = (*EXCHANGE, *SHARED)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Lane(Channel):
     """Their number."""
     carries: str = GRADIENTS
     """What travels, in words."""
+    names: tuple[str, ...] = ()
+    """What each replica is called; empty for replicas of one stage."""
 
     def __post_init__(self) -> None:
         self.method.check_channel("gradients")
@@ -61,12 +66,15 @@ class Lane(Channel):
     @cached_property
     def sender(self) -> str:
         """Who sends, in words."""
-        return f"replica {self.replica} of stage {self.boundary}"
+        return self._called(self.replica)
 
     @cached_property
     def receiver(self) -> str:
         """Who receives, in words."""
-        return "its replicas" if self.to is None else f"replica {self.to} of stage {self.boundary}"
+        return ("the others" if self.names else "its replicas") if self.to is None else self._called(self.to)
+
+    def _called(self, replica: int) -> str:
+        return self.names[replica] if self.names else f"replica {replica} of stage {self.boundary}"
 
     def header(self, microbatch: Microbatch, nbytes: int) -> Header:
         """The header of one step's frame of `nbytes`."""
@@ -89,7 +97,7 @@ class Lane(Channel):
 
     def describe(self, microbatch: Microbatch) -> str:
         """A frame in words, for errors."""
-        sums = "sums of the " if self.name == "sums" else ""
+        sums = "sums of the " if self.name in ("sums", SHARED[1]) else ""
         return f"{sums}{self.carries}, bucket {self.bucket}, optimizer step {microbatch.step}"
 
     @property
@@ -106,6 +114,8 @@ class LaneEnds:
         num_stages: stages of a pipeline.
         timeout: seconds to wait for another replica.
         times: converts times of another replica's clock; those of the replicas here need none.
+        places: of each replica's process in the group, if several replicas may be in one.
+        first_tag: what other frames of the group leave free.
     """
 
     def __init__(
@@ -115,9 +125,11 @@ class LaneEnds:
         num_stages: int,
         timeout: timedelta,
         times: Mapping[int, LocalTime] | None = None,
+        places: Sequence[int] = (),
+        first_tag: int = 0,
     ) -> None:
         self._here, self._group, self._num_stages, self._timeout = here, group, num_stages, timeout
-        self._times = times or {}
+        self._times, self._places, self._first_tag = times or {}, places, first_tag
         self._memory: dict[tuple[int, ...], MemoryEnd] = {}
 
     def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
@@ -129,9 +141,7 @@ class LaneEnds:
         if lane.replica in self._here:
             return self._end_in_memory(lane, to, capacity)
         assert self._group is not None, "a replica elsewhere is in the group"
-        return ProcessGroupReceiver(
-            capacity, peer=lane.replica, group=self._group, tag=self._tag(lane), timeout=self._timeout
-        )
+        return ProcessGroupReceiver(capacity, **self._link(lane, lane.replica, to))
 
     def local_time(self, replica: int) -> LocalTime:
         """Converts a time of a replica's clock to this process's clock."""
@@ -141,7 +151,15 @@ class LaneEnds:
         if to in self._here:
             return self._end_in_memory(lane, to, capacity)
         assert self._group is not None, "a replica elsewhere is in the group"
-        return ProcessGroupSender(capacity, peer=to, group=self._group, tag=self._tag(lane), timeout=self._timeout)
+        return ProcessGroupSender(capacity, **self._link(lane, to, to))
+
+    def _link(self, lane: Lane, other: int, to: int) -> dict[str, Any]:
+        """The way of a lane to replica `to` through the group; `other` is the replica at its far end."""
+        tag, count = self._tag(lane), len(self._places)
+        if self._places:  # two processes may have several pairs
+            tag = (tag * count + lane.replica) * count + to
+        peer = self._places[other] if self._places else other
+        return {"peer": peer, "group": self._group, "tag": self._first_tag + tag, "timeout": self._timeout}
 
     def _end_in_memory(self, lane: Lane, to: int, capacity: int) -> MemoryEnd:
         key = (self._tag(lane), lane.replica, to)
@@ -149,7 +167,7 @@ class LaneEnds:
 
     def _tag(self, lane: Lane) -> int:
         """The same for all pairs of replicas; every stage, bucket and channel has another."""
-        return (lane.bucket * self._num_stages + lane.boundary) * len(EXCHANGE) + EXCHANGE.index(lane.name)
+        return (lane.bucket * self._num_stages + lane.boundary) * len(_NAMES) + _NAMES.index(lane.name)
 
 
 class Several:

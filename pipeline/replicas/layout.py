@@ -20,6 +20,9 @@ from math import ceil
 import torch
 from torch import Size, Tensor
 
+from thinwire.compress import Method
+from thinwire.pipeline.wire.channel import frame_length
+
 SIDE = 64
 """Rows and columns of a tile."""
 Flat = Sequence[Tensor | None]
@@ -39,6 +42,10 @@ class Layout:
     def shape(self, rows: int) -> tuple[int, ...]:
         """The shape of so many rows as a codec gets them: [1, rows, row], or [rows, row] if a row is a sample."""
         return (rows, self.row) if self.tiled else (1, rows, self.row)
+
+    def frame_bytes(self, rows: int, method: Method) -> int:
+        """Bytes of a frame of so many rows, header included."""
+        return frame_length((torch.empty(self.shape(rows), device="meta", requires_grad=True),), method, method)
 
 
 FLAT = Layout(row=512, tiled=False)

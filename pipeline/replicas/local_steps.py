@@ -31,9 +31,9 @@ from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.replica_passes import evenly
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
 _JSON = ".json"
@@ -251,7 +251,7 @@ class LocalSteps:
                 copies.average(self._replicas.weight)
             # copies of shared weights went through codecs apart, and must stay equal
             if self._shared is not None:
-                self._shared.average_gradients(len(self._replicas.here))
+                self._shared.average_gradients(progress, len(self._replicas.here))
             for copies in self._copies.values():
                 copies.step()
             self._replicas.statistics.average(self._replicas.weight)

@@ -12,8 +12,10 @@ every contribution is treated alike, and all replicas use the same bytes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -56,10 +58,14 @@ class Setting:
     """Says in which steps nothing is compressed."""
     layout: Layout = FLAT
     """How the elements of parameters fill rows."""
-    channel: ChannelName = "parts"
-    """The channel of what each replica sends."""
+    channels: tuple[ChannelName, ChannelName] = ("parts", "sums")
+    """Those of what each replica sends, and of what owners send to all."""
     carries: str = GRADIENTS
     """What travels, in words."""
+    names: tuple[str, ...] = ()
+    """What each replica is called; empty for replicas of one stage."""
+    copies: Callable[[int, int], int] = operator.ne
+    """How many links a frame from one replica to another crosses."""
 
 
 class Lanes:
@@ -92,7 +98,7 @@ class Lanes:
         encoder = _coder(Encoder, lane)
         capacity = ChannelEnd(lane, [encoder], self.setting.meter).capacity
         way = StraightSender(self._links.sending(lane, to, capacity))
-        copies = sum(receiver != self.replica for receiver in to)
+        copies = partial(self._crossing, self.replica, to)
         return Sender(lane, [encoder], way, self.setting.options, self.setting.meter, copies=copies)
 
     def receiver(self, name: ChannelName, rows: int, source: int, to: Sequence[int]) -> Receiver:
@@ -101,9 +107,12 @@ class Lanes:
         decoder = _coder(Decoder, lane)
         capacity = ChannelEnd(lane, [decoder], self.setting.meter).capacity
         way = StraightReceiver(self._links.receiving(lane, self.replica, capacity))
-        copies = int(source != self.replica)
+        copies = partial(self._crossing, source, [self.replica])
         time = self._links.local_time(source)
         return Receiver(lane, [decoder], way, self.setting.options, self.setting.meter, time, copies)
+
+    def _crossing(self, source: int, to: Sequence[int]) -> int:
+        return sum(self.setting.copies(source, receiver) for receiver in to)
 
     def _lane(self, name: ChannelName, rows: int, source: int, to: int | None, *, to_all: bool) -> Lane:
         setting = self.setting
@@ -119,6 +128,7 @@ class Lanes:
             to_all=to_all,
             replicas=setting.replicas,
             carries=setting.carries,
+            names=setting.names,
         )
 
 
@@ -148,18 +158,19 @@ class BucketMember:
 
     def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
         self._lanes, self._bucket, self._replica = lanes, bucket, lanes.replica
+        parts, sums = lanes.setting.channels
         everyone, sizes = lanes.everyone, [len(part) for part in bucket.parts]
         # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
         turns = [*everyone[self._replica + 1 :], *everyone[: self._replica + 1]]
         owners = [owner for owner in turns if sizes[owner]]
-        self._to_owners = {owner: lanes.sender("parts", sizes[owner], [owner]) for owner in owners}
+        self._to_owners = {owner: lanes.sender(parts, sizes[owner], [owner]) for owner in owners}
         self._from_workers, self._to_all = [], None
         if self._replica in owners:
             mine = sizes[self._replica]
-            self._from_workers = [lanes.receiver("parts", mine, worker, [self._replica]) for worker in everyone]
-            self._to_all = lanes.sender("sums", mine, everyone)
+            self._from_workers = [lanes.receiver(parts, mine, worker, [self._replica]) for worker in everyone]
+            self._to_all = lanes.sender(sums, mine, everyone)
         # its own sum needs no wire, so it is decoded while others travel
-        self._from_owners = {owner: lanes.receiver("sums", sizes[owner], owner, everyone) for owner in owners[::-1]}
+        self._from_owners = {owner: lanes.receiver(sums, sizes[owner], owner, everyone) for owner in owners[::-1]}
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send each owner its part."""
@@ -211,7 +222,7 @@ class Listener:
 
     def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
         self._lanes, self._rows = lanes, bucket.rows
-        channel, count, everyone = lanes.setting.channel, len(self._rows), lanes.everyone
+        (channel, _), count, everyone = lanes.setting.channels, len(self._rows), lanes.everyone
         self._to_all = lanes.sender(channel, count, everyone)
         self._from_all = [lanes.receiver(channel, count, source, everyone) for source in everyone]
 

@@ -21,7 +21,10 @@ _PIECE = re.compile(r"^(worker/\d+|owner)/(?P<name>.+)/(?P<first>\d+)$")
 
 
 def read_for(
-    wanted: Mapping[str, Tensor], parts: Sequence[SavedStage], holders: Mapping[str, int] | None
+    wanted: Mapping[str, Tensor],
+    parts: Sequence[SavedStage],
+    holders: Mapping[str, int] | None,
+    prefix: str = PREFIX,
 ) -> dict[str, Tensor]:
     """What the parts of a checkpoint hold of `wanted`, which has the names and shapes of a stage of another cut.
 
@@ -31,12 +34,13 @@ def read_for(
         wanted: the state of the stage's exchanges.
         parts: all parts of the checkpoint.
         holders: the stages that hold each parameter, if their gradients are added up; None if they take the mean.
+        prefix: what names in the checkpoint begin with.
     """
     names = {_parameter_of(name) for name in wanted} - {None}
     saved: list[tuple[str, Tensor]] = []
     for part in parts:
-        needed = {name for name in part.names(PREFIX) if name == USED or _parameter_of(name) in names}
-        saved += part.tensors(PREFIX, needed).items()
+        needed = {name for name in part.names(prefix) if name == USED or _parameter_of(name) in names}
+        saved += part.tensors(prefix, needed).items()
     return recut(wanted, saved, holders)
 
 

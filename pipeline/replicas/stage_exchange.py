@@ -116,7 +116,7 @@ class StageExchange:
                 self._rows.scatter(rows, bucket.rows, room)
         for used, total, parameter in zip(self._used.tolist(), self._rows.read(room), self.parameters, strict=True):
             if used:
-                parameter.grad = total.to(parameter.device)
+                parameter.grad = total.to(parameter.device, parameter.dtype)
 
     def _scratch(self) -> Tensor:
         """Memory for the rows of a bucket that has pieces of several tensors."""

@@ -10,6 +10,9 @@
     replicas/own/REPLICA/NAME             the weights of a replica that steps alone; weights/ has the common ones
     replicas/statistics/REPLICA/NAME      the running statistics of its batch norms; weights/ has the common ones
     replicas/inner/REPLICA/NAME/KEY       its optimizer; optimizer/ has the outer one
+    shared/worker/HOLDER/NAME/FIRST       the error of a stage's gradients of weights that several stages hold
+    shared/owner/NAME/FIRST               the error of their sums
+    shared/used                           that all of them are used
     replicas/held                         the steps after which weights/ were exchanged, if a replica may be lost
 
 A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
@@ -50,7 +53,7 @@ def collect(
 
     Args:
         stage, optimizer: the stage and its optimizer.
-        exchange: the state of its exchange with other replicas, copied already.
+        exchange: the state of its exchanges with other replicas and stages, by full names, copied already.
         lent: whether parameters and what the optimizer keeps on the CPU are not copied, because nothing changes them
             before the caller calls `Checkpoints.release`.
     """
@@ -62,7 +65,7 @@ def collect(
         f"{WEIGHTS}{name}": (taken if name in parameters else copy_to_host)(tensor)
         for name, tensor in saved_state(stage.submod).items()
     }
-    tensors |= {f"replicas/{name}": tensor for name, tensor in exchange.items()}
+    tensors |= exchange
     numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():

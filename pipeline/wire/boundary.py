@@ -51,10 +51,12 @@ Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 class ChannelEnd:
     """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method.
 
-    `copies` of each frame cross a link. While it is `bypassed`, an evaluation sends everything in full.
+    So many `copies()` of each frame cross a link. While it is `bypassed`, an evaluation sends everything in full.
     """
 
-    def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: int = 1) -> None:
+    def __init__(
+        self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: Callable[[], int] = lambda: 1
+    ) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
         self._flags = FiniteFlags()
         self._recurring: dict[tuple[MessagePlan, ...], FramePlan] = {}
@@ -96,7 +98,7 @@ class ChannelEnd:
     def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:
         """Count one frame of `nbytes`, as often as it crosses a link."""
         traffic = plan.traffic if nbytes == plan.nbytes else replace(plan.traffic, bytes=nbytes)
-        for _ in range(self._copies):
+        for _ in range(self._copies()):
             count(into, (self.channel.boundary, self.channel.name, phase_of(microbatch.kind)), traffic)
 
     def _is_finite(self, tensor: Tensor, microbatch: Microbatch) -> bool:
@@ -150,7 +152,7 @@ class Sender(ChannelEnd):
         way: Departing,
         options: WireOptions,
         meter: Meter,
-        copies: int = 1,
+        copies: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__(channel, encoders, meter, copies)
         self._encoders, self._way, self._options = tuple(encoders), way, options
@@ -275,7 +277,7 @@ class Receiver(ChannelEnd):
         options: WireOptions,
         meter: Meter,
         local_time: LocalTime = same_clock,
-        copies: int = 1,
+        copies: Callable[[], int] = lambda: 1,
     ) -> None:
         super().__init__(channel, decoders, meter, copies)
         self._decoders, self._way, self._options = tuple(decoders), way, options

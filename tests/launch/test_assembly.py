@@ -71,14 +71,28 @@ def test_what_becomes_of_tied_weights_is_said_before_training():
     (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
     assert untied.endswith(
         "here two stages train one each, so the exported model has two; set model.tied: sum to keep one, which sends "
-        "16 kB there and back each step"
+        "33 kB each step"
     )
     (summed,) = [note for note in prepared("--model.tied", "sum").data.notes if "2 stages hold" in note]
-    assert summed.endswith("each step sums its gradients over them, 16 kB there and back")
+    assert summed.endswith("each step sends 33 kB to sum its gradients over them")
+    (coded,) = [
+        note
+        for note in prepared("--model.tied", "sum", "--compression.shared", "ef(q(4))").data.notes
+        if "2 stages" in note
+    ]
+    assert coded.endswith("each step sends 4 kB to sum its gradients over them through ef(q(4))")
+    (near,) = [
+        note
+        for note in prepared(
+            *("--model.tied", "sum", "--pipeline.stages_per_process", "2", "--pipeline.schedule", "interleaved-1f1b")
+        ).data.notes
+        if "2 stages hold" in note
+    ]
+    assert near.endswith("each step sends 0 bytes to sum its gradients over them"), "both stages are in one process"
     (narrow,) = [
         note for note in prepared("--model.tied", "sum", "--model.dtype", "bf16").data.notes if "2 stages" in note
     ]
-    assert narrow.endswith("8 kB there and back")
+    assert narrow.endswith("each step sends 17 kB to sum its gradients over them through bf16")
 
 
 @pytest.mark.parametrize(("vocabulary", "tied"), [(256, "sum"), (257, "untie")])

@@ -15,9 +15,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from support.commands import NEW_THINWIRE, THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
 from support.run_files import metrics, summary, weights_of
 from support.tiny_run import SMALL
+from thinwire.compress import parse
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.weights import find_checkpoint, newest
+from thinwire.launch.shared.tables import size_text
+from thinwire.pipeline.replicas.shared import bytes_of_step
 
 pytestmark = pytest.mark.processes
 
@@ -229,6 +232,23 @@ def test_torchrun_has_the_same_numbers_and_one_process_calls_a_source_for_all(tr
     assert same_numbers(folder / "trained", folder / "torchrun")
     first, second = (folder / "read").read_text().split()  # called twice, and compared
     assert first == second
+
+
+def test_a_tied_head_that_goes_through_a_codec_has_the_same_numbers_after_a_stop(folder):
+    """Its errors are in the checkpoint; the bytes that were said before training are those that were counted."""
+    options = ["--model.tied", "sum", "--compression.shared", "ef(q(4))", "--pipeline.num_stages", "3"]
+    options += ["--data.held_out", "0", "--optimizer.schedule", "constant"]
+    assert simulated(folder, *options, "--training.steps", "4", "--output", "whole") == 0
+    first = ["--training.steps", "2", "--checkpoint.every", "2 steps", "--output", "parts"]
+    command = completed([*THINWIRE, "train", "tiny.yaml", *options, *first], folder)
+    assert command.status == 0, command.stderr
+    assert simulated(folder, *options, "--training.steps", "4", "--output", "parts") == 0
+    assert same_numbers(folder / "whole", folder / "parts")
+    told = summary(folder / "whole")
+    nbytes = bytes_of_step(256 * 16, [0, 2], parse("ef(q(4))"))
+    assert told["bytes_sent"] == sum(channel["bytes"] for channel in told["channels"]) + 4 * nbytes
+    said = f"each step sends {size_text(nbytes)} to sum its gradients over them through ef(q(4))"
+    assert f"2 stages hold transformer.wte: {said}\n" in command.stdout
 
 
 def test_simulate_writes_beside_the_run_it_simulates(folder):

@@ -261,7 +261,11 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
             "replicas.overrides.1.pipeline.accumulation must be a whole number or null, got x",
         ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
-        (["--replicas.gradients", "aqsgd(q(4))"], "replicas keep errors at the sender; use ef"),
+        (["--replicas.gradients", "aqsgd(q(4))"], "sums of gradients keep errors at the sender; use ef"),
+        (
+            [*EVERY_SIX, "--compression.shared", "q(4)"],
+            "compression.shared must be none where replicas step alone, got q(4); drop it, or lower",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(folder, options, said):

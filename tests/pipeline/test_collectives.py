@@ -11,7 +11,6 @@ import torch.distributed as dist
 from support import processes
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.measuring.clocks import NeighbourClocks, read_clock
-from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.probe import probe
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.collectives import (
@@ -25,7 +24,6 @@ from thinwire.pipeline.processes.collectives import (
     seal,
 )
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.shared import SharedWeights
 
 pytestmark = pytest.mark.processes
 
@@ -192,7 +190,6 @@ FLIPPED = {
     "losses": lambda rank, where: losses_of(rank),
     "a clock": lambda rank, where: NeighbourClocks().read([(0, 1)]),
     "the last clock": lambda rank, where: read_clock(0),
-    "gradients of shared weights": lambda rank, where: shared_of(rank, where),
     "the speed of a link": lambda rank, where: probe(1, 0),
 }
 """What process 1 tells process 0, by name."""
@@ -212,13 +209,6 @@ def losses_of(rank):
     for sender in words._senders.values():
         sender.flush()
     return words.receive()
-
-
-def shared_of(rank, where):
-    copy = torch.nn.Parameter(torch.ones(5))
-    copy.grad = torch.ones(5)
-    SharedWeights([0, 1], {rank: [copy]}, {rank: Meter()}, where).sum_gradients()
-    return copy.grad.tolist()
 
 
 class Sent(Exception):

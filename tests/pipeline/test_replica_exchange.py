@@ -6,7 +6,7 @@ import torch
 from support.exchanging import REPLICAS, SHAPES, SIZE, exchanged, gradients, make, simulated, take_turns
 from thinwire.compress import Key, parse
 from thinwire.pipeline.errors import CheckpointError, OptionsError
-from thinwire.pipeline.options import ReplicaOptions
+from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import BucketMember, Listener
 
@@ -206,11 +206,11 @@ def test_four_bits_are_four_bits():
     [
         ("reuse", "reuse needs the indices of an activation"),
         ('ef(q(4), slot="sample")', "keeps a buffer for each sample, and a gradient is the sum over many; drop slot"),
-        ("ef21(q(4))", "keeps a buffer at both ends, and replicas keep errors at the sender; use ef"),
-        ("aqsgd(q(4))", "aqsgd(q(4)) keeps a buffer at both ends, and replicas keep errors at the sender; use ef"),
-        ("lowrank(4)", "starts each message from the last one, which replicas do not keep; use q or topk"),
-        ('ef(q(4), store="disk")', "must keep its buffers in memory between replicas; drop store"),
-        ("ef(q(4), store_bits=8)", "must keep errors in 32 or 16 bits between replicas, got store_bits=8"),
+        ("ef21(q(4))", "keeps a buffer at both ends, and sums of gradients keep errors at the sender; use ef"),
+        ("aqsgd(q(4))", "aqsgd(q(4)) keeps a buffer at both ends, and sums of gradients keep errors at the sender"),
+        ("lowrank(4)", "starts each message from the last one, which sums of gradients do not keep; use q or topk"),
+        ('ef(q(4), store="disk")', "must keep its buffers in memory for sums of gradients; drop store"),
+        ("ef(q(4), store_bits=8)", "must keep errors of sums in 32 or 16 bits, got store_bits=8"),
         ("q(99)", "q's bits must be an integer from 1 to 8, got 99"),
     ],
 )
@@ -219,3 +219,8 @@ def test_what_cannot_carry_gradients_is_refused(expression, said):
         ReplicaOptions(count=2, gradients=expression)
     assert all(mistake.startswith("replicas.gradients: ") for mistake in caught.value.mistakes)
     assert said in str(caught.value)
+    with pytest.raises(OptionsError) as shared:
+        CompressionOptions(shared=expression)
+    assert [mistake.replace("compression.shared", "replicas.gradients") for mistake in shared.value.mistakes] == list(
+        caught.value.mistakes
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.compress import SlotCounts
+from thinwire.compress import SlotCounts, parse
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import (
@@ -26,9 +26,9 @@ from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, 
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import connect
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import sync_of
 from thinwire.pipeline.trainer import Trainer
@@ -238,9 +238,8 @@ def shared_weights(setting, stages, where):
     """The weights that all stages share; None if they share none."""
     if not setting.shared:
         return None
-    copies = {stage.stage_index: list(stage.submod.parameters()) for stage in stages}
-    meters = {stage.stage_index: stage.meter for stage in stages}
-    return SharedWeights(range(setting.num_stages), copies, meters, where)
+    copies = {stage.stage_index: dict(stage.submod.named_parameters()) for stage in stages}
+    return SharedWeights(stages, copies, range(setting.num_stages), where, parse("none"), WireOptions())
 
 
 def make_trainer(rank, *, where=None, **options):

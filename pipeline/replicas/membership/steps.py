@@ -27,10 +27,10 @@ from thinwire.pipeline.replicas.member import InFull, Setting
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
+from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
-from thinwire.pipeline.shared import SharedWeights
 from thinwire.pipeline.stage import CompressedStage
 
 
