@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Self
@@ -242,9 +242,16 @@ def mistakes_of_sums(field: str, expression: str) -> list[str]:
     """A sentence for each reason why the codec of a field cannot carry gradients of weights that are added up."""
     try:
         method = compress.parse(expression)
-        method.check_channel("gradients")
+        mistakes: Sequence[str] = [sentence for holds, sentence in _rules_of_sums(method) if not holds]
+        if not mistakes:
+            method.check_channel("gradients")
     except compress.CodecError as error:
-        return [f"{field}: {mistake}" for mistake in error.mistakes]
+        mistakes = error.mistakes
+    return [f"{field}: {mistake}" for mistake in mistakes]
+
+
+def _rules_of_sums(method: compress.Method) -> list[tuple[bool, str]]:
+    """What must hold for gradients of weights, each with a sentence where it does not."""
     feedback = method.feedback
     rules = [
         (
@@ -272,7 +279,7 @@ def mistakes_of_sums(field: str, expression: str) -> list[str]:
                 f"{method} must keep errors of sums in 32 or 16 bits, got store_bits={feedback.store_bits}",
             ),
         ]
-    return [f"{field}: {sentence}" for holds, sentence in rules if not holds]
+    return rules
 
 
 def _method(expression: str) -> compress.Method:
