@@ -387,6 +387,7 @@ class CompressedStage(PipelineStage):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # buffers outlive the pass
     def _open_pass(self) -> None:
         """Open the pass at its first hook: count it, and post every receive it will need."""
         if self._open:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -121,7 +123,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
 
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Start sending the first `nbytes` of `buffer`."""
-        with reaching(what):
+        with reaching(what), _unrecorded():
             work = self._group.send([buffer[:nbytes]], self._peer, self._tag)
         self._pending.append((work, buffer, what))
 
@@ -142,7 +144,7 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         """Post `count` receives; gloo moves bytes only once the receiver has posted."""
         for _ in range(count):
             buffer = self._pool.take()
-            with reaching(what):
+            with reaching(what), _unrecorded():
                 work = self._group.recv([buffer], self._peer, self._tag)
             self._pending.append((work, buffer, what))
 
@@ -157,6 +159,16 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
     def give(self, buffer: Tensor) -> None:
         """A buffer that `receive` handed out."""
         self._pool.give(buffer)
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Keeps a message out of profiles: gloo writes into a profile that ended before the message was waited for."""
+    torch.autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch.autograd._enable_record_function(True)
 
 
 class reaching:

@@ -160,6 +160,7 @@ class Sender(ChannelEnd):
         self._finite_only = refuses_nonfinite(options, channel)
         self.observers: list[Observer] = []
 
+    @torch.inference_mode(False)  # buffers outlive the pass, and training could not write those of inference mode
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         """Encode one micro-batch's tuple into a frame, start to send it, and then update the buffers.
 
@@ -294,6 +295,7 @@ class Receiver(ChannelEnd):
             self._way.post(count - self._room, waiting)
             self._room = count
 
+    @torch.inference_mode(False)
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors, or into `room` if there is any.
 

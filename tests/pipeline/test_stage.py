@@ -93,6 +93,26 @@ def test_evaluation_before_between_and_after_training():
     assert last[2] == {"train": 8}
 
 
+@pytest.mark.parametrize("codec", ["none", "q(8)", "ef21(q(8))"])
+def test_training_follows_an_evaluation_in_inference_mode(codec, alone):
+    inputs, targets = batch()
+    found = []
+    for context in (torch.no_grad, torch.inference_mode):
+        modules, example = [layer(0), layer(1)], torch.empty(2, WIDTH, requires_grad=True)
+        wire = Wire(CompressionOptions(activations=codec, gradients=codec))
+        stages = [
+            CompressedStage(module, index, 2, torch.device("cpu"), input_args=example, output_args=example, wire=wire)
+            for index, module in enumerate(modules)
+        ]
+        schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
+        with context():
+            schedule.eval(inputs, target=targets)
+        for _ in range(2):
+            schedule.step(inputs, target=targets)
+        found.append([parameter.grad for module in modules for parameter in module.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def without_examples(rank):
     """The same step through torch's stage and ours, neither with examples, and ours by codec: gradients and bytes."""
     inputs, targets = batch()

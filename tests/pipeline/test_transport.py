@@ -47,6 +47,25 @@ def test_frames_arrive_in_order_in_buffers_of_the_largest_size():
     assert sent == [1000] * 4
 
 
+def profiled_frame(rank):
+    """What a profile has recorded that ended before its frame was waited for: torch crashes where that is the frame."""
+    ends = sender(10), receiver(10)
+    with torch.profiler.profile() as profile:
+        if rank == 0:
+            ends[0].send(ends[0].take(), 10, "sending")
+        else:
+            ends[1].post(1, "stage 1 was making room")
+        torch.ones(1).abs()
+    ends[0].flush() if rank == 0 else ends[1].receive("waiting")
+    return {event.key for event in profile.key_averages()}
+
+
+def test_a_frame_under_way_when_a_profile_ends_is_no_part_of_it():
+    for recorded in run(profiled_frame, 2):
+        assert "aten::abs" in recorded
+        assert not [name for name in recorded if "gloo" in name]
+
+
 def silent_peer(rank):
     if rank == 1:
         end = receiver(10, seconds=0.5)
