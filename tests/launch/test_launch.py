@@ -365,6 +365,7 @@ def test_ends_started_differently_both_list_every_difference(folder):
         return [*TORCHRUN, *where, "--master-addr", "127.0.0.1", "--master-port", port, *TRAIN, "tiny.yaml", *options]
 
     others = ["--training.seed=1", "--compression.gradients=q(6)", "--wire.checksum=false", "--optimizer.lr=0.02"]
+    others.append("--compression.shared=q(4)")
     with (
         started(node(0, "--output", "here"), folder) as here,
         started(node(1, *others, "--output", "there"), folder) as there,
@@ -376,6 +377,7 @@ def test_ends_started_differently_both_list_every_difference(folder):
         "gradients codec": ("'q(8, round=\"stochastic\")'", "'q(6)'"),
         "checksum": ("True", "False"),
         "optimizer.lr": ("0.01", "0.02"),
+        "compression.shared": ("'none'", "'q(4)'"),
     }
     for stage, command in enumerate((here, there)):
         head = (
