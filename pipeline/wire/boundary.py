@@ -244,18 +244,20 @@ class Sender(ChannelEnd):
 
     def _not_finite(self, what: str) -> NonFiniteError:
         return NonFiniteError(
-            f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or set wire.nonfinite "
-            f"to send to pass it on"
+            f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or pass it on, with "
+            f"wire.nonfinite send and a codec without feedback"
         )
 
 
 def refuses_nonfinite(options: WireOptions, channel: Channel) -> bool:
     """Whether NaN or infinity stops the run at a channel.
 
-    Gradients in float16 overflow now and then, because the loss is scaled up; then all stages skip the step.
+    Gradients in float16 overflow now and then, because the loss is scaled up; then all stages skip the step. Feedback
+    would keep what overflowed, for all steps to come.
     """
     scaled = channel.name == "gradients" and any(example.dtype == torch.float16 for example in channel.examples)
-    return options.nonfinite == "raise" and not scaled
+    keeps = any(method.feedback is not None for method in channel.methods)
+    return keeps or (options.nonfinite == "raise" and not scaled)
 
 
 LocalTime = Callable[[float], float | None]

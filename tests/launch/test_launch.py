@@ -315,7 +315,7 @@ def test_a_stage_that_raises_is_told_first(folder):
     assert last == LOST
     assert cause == (
         "stage 0 failed: stage 0 has NaN or infinity in the activations of micro-batch 0, train pass 1, over boundary "
-        "0; lower the learning rate, or set wire.nonfinite to send to pass it on"
+        "0; lower the learning rate, or pass it on, with wire.nonfinite send and a codec without feedback"
     )
     waiting = "lost a peer: stage 1 was (making room|waiting) for activations"
     assert re.match(rf"  stage 1 ({waiting}|was asked to stop: \w)", other), other  # it may be at the step before

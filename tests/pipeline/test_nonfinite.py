@@ -10,7 +10,7 @@ import torch
 
 from support.processes import outcomes_of, run
 from support.toy import make_trainer
-from thinwire.pipeline.errors import NonFiniteError, PeerError, WireError
+from thinwire.pipeline.errors import NonFiniteError, PeerError
 
 VALUES = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 BOUNDARIES = {"first": 0, "middle": 1}
@@ -18,7 +18,8 @@ CHANNELS = ("activations", "gradients")
 CODECS = {
     "none": {"activations": "none", "gradients": "none"},
     "default": {},
-    "feedback": {"activations": 'ef21(q(4), slot="sample")', "gradients": 'ef21(q(4), slot="sample")'},
+    "at both ends": {"activations": 'ef21(q(4), slot="sample")', "gradients": 'ef21(q(4), slot="sample")'},
+    "at the sender": {"activations": "ef(q(4))", "gradients": "ef(q(4))"},
 }
 SAMPLE, MICROBATCH = 1, 1
 """Of the first step: the one row that is not finite."""
@@ -130,15 +131,16 @@ def test_raise_stops_the_stage_that_would_send_it_and_names_the_tensor(place, tm
     assert lost and re.match(r"stage \d was (waiting|making room) for ", told), "the other process lost it"
     assert (tmp_path / "said").read_text() == (
         f"stage {sender} has NaN or infinity in the {channel} of micro-batch {MICROBATCH}, train pass 0, over boundary "
-        f"{number}; lower the learning rate, or set wire.nonfinite to send to pass it on"
+        f"{number}; lower the learning rate, or pass it on, with wire.nonfinite send and a codec without feedback"
     )
     simulated, _ = spoiled_trainer(0, "none", *place, simulated=True)
     with pytest.raises(NonFiniteError, match=re.escape((tmp_path / "said").read_text())):
         simulated.train(lambda record: None)
 
 
+@pytest.mark.parametrize("buffers", ["at both ends", "at the sender"])
 @pytest.mark.parametrize("place", PLACES, ids=", ".join)
-def test_no_buffer_of_feedback_takes_it_even_where_it_may_be_sent(place, alone):
-    trainer, _ = spoiled_trainer(0, "feedback", *place, simulated=True, wire={"nonfinite": "send"})
-    with pytest.raises(WireError, match="a payload must hold finite numbers, got NaN or infinity"):
+def test_no_buffer_of_feedback_takes_it_even_where_it_may_be_sent(place, buffers, alone):
+    trainer, _ = spoiled_trainer(0, buffers, *place, simulated=True, wire={"nonfinite": "send"})
+    with pytest.raises(NonFiniteError, match=r"or pass it on, with wire\.nonfinite send and a codec"):
         trainer.train(lambda record: None)
