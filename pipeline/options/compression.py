@@ -234,8 +234,8 @@ class CompressionOptions:
 
 def split_pair(text: str) -> tuple[str, str]:
     """The two expressions of `activations/gradients`. A single expression is used for both. Nothing is checked."""
-    activations, _, gradients = text.partition("/")
-    return activations.strip(), (gradients or activations).strip()
+    activations, slash, gradients = text.partition("/")
+    return activations.strip(), (gradients if slash else activations).strip()
 
 
 def mistakes_of_sums(field: str, expression: str) -> list[str]:

@@ -410,7 +410,7 @@ def compressed(codecs: str) -> Iterator[None]:
 
     Raises OptionsError if a codec cannot be used.
     """
-    activations, gradients = split_pair(codecs)
+    activations, gradients = split_pair(str(codecs))  # None, or a pair, is refused by its text
     try:
         compression = CompressionOptions(activations=activations, gradients=gradients)
     except OptionsError as error:

@@ -1,4 +1,5 @@
 import gc
+import re
 import warnings
 import weakref
 
@@ -334,11 +335,16 @@ def test_a_smaller_last_batch_between_two_steps_is_to_be_dropped(alone, examples
         schedule.step(inputs[:7], target=targets[:7])
 
 
-def test_a_wrong_codec_of_stages_without_a_wire_is_named_by_its_channel():
-    with (
-        pytest.raises(OptionsError, match=r"^compressed\('q\(4\)/q\(9\)'\): gradients: q's bits must"),
-        compressed("q(4)/q(9)"),
-    ):
+@pytest.mark.parametrize(
+    ("codecs", "told"),
+    [
+        ("q(4)/q(9)", "compressed('q(4)/q(9)'): gradients: q's bits must"),
+        ("q(4)/", "compressed('q(4)/'): gradients: '' is not a codec"),
+        (None, "compressed(None): activations and gradients: 'None' is not a codec"),
+    ],
+)
+def test_a_wrong_codec_of_stages_without_a_wire_is_named_by_its_channel(codecs, told):
+    with pytest.raises(OptionsError, match=f"^{re.escape(told)}"), compressed(codecs):
         pass
 
 
