@@ -23,6 +23,7 @@ from thinwire.errors import ThinwireWarning
 from thinwire.errors.names import first_of
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import require
+from thinwire.models.large_linear import add_in_place
 from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
@@ -175,6 +176,7 @@ class Stage(nn.Module):
         )
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
+        add_in_place(self.layers)
         self.precision, self.recompute, self.crosses = precision, recompute, crosses
         self.weights_dtype = torch.float32
         self.base: dict[str, str] = {}
