@@ -25,8 +25,10 @@ MOST_CLASSES = 1_000_000
 """The most classes: scores count each."""
 IGNORE = -100
 """The target that does not count."""
-_PART = 9 * 2**20
-"""The most logits that a loss computes with at a time: more than the 32 MiB up to which glibc keeps what is freed."""
+_WHOLE = 9 * 2**20
+"""The most logits that a loss computes with at once."""
+_PART = 2**20
+"""The most logits that it computes with at a time where there are more: 4 MiB in float32."""
 
 
 class WithLoss(NamedTuple):
@@ -236,7 +238,7 @@ def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
 
 def _cross_entropy_sum(output: Tensor, target: Tensor, smoothing: float) -> Tensor:
     logits, targets = output.flatten(0, -2), target.flatten()
-    if logits.numel() <= _PART:
+    if logits.numel() <= _WHOLE:
         return _cross_entropy(logits.float(), targets, smoothing)
     found: Tensor = CrossEntropyInParts.apply(logits, targets, smoothing)
     return found
@@ -260,8 +262,12 @@ class CrossEntropyInParts(torch.autograd.Function):
         """The summed loss, a float32 scalar, of logits [N, C] and targets [N]."""
         ctx.save_for_backward(logits, targets)
         ctx.smoothing = smoothing
-        parts = zip(*_in_parts(logits, targets), strict=True)
-        return torch.stack([_cross_entropy(some.float(), wanted, smoothing) for some, wanted in parts]).sum()
+        parts = list(zip(*_in_parts(logits, targets), strict=True))
+        # made before the parts: one made after each would lie where the next part could be
+        sums = logits.new_empty(len(parts), dtype=torch.float32)
+        for index, (some, wanted) in enumerate(parts):
+            sums[index] = _cross_entropy(some.float(), wanted, smoothing)
+        return sums.sum()
 
     @staticmethod
     @once_differentiable

@@ -63,6 +63,7 @@ def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, tar
     logits = output.detach().to(dtype).requires_grad_()
     whole = TASK.loss_sum(logits, target, smoothing)
     [expected] = torch.autograd.grad(whole / 7, logits)
+    monkeypatch.setattr(tasks, "_WHOLE", 4 * 11)
     monkeypatch.setattr(tasks, "_PART", 4 * 11)
     in_parts = TASK.loss_sum(logits, target, smoothing)
     [got] = torch.autograd.grad(in_parts / 7, logits)
@@ -73,12 +74,11 @@ def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, tar
 
 
 def test_a_loss_of_a_large_vocabulary_holds_the_logits_once_more(monkeypatch):
-    monkeypatch.setattr(tasks, "_PART", 2**19)
-    logits = torch.zeros(1, 64, 2**16, requires_grad=True)
-    target = torch.zeros(1, 64, dtype=torch.int64)
-    assert peak_bytes(lambda: TASK.loss_sum(logits, target).backward()) < 1.6 * logits.nbytes, "their gradient"
+    logits = torch.zeros(1, 256, 2**16, requires_grad=True)
+    target = torch.zeros(1, 256, dtype=torch.int64)
+    assert peak_bytes(lambda: TASK.loss_sum(logits, target).backward()) < 1.3 * logits.nbytes, "their gradient"
     with torch.no_grad():
-        assert peak_bytes(lambda: TASK.loss_sum(logits, target)) < 0.5 * logits.nbytes
+        assert peak_bytes(lambda: TASK.loss_sum(logits, target)) < 0.2 * logits.nbytes
 
 
 def test_the_sum_is_taken_in_float32():

@@ -366,6 +366,7 @@ def test_autocast_inside_stages_gives_the_gradients_of_the_model_under_autocast(
 
 
 def test_a_backward_is_split_also_where_the_loss_is_computed_in_parts(monkeypatch):
+    monkeypatch.setattr(tasks, "_WHOLE", 14)
     monkeypatch.setattr(tasks, "_PART", 14)
     leaf, linear = torch.randn(2, 3, 5, requires_grad=True), nn.Linear(5, 7)
 
