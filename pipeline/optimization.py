@@ -36,8 +36,8 @@ FIRST_SCALE = 2.0**16
 """The first factor, as in torch's GradScaler."""
 SCALE_GROWS_AFTER = 2000
 """Good steps in a row before the factor doubles, as there."""
-_PART = 2**22
-"""The elements of a gradient that are copied at a time."""
+_PART = 2**19
+"""The elements of a gradient that are copied at a time: 4 MiB in float64."""
 LEAST_SCALE = 1.0
 """The least factor: if gradients are not finite even so, the training itself diverges."""
 
