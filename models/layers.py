@@ -23,7 +23,7 @@ from thinwire.errors import ThinwireWarning
 from thinwire.errors.names import first_of
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import require
-from thinwire.models.large_linear import add_in_place
+from thinwire.models.large_weights import add_in_place
 from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed

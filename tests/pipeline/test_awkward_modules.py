@@ -25,7 +25,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.processes import run
-from thinwire.models import large_linear, tasks
+from thinwire.models import large_weights, tasks
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
 from thinwire.pipeline.split_backward import SplitBackward
@@ -382,9 +382,9 @@ def test_a_backward_is_split_also_where_the_loss_is_computed_in_parts(monkeypatc
 
 
 def test_a_split_backward_adds_to_the_gradient_of_a_large_layer_once(monkeypatch):
-    monkeypatch.setattr(large_linear, "LARGE", 35)
+    monkeypatch.setattr(large_weights, "LARGE", 35)
     leaf, linear = torch.randn(2, 3, 5, requires_grad=True), nn.Linear(5, 7, bias=False)
-    large_linear.add_in_place(linear)
+    large_weights.add_in_place(linear)
     wanted = torch.autograd.grad(linear(leaf).sum(), [leaf, linear.weight])
     linear.weight.grad = torch.ones(7, 5)
     split = SplitBackward([linear(leaf).sum()], [None], [leaf])
