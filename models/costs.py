@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from thinwire.models.errors import ModelError, require
+from thinwire.models.large_weights import added_in_place
 from thinwire.models.layers import (
     Blueprint,
     Layer,
@@ -25,7 +26,7 @@ from thinwire.models.layers import (
     parameters_on_meta,
     stage_output_examples,
 )
-from thinwire.models.precision import Precision
+from thinwire.models.precision import NARROW, Precision
 from thinwire.models.recompute import Recompute
 from thinwire.models.tensors import hold_weights
 
@@ -52,8 +53,9 @@ class LayerCost:
     """Bytes of the parameters that do not train."""
     working_bytes: int = 0
     """Bytes that a micro-batch takes beside all these while it is computed: the gradient of the largest parameter that
-    trains, before it is added to those of others; the outputs of a last layer and their gradient; and what a layer that
-    is computed again holds until then. A stage takes those of one layer at a time. 0 if costs were counted."""
+    trains, before it is added to those of others, if it is not added in place; the outputs of a last layer and their
+    gradient; and what a layer that is computed again holds until then. A stage takes those of one layer at a time. 0 if
+    costs were counted."""
 
     @property
     def compute(self) -> float:
@@ -294,8 +296,9 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _largest(stage: Stage) -> int:
-    """Bytes of the largest parameter that trains."""
-    return max((_nbytes([each]) for each in stage.parameters() if each.requires_grad), default=0)
+    """Bytes of the largest parameter that trains and whose gradient is not added up in place."""
+    in_place = added_in_place(stage, NARROW.get(stage.precision, stage.weights_dtype))
+    return max((each.nbytes for each in stage.parameters() if each.requires_grad and each not in in_place), default=0)
 
 
 def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

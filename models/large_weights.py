@@ -55,6 +55,15 @@ def add_in_place(module: nn.Module) -> None:
             each.__class__ = LargeEmbedding
 
 
+def added_in_place(module: nn.Module, products: torch.dtype) -> set[Tensor]:
+    """The weights of a module whose gradients are added up in place, where its products have this type."""
+    return {
+        each.weight
+        for each in module.modules()
+        if isinstance(each, LargeEmbedding) or (isinstance(each, LargeLinear) and each.weight.dtype == products)
+    }
+
+
 def _has_options(embedding: nn.Embedding) -> bool:
     of_rows = embedding.padding_idx is not None or embedding.max_norm is not None
     return of_rows or embedding.sparse or embedding.scale_grad_by_freq

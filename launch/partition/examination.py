@@ -33,6 +33,9 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
 
+_WITH_HOLES = 1.1
+"""The memory of a stage by that of its tensors: malloc keeps some free between them (measured/real-size.md)."""
+
 
 @dataclass(frozen=True)
 class MeasuredMachine:
@@ -145,11 +148,11 @@ def _machines(
     def machine(place: MeasuredMachine, limit: float, waiting: int) -> Machine:
         if counted:
             return Machine(costs=[cost.compute for cost in place.costs])
-        memory = [cost.memory(parameter_copies=copies, microbatches=waiting) / 1e9 for cost in place.costs]
+        memory = [cost.memory(parameter_copies=copies, microbatches=waiting) for cost in place.costs]
         return Machine(
             costs=[cost.compute for cost in place.costs],
-            memory=memory,
-            working=[(place.process_bytes + cost.working_bytes) / 1e9 for cost in place.costs],
+            memory=[_WITH_HOLES * nbytes / 1e9 for nbytes in memory],
+            working=[(place.process_bytes + _WITH_HOLES * cost.working_bytes) / 1e9 for cost in place.costs],
             memory_limit=limit,
         )
 

@@ -64,7 +64,7 @@ def test_costs_are_measured_and_links_counted(here, capsys):
         working = max(cost["working_bytes"] for cost in found["measured"]["costs"][: len(first)])
         process = found["measured"]["process_bytes"]
         assert process > 1e8, "torch"
-        assert best[0]["memory, MB"] == pytest.approx(memory + (working + process) / 1e6, rel=1e-9)
+        assert best[0]["memory, MB"] == pytest.approx(1.1 * (memory + working / 1e6) + process / 1e6, rel=1e-9)
     own, cut = found["fits"]
     assert own.startswith("the cut of the recipe fits: its stages need ") and own.count(" of 64 GB") == 3
     assert cut.startswith("the best cut fits: ")
@@ -139,10 +139,10 @@ def test_a_slow_machine_gets_fewer_layers_where_each_measured_its_own(here, caps
     (layers, _, best, *_), _ = asked(capsys, "--measured", "fast.json", "old/fast.json", "./fast.json")
     assert [row["measured in"] for row in best] == ["fast.json", "old/fast.json", "fast.json"]
     assert layers[0]["old/fast.json, ms"] == pytest.approx(90)
-    (_, _, best, *_), found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "0.00021", "1")
-    assert found["layers"] == [3, 1, 2] and best[1]["memory, MB"] <= 0.21
-    _, found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "1", "0.00021")
-    assert "does not fit: stage 2 needs 0.000" in found["fits"][0] and "GB and has 0.00021 GB" in found["fits"][0]
+    (_, _, best, *_), found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "0.000231", "1")
+    assert found["layers"] == [3, 1, 2] and best[1]["memory, MB"] <= 0.231
+    _, found = asked(capsys, "--measured", *["fast.json"] * 3, "--memory", "1", "1", "0.000231")
+    assert "does not fit: stage 2 needs 0.000" in found["fits"][0] and "GB and has 0.000231 GB" in found["fits"][0]
 
 
 def test_costs_of_other_microbatches_or_models_are_not_mixed(here, capsys):

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from support.pipelined import reset
+from thinwire.models import large_weights
 from thinwire.models.architectures.chain import Chain
 from thinwire.models.costs import LayerCost, count, measure
 from thinwire.models.errors import ModelError
@@ -45,6 +46,13 @@ def test_memory_is_exact():
     assert first.working_bytes == 4 * 24 + 2 * 4 * 20
     [again] = measure(blueprint_of(both=of_three), torch.randn(5, 6), recompute="block", repetitions=1, warmup=0)
     assert (again.activation_bytes, again.working_bytes) == (4 * 30, 4 * 20 + 4 * 24 + 2 * 4 * 15)
+
+
+def test_a_large_weight_needs_no_second_gradient_where_products_have_its_type(monkeypatch):
+    monkeypatch.setattr(large_weights, "LARGE", 12)
+    for precision, more in (("fp32", 0), ("bf16", 4 * 12)):
+        *_, last = measure(BLUEPRINT, torch.randn(5, 6), precision=precision, repetitions=1, warmup=0)
+        assert last.working_bytes == more + 2 * last.output_bytes
 
 
 def test_what_a_layer_holds_inside_counts():
