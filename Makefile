@@ -25,8 +25,7 @@ quickstart: $(VENV)/compiled ## Install Thinwire into .venv and train a small mo
 
 test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
 	@$(MAKE) --no-print-directory --jobs 4 --output-sync lint types browser $(VENV)/compiled-dev
-	$(BIN)/pytest $(WORKERS) --durations 10 -m "not alone"
-	$(BIN)/pytest -m alone $$(grep --recursive --files-with-matches --include="test_*.py" "mark.alone" tests)
+	$(BIN)/pytest $(WORKERS) --durations 10
 
 browser:
 	@sh tests/support/browser.sh

@@ -111,7 +111,6 @@ def test_an_evaluation_wants_codecs_by_name(folder, capsys):
     )
 
 
-@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_a_slow_direction_gets_no_milder_codec_than_a_fast_one(folder):

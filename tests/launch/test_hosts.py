@@ -78,7 +78,6 @@ def test_bytes_cross_the_wire_in_packets_and_are_counted_at_both_ends():
         assert 1e6 * (1 + 66 / (2 * 1448)) <= count <= 1e6 * 1.1
 
 
-@pytest.mark.alone
 @real
 def test_links_are_shaped_at_both_ends_and_can_be_changed():
     cluster = Cluster(PAIR)
@@ -95,7 +94,6 @@ def test_links_are_shaped_at_both_ends_and_can_be_changed():
             cluster.reshape(Links(num_hosts=3))
 
 
-@pytest.mark.alone
 @real
 def test_only_what_goes_over_a_link_of_its_own_takes_its_bucket():
     with Cluster(Links(num_hosts=3, bandwidth=200, overrides={(0, 1): 100})) as made:

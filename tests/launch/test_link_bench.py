@@ -82,7 +82,6 @@ def test_each_round_has_the_frames_of_one_exchange(tmp_path):
         assert frames == again and {channel for _, channel, _, _ in frames} == {"parts"}
 
 
-@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_every_contender_is_measured_at_every_bandwidth(capsys):
@@ -108,7 +107,6 @@ def test_every_contender_is_measured_at_every_bandwidth(capsys):
     assert found["command"].startswith("thinwire bench quickstart --model.config ")
 
 
-@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_replicas_are_measured_beside_their_limit(capsys):
@@ -302,7 +300,6 @@ def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
     assert hosts_of(command.process.pid) == set()
 
 
-@pytest.mark.alone
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
 def test_codecs_alone_at_one_ratio_of_the_table(capsys):
