@@ -30,7 +30,7 @@ test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then ch
 browser:
 	@sh tests/support/browser.sh
 
-test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: under two minutes.
+test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: about two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.
