@@ -67,7 +67,25 @@ def test_a_later_microbatch_computes_no_second_gradient(kind, large):
     with Computed(large.weight.shape) as computed:
         large(batch(kind, 1)).sum().backward()
     assert large.weight.grad is first
-    assert set(computed.names) - {"detach"} == {{"linear": "addmm_", "embedding": "index_put_"}[kind]}
+    assert set(computed.names) - {"detach"} == {{"linear": "addmm_", "embedding": "index_add_"}[kind]}
+
+
+def test_rows_are_added_up_in_one_order_by_several_threads(monkeypatch):
+    monkeypatch.setattr(large_weights, "LARGE", 1)
+    ids, found = torch.arange(1000) % 3, set()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            torch.manual_seed(0)
+            module = nn.Embedding(1000, 100)
+            add_in_place(module)
+            factor = torch.randn(1000, 100)
+            for _ in range(2):
+                (module(ids) * factor).sum().backward()
+            found.add(module.weight.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(1)
+    assert len(found) == 1
 
 
 def test_a_gradient_that_is_asked_for_is_returned_and_not_added(kind, large):
