@@ -1,10 +1,9 @@
-"""Send one message of a size that few have through an evaluation, and see that every value is where it belongs.
+"""Send one very large message from a stage to the next, and check every value that arrives.
 
     torchrun --nproc-per-node 2 docs/measured/large_frame.py none 1.1e9      # a frame of 2.2 GB, 17 GB of memory
     torchrun --nproc-per-node 2 docs/measured/large_frame.py "q(4)" 2.2e9    # more than 2^31 elements
 
-Rows of 1,000 bf16 values. Each row is the first one times a number that tells it from its neighbors, so the largest
-error beside a row's largest value says whether rows were mixed up.
+The message has rows of 1,000 bf16 values. Neighboring rows differ, so a row in the wrong place has a large error.
 """
 
 import resource

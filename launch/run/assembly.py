@@ -140,6 +140,13 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
     with showing("cutting the model"):
         prepared = _cut_model(recipe, data)
+    require(
+        (
+            bool(prepared.blueprint.shared) or parse(recipe.compression.shared) == parse("none"),
+            f"compression.shared must be none where no two stages hold the same weights, got "
+            f"{recipe.compression.shared}; drop it, or set model.tied: sum where the head is the embedding",
+        )
+    )
     if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)

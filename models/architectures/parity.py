@@ -159,7 +159,7 @@ def remembers(config: Any, task: TaskName) -> bool:
 
 
 def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor], *, with_aux_loss: bool) -> dict[str, Tensor]:
-    """What the uncut model computes, whose parameters get gradients; `with_aux_loss` says whether their loss counts."""
+    """What the uncut model computes, and gradients in its parameters; with its auxiliary loss, if that counts."""
     found = whole(input_ids=tokens, **side)
     loss = getattr(found, "aux_loss", None) if with_aux_loss else None
     return _backward(found.logits if loss is None else WithLoss(found.logits, loss))

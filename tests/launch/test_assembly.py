@@ -95,6 +95,13 @@ def test_what_becomes_of_tied_weights_is_said_before_training():
     assert narrow.endswith("each step sends 17 kB to sum its gradients over them through bf16")
 
 
+def test_a_codec_for_weights_that_no_two_stages_hold_is_refused():
+    with pytest.raises(
+        ModelError, match=r"compression.shared must be none where .*, got q\(8\); drop it, or set model.tied"
+    ):
+        prepared("--model.tied", "untie", "--compression.shared", "q(8)")
+
+
 @pytest.mark.parametrize(("vocabulary", "tied"), [(256, "sum"), (257, "untie")])
 def test_a_head_stays_tied_where_a_step_has_ten_times_more_tokens_than_the_vocabulary(vocabulary, tied):
     Path("text").write_bytes(bytes(range(32, 132)) * 60)

@@ -362,7 +362,18 @@ def test_ends_started_differently_both_list_every_difference(folder):
 
     def node(rank, *options):
         where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1]
-        return [*TORCHRUN, *where, "--master-addr", "127.0.0.1", "--master-port", port, *TRAIN, "tiny.yaml", *options]
+        return [
+            *TORCHRUN,
+            *where,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+            *TRAIN,
+            "tiny.yaml",
+            "--model.tied=sum",
+            *options,
+        ]
 
     others = ["--training.seed=1", "--compression.gradients=q(6)", "--wire.checksum=false", "--optimizer.lr=0.02"]
     others.append("--compression.shared=q(4)")
