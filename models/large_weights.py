@@ -133,13 +133,13 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
         """No gradient of the ids, and that of the weight."""
         ids, weight = ctx.saved_tensors
+        dense = torch.ops.aten.embedding_dense_backward
 
         def add(sum: Tensor) -> None:
             # each row once: several threads would add an id's gradients in any order
             used, places = ids.unique(return_inverse=True)
-            sum.index_add_(0, used, torch.ops.aten.embedding_dense_backward(gradient, places, len(used), -1, False))
+            sum.index_add_(0, used, dense(gradient, places, len(used), -1, False))
 
-        def whole() -> Tensor:
-            return torch.ops.aten.embedding_dense_backward(gradient, ids, weight.shape[0], -1, False)
-
-        return None, _settle(ctx.next_functions[1][0], weight, whole, add)
+        return None, _settle(
+            ctx.next_functions[1][0], weight, lambda: dense(gradient, ids, weight.shape[0], -1, False), add
+        )
