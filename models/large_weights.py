@@ -98,7 +98,8 @@ def _settle(node: Node, weight: Tensor, whole: Callable[[], Tensor], add: Callab
 class _Product(torch.autograd.Function):
     """A linear layer's product. Its backward may run once for the input and once for the weight."""
 
-    repeats = True
+    if torch.__version__ >= "2.13":  # torch 2.11 drops it between the two
+        repeats = True
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:

@@ -388,7 +388,9 @@ def test_a_split_backward_adds_to_the_gradient_of_a_large_layer_once(monkeypatch
     wanted = torch.autograd.grad(linear(leaf).sum(), [leaf, linear.weight])
     linear.weight.grad = torch.ones(7, 5)
     split = SplitBackward([linear(leaf).sum()], [None], [leaf])
-    assert split.is_possible
+    assert split.is_possible == (torch.__version__ >= "2.13"), "an older torch runs it whole"
+    if not split.is_possible:
+        return
     assert torch.equal(split.of_inputs()[0], wanted[0])
     assert torch.equal(linear.weight.grad, torch.ones(7, 5))
     split.of_weights()
