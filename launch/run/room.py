@@ -58,10 +58,9 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    kept = _BYTES["fp32"] * numbers_of_a_parameter(recipe)
-    if recipe.model.lora.rank is not None:  # the adapter itself is small
-        kept = _BYTES[recipe.model.dtype]
-    needed = parameters * replicas * kept
+    frozen = recipe.model.lora.rank is not None  # the adapter itself is small
+    numbers = 1 if frozen else numbers_of_a_parameter(recipe)
+    needed = parameters * replicas * numbers * _BYTES[recipe.model.dtype]
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
         raise OptionsError(
@@ -72,7 +71,7 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
 
 
 def numbers_of_a_parameter(recipe: Recipe) -> int:
-    """Numbers that training keeps for each parameter: itself, its gradient, its moments."""
+    """Numbers that training keeps for each parameter, of its dtype: itself, its gradient, its moments."""
     optimizer = recipe.optimizer
     if not _trains(recipe):
         return 1

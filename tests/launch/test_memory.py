@@ -85,12 +85,15 @@ def test_nothing_is_refused_that_may_work(needed, monkeypatch):
     assert needed() == 0
 
 
-@pytest.mark.parametrize(("dtype", "nbytes"), [("fp32", 4), ("bf16", 2), ("nf4", 0.5)])
-def test_frozen_weights_take_what_their_type_takes(dtype, nbytes, monkeypatch):
-    """Those of bf16 were counted as fp32, so a base that fits was refused."""
+@pytest.mark.parametrize(
+    ("dtype", "rank", "nbytes"),
+    [("fp32", 4, 4), ("bf16", 4, 2), ("nf4", 4, 0.5), ("fp32", None, 16), ("bf16", None, 8)],
+)
+def test_weights_take_what_their_type_takes(dtype, rank, nbytes, monkeypatch):
+    """Those of bf16 were counted as fp32, so a model that fits was refused. Gradients and moments are of that dtype."""
     monkeypatch.setattr(room, "count_parameters", lambda model: PARAMETERS)
-    lora = ModelOptions(weights="pretrained", dtype=dtype, lora=LoraOptions(rank=4))
-    wanted = replace(recipe.parse(["quickstart"]), model=lora)
+    model = ModelOptions(weights="pretrained", dtype=dtype, lora=LoraOptions(rank=rank))
+    wanted = replace(recipe.parse(["quickstart"]), model=model)
     monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS)
     room.check_memory(wanted, 1)
     monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS - 1)
