@@ -20,6 +20,7 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.measuring.meters import Section, spending
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.runner import Runner
@@ -80,7 +81,12 @@ class Trainer:
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
         reports: whether this process logs and prints for all.
         stopped: whether training ends before its last step, alike in all processes; set it after an evaluation.
+        asked: whether this process was asked to stop; if it is not None, each step ends with asking all processes.
+        anyone_asked: whether any was, when the last step ended.
     """
+
+    asked: Callable[[], bool] | None = None
+    anyone_asked = False
 
     def __init__(
         self,
@@ -156,6 +162,9 @@ class Trainer:
         losses_of_all, grad_norm = self.sync.step(self.update)
         self.done = self.sync.step_after(step)
         exchanged = self.sync.exchanges.end(step)
+        if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
+            with meters[0].section("neighbour", "waiting for the step of all stages"):
+                self.anyone_asked = collectives.anyone(self.placement, self.asked())
         seconds, spent = time.perf_counter() - started, spending(meters) - before
         return StepRecord(
             step=step,

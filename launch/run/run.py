@@ -80,6 +80,7 @@ class Run:
             self._saves.weights_if_due,
             self._saves.checkpoint_if_due,
         )
+        self.trainer.asked = self._is_asked if self.recipe.checkpoint.wanted else None
         self._done: int | None = None
 
     def go(self) -> None:
@@ -114,8 +115,8 @@ class Run:
         if self.reporting.is_out_of_patience and not self.trainer.stopped:
             self.trainer.stopped = True
             self.reporting.say_end(done)
-        if self.trains:
-            self._saves.stop_if_asked(done)
+        if self.trains and self.trainer.anyone_asked:
+            self._saves.stop(done)
 
     @contextmanager
     def _stopping(self, done: int) -> Iterator[None]:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safetensors import SafetensorError
-
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
@@ -190,10 +188,9 @@ class Saves:
             values = {"run": {"choices": choices}, "base": list(module.base.values())}
             try:
                 files[str(index)] = saving.write(index, module.saved_state(), values)
-            except (OSError, SafetensorError) as error:
+            except OSError as error:
                 return files, (
-                    f"the weights of stage {index} cannot be saved in {folder}: "
-                    f"{getattr(error, 'strerror', None) or error}; free some space; the weights before these are "
-                    f"still there, for all stages"
+                    f"the weights of stage {index} cannot be saved in {folder}: {error.strerror or error}; free some "
+                    f"space; the weights before these are still there, for all stages"
                 )
         return files, None

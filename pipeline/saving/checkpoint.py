@@ -40,12 +40,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync, write_durably
@@ -53,10 +54,10 @@ from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.models.checkpoint import WEIGHTS
-from thinwire.models.file_mode import follow_umask
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving.checkpoint_folder import (
+    DIGEST,
     MANIFEST,
     RETIRED,
     TENSORS,
@@ -74,6 +75,7 @@ from thinwire.pipeline.saving.checkpoint_folder import (
 )
 
 _POLL_SECONDS = 0.02
+_PIECE = 2**18
 _NICENESS = 10
 """How far behind training the thread that writes stands in the system's scheduler."""
 
@@ -312,7 +314,7 @@ class Checkpoints:
             write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
             of_stores |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
         with self._taking:
-            _save_tensors(folder, state.tensors | of_stores)
+            digests[TENSORS] = write_tensors(folder / TENSORS, state.tensors | of_stores)
             self._lent.pop(stage, None)
         return _complete_part(folder, state.values, digests)
 
@@ -415,7 +417,7 @@ class WeightsCheckpoint:
     def write(self, stage: int, weights: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, str]:
         """Write one stage's weights, named as in the unsplit model, and JSON values; the digests of the files by name.
 
-        OSError or SafetensorError if the disk has no room.
+        OSError if the disk has no room.
         """
         claim(self._folder, self._run)
         claim(self._path, self._run)
@@ -423,8 +425,8 @@ class WeightsCheckpoint:
         part = self._path / f"stage-{stage}"
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
-        _save_tensors(part, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()})
-        return _complete_part(part, values, {})
+        digest = write_tensors(part / TENSORS, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()})
+        return _complete_part(part, values, {TENSORS: digest})
 
     def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
         """Write the manifest, with the digests of all stages, and remove the checkpoint before. All have written."""
@@ -447,7 +449,6 @@ def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str
 
     `digests` has those that are known.
     """
-    sync(folder / TENSORS)
     sync(folder)
     write_durably(folder / VALUES, json.dumps(values).encode())
     return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
@@ -484,25 +485,43 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, as torch.distributed.checkpoint would.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors as a safetensors file, and wait until it is on the disk; its digest, as `digest_of` reads it.
 
-    Its own writer keeps Python's lock (the GIL) for seconds a gigabyte: the stage would neither train nor beat.
+    The file is hashed while it is written, in pieces of 256 KiB. The writer of safetensors takes whole tensors, for
+    which Linux may need several times as long, and its file would be read again; that of torch.distributed.checkpoint
+    keeps Python's lock (the GIL) for seconds a gigabyte, so that the stage would neither train nor beat.
     """
-    path = folder / TENSORS
-    save_file(_apart(tensors), path, metadata={"format": "pt"})
-    follow_umask(path)
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # so that all lie at multiples of it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _name_of(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    hashed = DIGEST()
+    with path.open("wb", buffering=0) as file:
+        for content in (len(text).to_bytes(8, "little") + text, *(tensor for _, tensor in ordered)):
+            whole = memoryview(content if isinstance(content, bytes) else _bytes_of(content))
+            for begin in range(0, len(whole), _PIECE):
+                piece = whole[begin : begin + _PIECE]
+                hashed.update(piece)
+                while piece:  # a disk that fills up takes a part
+                    piece = piece[file.write(piece) :]
+        os.fsync(file.fileno())
+    return hashed.hexdigest()
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, contiguous and each in memory of its own: a module may have a second name in a layer."""
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in taken else tensor.contiguous()
-        taken.add(memory)
-    return found
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    """What safetensors calls a dtype: the header of a file of it says so."""
+    return str(json.loads(save({"of": torch.empty(0, dtype=dtype)})[8:])["of"]["dtype"])
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in order; its own memory, if that is so on the CPU."""
+    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def _files_of(text: bytes, stage: int) -> dict[str, str]:

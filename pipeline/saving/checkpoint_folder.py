@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
 from safetensors import SafetensorError, safe_open
 
 from thinwire.compress.stores.marks import remove, stray
@@ -33,7 +34,9 @@ MANIFEST, RETIRED = "manifest.json", "retired.json"
 """The name of a manifest, and its name once its checkpoint is retired: only rows of stores stay of it."""
 MOST_RETIRED = 64
 """Parts of a stage in retired checkpoints; if there are more, the oldest are folded into the base."""
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
+DIGEST = xxhash.xxh3_128
+"""It tells damage, not an attack, and takes a tenth of the time of SHA-256."""
 _STEP = re.compile(r"step-[0-9]{8,18}")
 TENSORS, VALUES = "model-00001-of-00001.safetensors", "values.json"
 
@@ -383,7 +386,7 @@ def _needed(retired: Sequence[Path], oldest: Path) -> list[Path]:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file in hex; of a file of rows, that of their CRC-32.
+    """The XXH3 of a file in hex, 128 bits; of a file of rows, the SHA-256 of their CRC-32.
 
     Raises OSError, or StoreError if a file of rows has not the size of its rows.
     """
@@ -392,7 +395,7 @@ def digest_of(path: Path) -> str:
 
         return SavedRows.open(path).digest()
     with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, DIGEST).hexdigest()
 
 
 @contextmanager

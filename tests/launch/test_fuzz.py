@@ -17,9 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import safetensors.torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from support.damage import damage
 from support.faults.disk import Disk
@@ -150,16 +147,14 @@ class Fuzzed:
         for module in (reporting, outputs):
             patch.setattr(module, "dump", lambda _: self.text)
 
-        def saving(*args, **kwargs):
-            process.moment()
-            try:
-                disk.need_room()
-            except OSError as error:
-                raise SafetensorError(f"I/O error: {error.strerror}") from error
-            save_file(*args, **kwargs)
+        real_write = checkpoint.write_tensors
 
-        for module in (checkpoint, safetensors.torch):  # weights import it when they are saved
-            patch.setattr(module, "save_file", saving)
+        def write_tensors(path, tensors):
+            process.moment()
+            disk.need_room()
+            return real_write(path, tensors)
+
+        patch.setattr(checkpoint, "write_tensors", write_tensors)
 
         real_assemble, real_wait, real_step = run_module.assemble, checkpoint.Checkpoints.wait, Run._after_step
 

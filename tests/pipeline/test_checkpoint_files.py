@@ -1,17 +1,22 @@
 """Checkpoints as files: whole or nothing, whatever stops or damages their writing."""
 
 import errno
+import io
 import os
 import random
 import shutil
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import xxhash
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from support.checkpoint_process import Process, newest, saved_by_two, undisturbed
 from support.faults.disk import Disk
@@ -22,7 +27,8 @@ from thinwire.compress.stores.marks import MARK, claim
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving import checkpoint
-from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, manifests, step_folder
+from thinwire.pipeline.saving.checkpoint import write_tensors
+from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, TENSORS, digest_of, manifests, step_folder
 
 
 @pytest.mark.parametrize("medium", ["memory", "disk"])
@@ -358,3 +364,41 @@ def test_a_word_that_is_none_is_one_sentence(tmp_path, posted):
     process.save()
     with pytest.raises(CheckpointError, match="stage 1 must post what it has written, and posted something else"):
         process.checkpoints.wait()
+
+
+def test_a_file_of_tensors_is_what_safetensors_reads(tmp_path):
+    """All dtypes, strides, one memory under two names, no dimension, no element, and more than one piece."""
+    large = torch.arange(200_000, dtype=torch.float64)
+    tensors = {
+        "large": large,
+        "strided": large.view(400, 500).T[::3],
+        "again": large,
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3, dtype=torch.bfloat16),
+        **{
+            str(dtype): torch.arange(5).to(dtype)
+            for dtype in (torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+        },
+    }
+    path = tmp_path / TENSORS
+    digest = write_tensors(path, tensors)
+    assert digest == digest_of(path) == xxhash.xxh3_128(path.read_bytes()).hexdigest()
+    read = load_file(path)
+    assert set(read) == set(tensors)
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype and read[name].shape == tensor.shape
+        assert read[name].to(torch.float64).equal(tensor.to(torch.float64)), name
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_disk_that_takes_a_part_of_a_piece_gets_the_rest(tmp_path, monkeypatch):
+    class Slow(io.FileIO):
+        def write(self, piece):
+            return super().write(piece[:1000])
+
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path, "w"))
+    digest = write_tensors(tmp_path / TENSORS, {"large": torch.arange(10_000)})
+    monkeypatch.undo()
+    assert load_file(tmp_path / TENSORS)["large"].tolist() == list(range(10_000))
+    assert digest == digest_of(tmp_path / TENSORS)

@@ -228,14 +228,14 @@ def test_a_step_waits_for_the_tensors_that_are_being_written(alone, tmp_path, mo
     trainer.train_step(0)
     wanted = weights_of(trainer)
     checkpoints, begun = checkpoints_of(trainer, tmp_path, dist.HashStore()), threading.Event()
-    save_file = checkpoint.save_file
+    real_write = checkpoint.write_tensors
 
-    def slowly(tensors, *given, **named):
+    def slowly(path, tensors):
         begun.set()
         time.sleep(0.1)
-        save_file(tensors, *given, **named)
+        return real_write(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "save_file", slowly)
+    monkeypatch.setattr(checkpoint, "write_tensors", slowly)
     checkpoints.save(1, lambda: collect(trainer, checkpoints))
     assert begun.wait(30)
     trainer.train_step(1)

@@ -1,6 +1,7 @@
 """Training as the unsplit model does it: the loss of a batch, what each pass is, and what a step reports."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.sync import StepAlone, SumEachStep, Sync
 
 UNCOMPRESSED = {"activations": "none", "gradients": "none"}
@@ -192,3 +194,22 @@ def test_what_happens_between_backward_and_step_has_three_forms(alone, options, 
     assert type(trainer.sync) is form
     sent = {channel for stage in trainer.stages for _, channel, _ in stage.meter.sent}
     assert sent - {"activations", "gradients"} == channels
+
+
+def test_the_wait_for_the_step_of_other_stages_belongs_to_the_step(alone, monkeypatch):
+    """A last stage with few weights stood idle while others stepped, and that was in no step's seconds."""
+    trainer = make_trainer(0, num_stages=2, simulated=True, steps=2)
+    answers, doing = [False, True], []
+
+    def anyone(where, mine):
+        doing.append((trainer.stages[0].meter.doing, mine))
+        time.sleep(0.05)
+        return answers.pop(0)
+
+    monkeypatch.setattr(collectives, "anyone", anyone)
+    trainer.asked = lambda: True
+    for step, asked in enumerate((False, True)):
+        record = trainer.train_step(step)
+        assert trainer.anyone_asked is asked
+        assert record.sections["neighbour"] >= 0.05 and record.seconds >= 0.05
+    assert doing == 2 * [("waiting for the step of all stages", True)]
