@@ -5,8 +5,8 @@
     thinwire study report docs/measured/codecs.yaml
     python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png      # and speed.svg
 
-`bench-links.json` holds the two tables of the first command that the picture needs, as `bench-links.md` has them, and
-`codecs.json` the report of the study.
+`bench-links.json` holds the two tables of the first command that the picture needs, and `codecs.json` the report of the
+study. It prints the table of `bench-links.md`.
 """
 
 import sys
@@ -59,12 +59,31 @@ def draw_loss(axes: Axes, document: str) -> None:
     axes.legend(frameon=False, fontsize="small")
 
 
-def draw_speed(axes: Axes, document: str) -> None:
-    """The measured speed of each contender as a line with points, and its LIMIT as a dashed line."""
+def read_speeds(document: str) -> tuple[Table, dict[str, float]]:
+    """The speeds of a bench, and the goodput of each of its links in Mbit/s."""
     tables = read_document(document)[1]
     speeds = next(table for table in tables if "samples/s" in table.columns)
     links = next(table for table in tables if "goodput, Mbit/s" in table.columns)
-    goodput = dict(zip(column(links, "links"), column(links, "goodput, Mbit/s"), strict=True))
+    return speeds, dict(zip(column(links, "links"), column(links, "goodput, Mbit/s"), strict=True))
+
+
+def speed_table(document: str) -> str:
+    """Samples/s of each contender over each link, and in brackets the share of its LIMIT, as Markdown."""
+    speeds, goodput = read_speeds(document)
+    heads = (f"{link.removeprefix('as at ')}: {mbits:,g}" for link, mbits in goodput.items())
+    lines = [f"| samples/s (of LIMIT) | {' | '.join(heads)} | MB a step |", "|---" * (len(goodput) + 2) + "|"]
+    found = {(row[0], row[1]): dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows}
+    for who in dict.fromkeys(column(speeds, "who")):
+        own = [found[link, who] for link in goodput]
+        cells = (f"{row['samples/s']:.2f}" + (f" ({row['of LIMIT']:.2f})" if row["LIMIT"] else "") for row in own)
+        sent = own[0]["MB a step"]
+        lines.append(f"| {who if who.startswith('torch') else f'`{who}`'} | {' | '.join(cells)} | {sent or ''} |")
+    return "\n".join(lines)
+
+
+def draw_speed(axes: Axes, document: str) -> None:
+    """The measured speed of each contender as a line with points, and its LIMIT as a dashed line."""
+    speeds, goodput = read_speeds(document)
     measured = list(zip(*(column(speeds, name) for name in ("links", "who", "samples/s", "LIMIT")), strict=True))
     for contender, (label, colour) in LINES.items():
         points = sorted((goodput[link], speed, limit) for link, who, speed, limit in measured if who == contender)
@@ -85,6 +104,7 @@ def draw_speed(axes: Axes, document: str) -> None:
 
 if __name__ == "__main__":
     bench, study, target = map(Path, sys.argv[1:])
+    print(speed_table(bench.read_text()))
     figure = draw(bench.read_text(), study.read_text())
     for kind in (".png", ".svg"):
         figure.savefig(target.with_suffix(kind), metadata={"Date": None} if kind == ".svg" else None)
