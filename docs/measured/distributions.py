@@ -117,19 +117,6 @@ def _cell(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 
-def by_epoch(found: Mapping[str, Numbers]) -> str:
-    """The median over boundaries of some numbers, by epoch."""
-    shown = ("excess kurtosis", "energy of the largest 10 %", "largest channel / median")
-    lines = [f"| model | channel | epoch | {' | '.join(shown)} |", "|---|---|---:" + "|---:" * len(shown) + "|"]
-    for model, numbers in found.items():
-        for channel in CHANNELS:
-            for epoch, rows in numbers.items():
-                own = [row for (name, _), row in rows.items() if name == channel]
-                cells = [torch.tensor([row[what] for row in own]).median().item() for what in shown]
-                lines.append(f"| {model} | {channel} | {epoch:g} | {' | '.join(map(_cell, cells))} |")
-    return "\n".join(lines)
-
-
 def draw(title: str, tensors: Mapping[tuple[str, int], Tensor], numbers: Numbers, path: Path) -> None:
     """For each channel: how many values exceed a size, the size of each channel, and kurtosis by epoch."""
     figure = Figure(figsize=(13, 7), dpi=80, layout="constrained")
@@ -170,7 +157,6 @@ def main() -> None:
         }
         draw(title, tensors[EPOCHS[-1]], found[title], here / f"distributions-{title.lower()}.png")
         print(f"\n### {title}\n\n{table(found[title], EPOCHS[-1])}", flush=True)
-    print(f"\n{by_epoch(found)}")
     told = {
         title: {
             str(epoch): {f"{channel} {boundary}": without_nan(row) for (channel, boundary), row in rows.items()}

@@ -18,6 +18,8 @@ from thinwire.launch.shared.tables import read_document
 
 _TRAINED = {"frontier": "quickstart, a GPT", "frontier-resnet": "resnet-tiny"}
 """What each study trains, by the name of its report."""
+WORSE = 0.1
+"""Pairs that lose more nats are in the report alone."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +90,22 @@ def frontier(pairs: list[Pair]) -> list[Pair]:
 
 
 def table(pairs: list[Pair]) -> str:
-    """The pairs as Markdown."""
+    """The pairs as Markdown, without those that are off the frontier and lose more than `WORSE`."""
     best = frontier(pairs)
     lines = [
-        "| activations/gradients | bits | loss, on | off | more than none | spread | seeds | frontier |",
-        "|---" * 8 + "|",
+        "| activations/gradients | bits | loss, on | off | more than none | spread | frontier |",
+        "|---" * 7 + "|",
     ]
     for pair in pairs:
+        if pair not in best and pair.mean is not None and pair.mean > WORSE:
+            continue
         more, spread = (
             "" if value is None else text.format(value)
             for value, text in ((pair.mean, "{:+.3f}"), (pair.spread, "{:.3f}"))
         )
         bits = f"{pair.activations:.2f} / {pair.gradients:.2f}"
         marked = "yes" if pair in best else ""
-        lines.append(
-            f"| `{pair.name}` | {bits} | {pair.on:.3f} | {pair.off:.3f} | {more} | {spread} | {pair.seeds} | {marked} |"
-        )
+        lines.append(f"| `{pair.name}` | {bits} | {pair.on:.3f} | {pair.off:.3f} | {more} | {spread} | {marked} |")
     return "\n".join(lines)
 
 

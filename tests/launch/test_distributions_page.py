@@ -33,7 +33,6 @@ def test_the_tables_on_the_page_are_those_of_the_numbers():
     page, found = (MEASURED / "distributions.md").read_text(), numbers()
     for rows in found.values():
         assert SCRIPT["table"](rows, SCRIPT["EPOCHS"][-1]) in page
-    assert SCRIPT["by_epoch"](found) in page
 
 
 def test_known_tensors_have_known_measures():
