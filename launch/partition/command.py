@@ -1,4 +1,4 @@
-"""`thinwire partition RECIPE`: the cost of each layer, the cut of the recipe, and the best cut.
+"""`thinwire partition RECIPE`: the measured cost of each layer, the cut of the recipe, and the best cut.
 
 If a recipe gives no `pipeline.layers`, a run cuts the model by counted costs: every process must find the same cut, and
 measured times differ. To use the best cut of measured costs, give it as `pipeline.layers`. If stages are on different
@@ -18,11 +18,10 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, say, show
 
 PROG = "thinwire partition"
-SIZED_CODECS = ("none", "bf16", "q(4)/q(8)", "q(2)/q(6)", "topk(0.1)/reuse")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print layers, cuts and boundary bytes, as tables or as JSON, and return the exit status."""
+    """Print layers and cuts, as tables or as JSON, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG)
     from thinwire.launch.partition.examination import examine
@@ -45,13 +44,12 @@ def make_parser() -> Parser:
     """The options of the command itself."""
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} RECIPE [--count] [--bandwidth 100mbit] [--memory GB ...] [--measured FILE ...] "
-        "[--codec q(4) ...] [--json] [options of the recipe]",
+        usage=f"{PROG} RECIPE [--bandwidth 100mbit] [--memory GB ...] [--measured FILE ...] [--json] "
+        "[options of the recipe]",
         description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
         "stage or link is fastest.",
         takes_recipe=True,
     )
-    parser.add_argument("--count", action="store_true", help="count multiplications instead of measuring seconds")
     parser.add_argument(
         "--bandwidth",
         default="none",
@@ -71,12 +69,6 @@ def make_parser() -> Parser:
         metavar="FILE",
         help="measure nothing here: FILE is what `thinwire partition RECIPE --json` printed on the machine of a stage, "
         "one for each stage in their order",
-    )
-    parser.add_argument(
-        "--codec",
-        nargs="+",
-        default=list(SIZED_CODECS),
-        help="show the bytes of these codecs, as activations/gradients",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -10,28 +10,25 @@ import json
 import math
 import resource
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.room import numbers_of_a_parameter
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import codec_pair, frame_bytes
-from thinwire.models.costs import LayerCost, count, measure
+from thinwire.launch.timing.workload import frame_bytes
+from thinwire.models.costs import LayerCost, measure
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import Machine, boundary_seconds, partition_over
 from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options import CompressionOptions
 
 _WITH_HOLES = 1.1
 """The memory of a stage by that of its tensors: malloc keeps some free between them (measured/real-size.md)."""
@@ -71,37 +68,20 @@ def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
     """The costs of the layers, the cut of the recipe and the best cut."""
     bandwidth, num_stages = parse_bandwidth(options.bandwidth), prepared.recipe.pipeline.num_stages
     limits = _limits(options.memory, num_stages)
-    codecs = {expression: codec_pair(expression) for expression in options.codec}
-    if options.count and (bandwidth is not None or options.memory or options.measured):
-        raise OptionsError("--bandwidth, --memory and --measured need measured costs; remove --count")
     names = [layer.name for layer in prepared.blueprint.layers]
-    places = read_all(options.measured, num_stages, names) or [_here(prepared, counted=options.count)] * num_stages
-    outputs = stage_output_examples(
-        prepared.blueprint,
-        [range(index, index + 1) for index in range(len(names))],
-        prepared.inputs,
-        prepared.recipe.training.precision,
-        side=prepared.side,
-    )
-    machines = _machines(places, prepared, limits, counted=options.count)
-    cuts = partition_over(
-        machines,
-        boundary_costs=None if bandwidth is None else _boundary_costs(prepared, outputs[:-1], bandwidth),
-    )
-    several = len(set(places)) > 1
+    places = read_all(options.measured, num_stages, names) or [_here(prepared)] * num_stages
+    machines = _machines(places, prepared, limits)
+    cuts = partition_over(machines, boundary_costs=None if bandwidth is None else _boundary_costs(prepared, bandwidth))
     tables = [
-        _machines_table(places, cuts) if several else _layers_table(places[0], cuts, counted=options.count),
+        _machines_table(places, cuts) if len(set(places)) > 1 else _layers_table(places[0], cuts),
         _stages_table("the cut of the recipe", prepared.cuts, places, machines),
         _stages_table("the best cut for these costs", cuts, places, machines),
-        *(_boundaries_table(channel, outputs, cuts, codecs) for channel in CHANNELS),
     ]
     fits = []
     if options.memory:
         for name, shown in (("the cut of the recipe", prepared.cuts), ("the best cut", cuts)):
             fits.append(_fit(name, _sizes(shown, machines), limits))
-    return Examination(
-        tables, [len(cut) for cut in cuts], None if options.count or options.measured else places[0], fits
-    )
+    return Examination(tables, [len(cut) for cut in cuts], None if options.measured else places[0], fits)
 
 
 def _sizes(cuts: Sequence[range], machines: Sequence[Machine]) -> list[float]:
@@ -137,17 +117,13 @@ def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
     return gigabytes * (num_stages if len(gigabytes) == 1 else 1)
 
 
-def _machines(
-    places: Sequence[MeasuredMachine], prepared: Prepared, limits: Sequence[float], *, counted: bool
-) -> list[Machine]:
+def _machines(places: Sequence[MeasuredMachine], prepared: Prepared, limits: Sequence[float]) -> list[Machine]:
     """What the layers cost each stage; stages alike share one object."""
     pipeline, copies = prepared.recipe.pipeline, numbers_of_a_parameter(prepared.recipe)
     numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
     held = timetable(pipeline.schedule, *numbers).held_by_stage
 
     def machine(place: MeasuredMachine, limit: float, waiting: int) -> Machine:
-        if counted:
-            return Machine(costs=[cost.compute for cost in place.costs])
         memory = [cost.memory(parameter_copies=copies, microbatches=waiting) for cost in place.costs]
         return Machine(
             costs=[cost.compute for cost in place.costs],
@@ -161,18 +137,9 @@ def _machines(
     return [made[key] for key in keys]
 
 
-def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
-    """The cost of each layer for one micro-batch of the training data, counted or measured."""
+def _here(prepared: Prepared) -> MeasuredMachine:
+    """The cost of each layer for one micro-batch of the training data."""
     training = prepared.recipe.training
-    if counted:
-        costs = count(
-            prepared.blueprint,
-            prepared.inputs,
-            precision=training.precision,
-            recompute=training.recompute,
-            side=prepared.side,
-        )
-        return MeasuredMachine("", "", costs)
     torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
@@ -189,9 +156,16 @@ def _here(prepared: Prepared, *, counted: bool) -> MeasuredMachine:
     return MeasuredMachine("", described(device), costs, process_bytes)
 
 
-def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], bandwidth: float) -> list[float]:
+def _boundary_costs(prepared: Prepared, bandwidth: float) -> list[float]:
     """Seconds on the wire of one micro-batch, for a boundary after each layer, with the recipe's common codecs."""
     common = replace(prepared.recipe.compression, boundaries={}).without_auto("thinwire partition")
+    *outputs, _ = stage_output_examples(
+        prepared.blueprint,
+        [range(index, index + 1) for index in range(len(prepared.blueprint.layers))],
+        prepared.inputs,
+        prepared.recipe.training.precision,
+        side=prepared.side,
+    )
     return [
         boundary_seconds(
             frame_bytes(output, common, 0, "activations"), frame_bytes(output, common, 0, "gradients"), bandwidth
@@ -200,31 +174,22 @@ def _boundary_costs(prepared: Prepared, outputs: Sequence[tuple[Tensor, ...]], b
     ]
 
 
-def _layers_table(place: MeasuredMachine, cuts: Sequence[range], *, counted: bool) -> Table:
-    costs, stage_of = place.costs, _stage_of(cuts)
-    if counted:
-        columns = ["layer", "compute", "share", "weights, MB", "output, kB", "stage"]
-        total = sum(cost.compute for cost in costs)
-        rows: list[list[Value]] = [
-            [cost.name, cost.compute, cost.compute / total, cost.parameter_bytes / 1e6, cost.output_bytes / 1e3]
-            for cost in costs
+def _layers_table(place: MeasuredMachine, cuts: Sequence[range]) -> Table:
+    columns = ["layer", "forward, ms", "backward, ms", "weights, MB", "kept, MB", "output, kB", "stage"]
+    stage_of = _stage_of(cuts)
+    rows: list[list[Value]] = [
+        [
+            cost.name,
+            cost.forward * 1e3,
+            cost.backward * 1e3,
+            cost.parameter_bytes / 1e6,
+            (cost.activation_bytes or 0) / 1e6,
+            cost.output_bytes / 1e3,
+            stage_of[index],
         ]
-    else:
-        columns = ["layer", "forward, ms", "backward, ms", "weights, MB", "kept, MB", "output, kB", "stage"]
-        rows = [
-            [
-                cost.name,
-                cost.forward * 1e3,
-                cost.backward * 1e3,
-                cost.parameter_bytes / 1e6,
-                (cost.activation_bytes or 0) / 1e6,
-                cost.output_bytes / 1e3,
-            ]
-            for cost in costs
-        ]
-    how = "counted" if counted else f"measured in {place.name}" if place.name else "measured on this machine"
-    title = f"layers, for one micro-batch, {how}"
-    return Table(title, columns, [[*row, stage_of[index]] for index, row in enumerate(rows)])
+        for index, cost in enumerate(place.costs)
+    ]
+    return Table(f"layers, for one micro-batch, measured {f'in {place.name}' if place.name else 'here'}", columns, rows)
 
 
 def _machines_table(places: Sequence[MeasuredMachine], cuts: Sequence[range]) -> Table:
@@ -250,35 +215,17 @@ def _stages_table(
     machines: Sequence[Machine],
 ) -> Table:
     compute = [sum(place.costs[layer].compute for layer in cut) for place, cut in zip(places, cuts, strict=True)]
-    columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest"]
+    columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest", "memory, MB"]
     names = [cost.name for cost in places[0].costs]
     rows: list[list[Value]] = [
-        [stage, names[cut.start], names[cut.stop - 1], len(cut), compute[stage] / max(compute)]
-        for stage, cut in enumerate(cuts)
+        [stage, names[cut.start], names[cut.stop - 1], len(cut), compute[stage] / max(compute), 1e3 * size]
+        for (stage, cut), size in zip(enumerate(cuts), _sizes(cuts, machines), strict=True)
     ]
-    if machines[0].memory is not None:
-        columns.append("memory, MB")
-        for row, size in zip(rows, _sizes(cuts, machines), strict=True):
-            row.append(1e3 * size)
     if any(place.name for place in places):
         columns.append("measured in")
         for row, place in zip(rows, places, strict=True):
             row.append(place.name)
     return Table(title, columns, rows)
-
-
-def _boundaries_table(
-    channel: ChannelName,
-    outputs: Sequence[tuple[Tensor, ...]],
-    cuts: Sequence[range],
-    codecs: Mapping[str, CompressionOptions],
-) -> Table:
-    rows: list[list[Value]] = [
-        [index, *(frame_bytes(outputs[cut.stop - 1], codec, index, channel) for codec in codecs.values())]
-        for index, cut in enumerate(cuts[:-1])
-    ]
-    title = f"{channel} of a micro-batch over each boundary of the best cut, bytes"
-    return Table(title, ["boundary", *codecs], rows)
 
 
 def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> list[MeasuredMachine]:
