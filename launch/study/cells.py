@@ -3,7 +3,6 @@
 FOLDER/cells/ROW/seed-N/    the folder of a run, like any other
   cell.json                 what it was made from: fields of the recipe, data, code, machine
   log.txt                   what the run printed
-FOLDER/again/ROW/seed-N/    the same cell, trained a second time the other way: as processes, or as one
 """
 
 from __future__ import annotations
@@ -66,22 +65,15 @@ class Cell:
     """The arguments that the study gives; they come first."""
     base: Path | None = None
     """The folder of the cell whose last weights are the first of this one."""
-    again: bool = False
-    """Whether another folder has the same cell, trained the other way."""
 
     @property
     def name(self) -> str:
         """Its name in tables and messages."""
-        return f"{self.row}, seed {self.seed}{', again' if self.again else ''}"
+        return f"{self.row}, seed {self.seed}"
 
     def starting(self, weights: str) -> tuple[str, ...]:
         """The arguments, with these first weights if the cell starts with those of another."""
         return (*self.arguments, "--model.weights", weights) if self.base else self.arguments
-
-    def second(self, folder: Path) -> Cell:
-        """The same cell with a place of its own in the folder of the study, to be trained the other way."""
-        place = folder / "again" / self.folder.relative_to(folder / "cells")
-        return replace(self, folder=place, arguments=(*self.arguments, "--output", str(place)), again=True)
 
 
 @dataclass(frozen=True)
@@ -289,20 +281,3 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (OSError, ValueError):
         return {}
-
-
-def read_twice(cells: Sequence[Cell], folder: Path) -> list[tuple[Cell, str, str]]:
-    """The cells of a study's folder that were trained both ways to the end, with the same code.
-
-    With each are the digests of the weights that one process trained, and that several did.
-    """
-    found = []
-    for cell in cells:
-        places = (cell.folder, cell.second(folder).folder)
-        made = [read_json(place / "cell.json") for place in places]
-        ways = [next(iter(one.get("command", ())), "") for one in made]
-        if all(map(is_finished, places)) and made[0].get("origin") == made[1].get("origin"):
-            digests = {way: str(weights_digest(place)) for way, place in zip(ways, places, strict=True)}
-            if digests.keys() == {"simulate", "train"}:
-                found.append((cell, digests["simulate"], digests["train"]))
-    return found

@@ -26,7 +26,7 @@ from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
-from thinwire.launch.study.cells import Cell, Checked, State, cells_of, check, find, read_twice
+from thinwire.launch.study.cells import Cell, Checked, State, cells_of, check, find
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
 from thinwire.launch.study.engine import Job, Runner, run_jobs
 from thinwire.pipeline.errors import OptionsError
@@ -76,11 +76,9 @@ def _run(argv: Sequence[str]) -> int:
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
         return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
-    chosen = _chosen(cells_of(study, scale, folder, given), options.row, options.twice)
+    chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
-    firsts = {cell.row: cell for cell in reversed(chosen)}  # of each row, the cell of its first seed
-    twice = [firsts[row].second(folder) for row in dict.fromkeys(options.twice)]
-    jobs = [_job(one, options) for one in check([*chosen, *twice], PROG, study.score)]
+    jobs = [_job(one, options) for one in check(chosen, PROG, study.score)]
     at_once = options.jobs or max(1, cores() // max(job.cores for job in jobs))
     _print_states(jobs, folder, at_once)
     if options.check:
@@ -91,10 +89,6 @@ def _run(argv: Sequence[str]) -> int:
     with gathered_signals() as came:
         run_jobs(jobs, at_once, study, came)
     _conclude(jobs, folder, came)
-    for cell, one, several in read_twice(chosen, folder):
-        digests = f"{one[:16]}, several with {several[:16]}"
-        same = f"one process and several end with the same weights, digest {one[:16]}"
-        print(f"{cell.name}: {same if one == several else f'one process ends with the weights {digests}'}")
     where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
     asked = [word for option, value in where.items() if value for word in (option, value)]
     print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
@@ -113,7 +107,7 @@ def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: S
 
 def _of_trainings(options: argparse.Namespace) -> list[str]:
     """The options given that say how cells are trained."""
-    names = ("row", "jobs", "processes", "twice", "any_code", "check")
+    names = ("row", "jobs", "processes", "any_code", "check")
     return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
 
 
@@ -139,14 +133,6 @@ def make_parser() -> Parser:
     add("--row", action="append", default=[], metavar="ROW", help="run only this row; repeat the option for more rows")
     add(
         "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
-    )
-    add(
-        "--twice",
-        action="append",
-        default=[],
-        metavar="ROW",
-        help="train the first seed of this row a second time, as processes (with --processes: as one), and compare the "
-        "weights in the report; repeat the option for more rows",
     )
     add("--any-code", action="store_true", help="keep finished cells of another version of the code")
     add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
@@ -175,18 +161,16 @@ def _sets(own: Options, name: str) -> bool:
     return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
-def _chosen(cells: Sequence[Cell], rows: Sequence[str], twice: Sequence[str] = ()) -> list[Cell]:
+def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     """The cells of the named rows, or of all rows if none is named. OptionsError for names that no row has."""
     known = list(dict.fromkeys(cell.row for cell in cells))
-    asked = {**dict.fromkeys(rows, "--row"), **dict.fromkeys(twice, "--twice")}
-    if unknown := {row: option for row, option in asked.items() if row not in known}:
-        raise OptionsError(
-            [
-                f"{option} must be a row of the study at this scale, got {row!r}; known: {'; '.join(known)}"
-                for row, option in unknown.items()
-            ]
+    OptionsError.require(
+        *(
+            (row in known, f"--row must be a row of the study at this scale, got {row!r}; known: {'; '.join(known)}")
+            for row in dict.fromkeys(rows)
         )
-    needed = {cell.folder for cell in cells if not rows or cell.row in asked}
+    )
+    needed = {cell.folder for cell in cells if not rows or cell.row in rows}
     for cell in reversed(cells):  # a base stands before those that start with it
         needed |= {cell.base} if cell.base and cell.folder in needed else set()
     return [cell for cell in cells if cell.folder in needed]
@@ -194,7 +178,7 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str], twice: Sequence[str] = (
 
 def _job(checked: Checked, options: argparse.Namespace) -> Job:
     state, changed = find(checked, any_code=options.any_code)
-    command: Runner = "train" if options.processes != checked.cell.again else "simulate"
+    command: Runner = "train" if options.processes else "simulate"
     return Job(checked, state, command, changed, "finished" if state == "finished" else "waits")
 
 

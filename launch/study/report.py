@@ -26,7 +26,7 @@ from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
-from thinwire.launch.study.cells import Cell, cells_of, read_twice
+from thinwire.launch.study.cells import Cell, cells_of
 from thinwire.launch.study.curves import draw
 from thinwire.launch.study.definition import Options, Scale, Signal, Study, read_study
 from thinwire.launch.study.judge import Judged, judge
@@ -39,7 +39,6 @@ from thinwire.launch.study.tables import (
     missing_table,
     predictions_table,
     scores_table,
-    twice_table,
 )
 from thinwire.pipeline.errors import OptionsError
 
@@ -119,12 +118,10 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         shares = {cell: {signal: one["energy"] for signal, one in found.items()} for cell, found in energies.items()}
         results = results.join(DataFrame.from_dict(shares, orient="index", dtype=float), on="cell")
         judged = [judge(claim, results, study.all_rows) for claim in study.claims]
-        twice = read_twice(cells, folder)
         tables = [scores_table(study, rows, results)]
         tables += [claims_table(study, judged)] if judged else []
         tables += [energy_table(study, rows, energies)] if energies else []
         tables += [cells_table(study, results)] if len(results) else []
-        tables += [twice_table(twice)] if twice else []
         tables += [missing_table(missing)] if missing else []
         lost = f" {len(missing)} are missing: the last table names them." if missing else ""
         words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")

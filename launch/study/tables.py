@@ -135,15 +135,6 @@ def cells_table(study: Study, results: DataFrame) -> Table:
     return Table("Finished cells", columns, lines, note)
 
 
-def twice_table(pairs: Sequence[tuple[Cell, str, str]]) -> Table:
-    """A cell that was trained both ways a line."""
-    columns = ["row", "seed", "one process", "a process for each stage", "equal"]
-    lines: list[list[Value]] = [
-        [cell.row, cell.seed, one[:16], several[:16], "yes" if one == several else "no"] for cell, one, several in pairs
-    ]
-    return Table("Trained twice: digests of the weights", columns, lines)
-
-
 def missing_table(missing: Mapping[Cell, str]) -> Table:
     """A cell without a result a line."""
     lines: list[list[Value]] = [[cell.row, cell.seed, why] for cell, why in missing.items()]

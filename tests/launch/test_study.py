@@ -283,7 +283,6 @@ def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
         (["nobody"], "NAME must be a packaged study or the path of a YAML file, got 'nobody'"),
         (["mine.yaml", "--scale", "huge"], "--scale must be a scale of the study mine, got 'huge'"),
         (["mine.yaml", "--row", "ten bits"], "--row must be a row of the study at this scale, got 'ten bits'"),
-        (["mine.yaml", "--twice", "ten"], "--twice must be a row of the study at this scale, got 'ten'"),
         (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
         (["report", "mine.yaml"], "studies/mine/all does not exist; run the study first"),
         (["report", "mine.yaml", "--folder", "."], "--folder must name the folder of this study, and . has no cells"),
@@ -323,6 +322,12 @@ def test_a_check_lists_the_cells(here, capsys):
     assert shown[1:] == ["  none, seed 0: to begin, 6 steps", "  two bits, seed 0: to begin, 6 steps"]
 
 
+def _finished(report):
+    """The finished cells of a report, by row."""
+    table = next(table for table in report["tables"] if table["title"] == "Finished cells")
+    return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
@@ -340,11 +345,12 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     unfinished = (folder / "report.md").read_text()
     assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
     # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
-    again = completed([*THINWIRE, *long, "--jobs", "2", "--twice", "none"], here, timeout=600)
+    again = completed([*THINWIRE, *long, "--jobs", "2"], here, timeout=600)
     assert again.status == 0, again.stderr
-    assert "1 to go on from a checkpoint, 2 to begin" in again.stdout
+    assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
     assert "thinwire study report mine.yaml compares them" in again.stdout
-    assert "none, seed 0: one process and several end with the same weights, digest" in again.stdout
+    several = [*THINWIRE, *long, "--row", "none", "--processes", "--folder", "several"]
+    assert completed(several, here, timeout=600).status == 0
     assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
     assert not (cell / "checkpoints").exists()
     # 3. what is finished is not run again; what was made by another recipe is
@@ -361,9 +367,10 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     line = dict(zip(scores["columns"], scores["rows"][1], strict=True))
     assert line["row"] == "two bits" and line["published on"] == 3.5 and line["seeds"] == 1
     assert 2 < line["bits, activations"] < 8 < line["bits, gradients"] < 14  # with the headers of tiny frames
-    twice = next(table for table in report["tables"] if "twice" in table["title"])
-    (row, _, simulated, processes, equal), *others = twice["rows"]
-    assert (row, simulated, equal, others) == ("none", processes, "yes", []) and len(simulated) == 16
+    assert cli.main(["study", "report", "mine.yaml", "--folder", "several"]) == 0
+    processes = json.loads((here / "several/report.json").read_text())
+    digests = [_finished(each)["none"]["weights digest"] for each in (report, processes)]
+    assert digests[0] == digests[1] and len(digests[0]) == 16
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert "data:image/png;base64," in (folder / "report.html").read_text()
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
