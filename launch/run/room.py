@@ -58,8 +58,11 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
     held = machine_memory()
     if parameters is None or held is None:
         return
-    frozen = recipe.model.lora.rank is not None  # the adapter itself is small
-    numbers = 1 if frozen else numbers_of_a_parameter(recipe)
+    numbers = numbers_of_a_parameter(recipe)
+    if recipe.model.lora.rank is not None:  # the adapter itself is small
+        numbers = 1
+    elif recipe.optimizer.of_another:  # it may keep less than adamw, such as moments of 8 bits
+        numbers = min(numbers, 2)
     needed = parameters * replicas * numbers * _BYTES[recipe.model.dtype]
     if needed > held:
         of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""

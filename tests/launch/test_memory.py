@@ -73,6 +73,7 @@ def test_what_training_keeps_for_a_parameter(needed):
     plain = {"name": "sgd", "weight_decay": 0.1}
     assert needed(optimizer=plain) == 3
     assert needed(optimizer={**plain, "momentum": 0.0}) == 2
+    assert needed(optimizer={"name": "Adafactor", "betas": None, "eps": None, "momentum": None}) == 2
     assert needed(training={"steps": 0}) == 1
     assert needed(training={"steps": 0, "epochs": 2}) == 4
 
