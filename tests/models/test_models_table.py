@@ -52,22 +52,31 @@ def models_of():
     return found
 
 
-def row(models_of, title, kind, members):
-    """A line of the table: "yes" of a single model, of many the names of those that were tried."""
-    cells = []
+def cells(models_of, members):
+    """What was tried: "yes" of a single model, of many the names of those that were."""
     for tests in SHOWN.values():
         tried = sorted(members & set().union(*(models_of[test] for test in tests)))
-        cells.append(", ".join(f"`{name}`" for name in tried) if len(members) > 1 else "yes" if tried else "-")
-    return f"| {title} | {kind} | {' | '.join(cells)} |"
+        yield ", ".join(f"`{name}`" for name in tried) if len(members) > 1 else "yes" if tried else "-"
+
+
+def row(models_of, title, kind, members):
+    """A line of the table."""
+    return f"| {title} | {kind} | {' | '.join(cells(models_of, members))} |"
 
 
 def table(models_of):
-    kinds = {"causal-lm": "language model", "classification": "classifier of text"}
+    kinds = {"causal-lm": "language models", "classification": "classifiers of text"}
     vits = {name for name in VISION if name.startswith("vit")}
+    alike = {}  # kind and what was tried -> families
+    for name, case in ALL.items():
+        alike.setdefault((kinds[case.task], *cells(models_of, {name})), []).append(case.family)
     return [
         f"| model | kind | {' | '.join(SHOWN)} |",
         "|---" * (2 + len(SHOWN)) + "|",
-        *(row(models_of, f"`{case.family}`", kinds[case.task], {name}) for name, case in ALL.items()),
+        *(
+            f"| {', '.join(map('`{}`'.format, sorted(names)))} | {' | '.join(shown)} |"
+            for shown, names in alike.items()
+        ),
         row(models_of, "ResNet, ResNeXt, wide ResNet of torchvision", "classifier of images", set(VISION) - vits),
         row(models_of, "ViT of torchvision", "classifier of images", vits),
         row(models_of, f"`{FACTORY}`, your own layers", "any", {FACTORY}),
