@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from thinwire.errors.files import read_text
-from thinwire.launch.run.logs.files import pieces
+from thinwire.errors.files import read_lines, read_text
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
@@ -82,21 +81,21 @@ def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
 def _read_run(folder: Path) -> RunFiles:
     mistakes: list[str] = []
 
-    def part(name: str, parse: Any, missing: Any = None) -> Any:
+    def part(name: str, take: Callable[[Path], Any], missing: Any = None) -> Any:
         path = folder / name
         if missing is not None and not path.exists():
             return missing
         try:
-            return parse(read_text(path))
+            return take(path)
         except OptionsError as error:
             mistakes.extend(error.mistakes)
         except (OSError, ValueError, RecursionError) as error:
             mistakes.append(f"{path} cannot be read: {' '.join(str(error).split())}")
         return None
 
-    summary, recipe = part("summary.json", _summary), part("recipe.yaml", partial(_recipe, folder))
+    summary, recipe = part("summary.json", _summary), part("recipe.yaml", _recipe)
     steps, evaluations, answers = (
-        [line for piece in pieces(folder / name) for line in part(piece.name, _json_lines, missing) or ()]
+        part(name, _json_lines, missing)
         for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []), ("answers.jsonl", []))
     )
     if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
@@ -134,18 +133,19 @@ def _read_document(path: Path) -> Document:
         raise OptionsError(f"{path} holds no tables: {error}") from error
 
 
-def _summary(text: str) -> Mapping[str, Any]:
-    found = json.loads(text)
+def _summary(path: Path) -> Mapping[str, Any]:
+    found = json.loads(read_text(path))
     return found if isinstance(found, Mapping) else {}
 
 
-def _recipe(folder: Path, text: str) -> str:
+def _recipe(path: Path) -> str:
     """The text of a recipe. OptionsError if it has no fields."""
-    found = load_yaml(text, str(folder / "recipe.yaml"))
+    text = read_text(path)
+    found = load_yaml(text, str(path))
     if not isinstance(found, Mapping) or not isinstance(found.get("pipeline"), Mapping):
-        raise OptionsError(f"{folder / 'recipe.yaml'} must hold the fields of a recipe")
+        raise OptionsError(f"{path} must hold the fields of a recipe")
     return text
 
 
-def _json_lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines()]
+def _json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in read_lines(path)]

@@ -28,7 +28,6 @@ WITHOUT_EFFECT = (
     "output",
     "save_every",
     "wait_for_space",
-    "rotate_logs",
     "logging",
     "checkpoint.",
     "wire.",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.stores.marks import MARK, claim, obstacle, remove, run_of, stray
 from thinwire.errors.files import read_text
-from thinwire.launch.run.logs.files import is_empty, numbered
+from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, remove_leftovers, weights_folder
 from thinwire.launch.run.yaml_text import load_yaml
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
 
 _LOGS = ("metrics", "evaluations", "exchanges", "answers")
-_FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS), *map(numbered, _LOGS))
-"""The files that a run writes into its folder, as patterns."""
+_FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS))
+"""The files that a run writes into its folder."""
 _REPLACED, _REPLACING = "replaced", "replacing"
 """A run that another one replaces, until that one has saved; and its name while it is moved there."""
 _FOLDERS = ("weights", "best", "model", "tensorboard", "trace", _REPLACED, _REPLACING)

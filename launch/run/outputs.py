@@ -3,7 +3,7 @@
 runs/NAME/
   written-by-thinwire.txt   the mark of the run; a run replaces and removes nothing without one (`marks.py`)
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
-  metrics.jsonl         one line for each step; metrics-00001.jsonl and so on are older lines (`logs/files.py`)
+  metrics.jsonl         one line for each step (`logs/files.py`)
   tensorboard/          the same curves
   weights/              a checkpoint of the newest weights (`weights.py`)
   best/                 one of the weights with the best held-out score, if the recipe asks for it
@@ -28,7 +28,7 @@ from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
-from thinwire.launch.run.logs.files import FULL, pieces
+from thinwire.launch.run.logs.files import FULL
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.exit_codes import FailedError
@@ -60,8 +60,8 @@ def remove_earlier(recipe: Recipe) -> None:
     (recipe.folder / "summary.json").unlink(missing_ok=True)
     remove(best_folder(recipe.folder))
     kept = {"exchanges.jsonl": recipe.replicas.count > 1, "answers.jsonl": bool(recipe.training.prompts)}
-    for path in (path for name, stays in kept.items() if not stays for path in pieces(recipe.folder / name)):
-        path.unlink(missing_ok=True)
+    for name in (name for name, stays in kept.items() if not stays):
+        (recipe.folder / name).unlink(missing_ok=True)
 
 
 def save_recipe(recipe: Recipe) -> None:

@@ -7,7 +7,6 @@ raised together, before any process group starts.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -79,9 +78,6 @@ class Recipe:
     """Steps between saves of the weights; 0 saves only at the end."""
     wait_for_space: float = 3600.0
     """Seconds that a run waits for space if a disk is full at a save, with its weights in memory; 0 stops at once."""
-    rotate_logs: float = 64.0
-    """Megabytes that metrics.jsonl, and each file of TensorBoard's curves, may have before a new one begins; 0 for no
-    limit. Older lines stay in metrics-00001.jsonl and so on."""
     logging: list[str] = field(default_factory=list)
     """Where the curves go too: wandb, trackio, or module:function, which gets a dict of numbers by name, with the step,
     after each step and evaluation."""
@@ -110,8 +106,6 @@ class Recipe:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
         if not 0 <= self.wait_for_space <= MOST_WAITING:
             mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
-        if not 0 <= self.rotate_logs < math.inf:
-            mistakes.append(f"rotate_logs must be a number of megabytes, or 0, got {self.rotate_logs}")
         if self.training.best is not None and self.replicas.elastic:
             mistakes.append("training.best must be null for replicas.membership elastic, whose replicas score alone")
         unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)

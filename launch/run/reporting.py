@@ -91,14 +91,12 @@ class Reporting:
         if self._trainer.reports:
             # without lines of what the checkpoint does not hold: that is done again
             with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
-                several, limit = self._recipe.replicas.count > 1, self._recipe.rotate_logs
                 hooks = Hooks(self._recipe, self._run) if self._recipe.logging else None
                 self._log = MetricsLog(
                     self._recipe.folder,
                     self._first,
-                    limit,
                     self.evaluated or 0,
-                    replicas=several,
+                    replicas=self._recipe.replicas.count > 1,
                     prompts=bool(self._recipe.training.prompts),
                     hooks=hooks,
                 )

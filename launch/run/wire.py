@@ -25,7 +25,6 @@ _OWN = (
     "description",
     "output",
     "wait_for_space",
-    "rotate_logs",
     "logging",
     "compression.",  # compared by both ends of each boundary
     "wire.",

@@ -104,7 +104,7 @@ def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkey
     "name",
     [
         *("model/net.py", "tensorboard/mine", "trace/stages.txt", "weights/step-00000002/mine", "model"),
-        *("loss.png", "recipe.yaml", "summary.json", "evaluations.jsonl", "metrics.jsonl", "metrics-00001.jsonl"),
+        *("loss.png", "recipe.yaml", "summary.json", "evaluations.jsonl", "metrics.jsonl"),
     ],
 )
 def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, overwrite):

@@ -1,4 +1,4 @@
-"""The logs of a run: numbered files when they are large, and what a full disk does to them."""
+"""The logs of a run, and what a full disk does to them."""
 
 import errno
 import json
@@ -18,8 +18,7 @@ from thinwire.launch import cli
 from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe, room
 from thinwire.launch.run.folders import mark, set_aside
-from thinwire.launch.run.logs import files
-from thinwire.launch.run.logs.files import LogFile, keep_lines, number, pieces, read_lines
+from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
@@ -37,9 +36,8 @@ def entry(step):
     return (json.dumps({"step": step}) + "\n").encode()
 
 
-def filled(path, steps, limit=30):
-    """A log of lines of 12 bytes, two to a file."""
-    log = LogFile(path, limit, number)
+def filled(path, steps):
+    log = LogFile(path)
     for step in steps:
         log.add(entry(step))
     log.close()
@@ -47,20 +45,6 @@ def filled(path, steps, limit=30):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_large_log_is_closed_and_numbered(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    filled(path, range(5))
-    assert names(tmp_path) == ["metrics-00001.jsonl", "metrics-00002.jsonl", "metrics.jsonl"]
-    assert [piece.read_bytes() for piece in pieces(path)] == [
-        entry(0) + entry(1),
-        entry(2) + entry(3),
-        entry(4),
-    ]
-    filled(path, [5, 6])
-    assert [line["step"] for line in read_lines(path)] == list(range(7))
-    assert names(tmp_path)[2] == "metrics-00003.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -83,15 +67,14 @@ def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options,
     assert {path.name for path in folder.glob("replaced/replica-*")} == {f"replica-{n}" for n in {1, 2, 3} - kept}
 
 
-@pytest.mark.parametrize("first", range(8))
-def test_lines_that_stay_are_kept_over_all_files(tmp_path, first):
+@pytest.mark.parametrize("first", [0, 3, 7])
+def test_lines_that_stay_are_kept_and_half_a_line_is_not(tmp_path, first):
     path = tmp_path / "metrics.jsonl"
     filled(path, range(7))
     with path.open("a") as file:
         file.write('{"step": 7')
     kept = keep_lines(path, lambda line: line["step"] < first)
     assert [line["step"] for line in kept] == [line["step"] for line in read_lines(path)] == list(range(first))
-    assert all(piece == path or piece.stat().st_size for piece in pieces(path))
     filled(path, range(first, 9))
     assert [line["step"] for line in read_lines(path)] == list(range(9))
 
@@ -115,7 +98,7 @@ class Full:
 
 def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = LogFile(path, 0, number)
+    log = LogFile(path)
     log._file = Full(log._file, 20)
     for step in range(4):
         log.add(entry(step))
@@ -129,29 +112,11 @@ def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_pa
     assert path.read_bytes() == b"".join(map(entry, range(5)))
 
 
-def test_a_next_file_that_cannot_begin_is_tried_again(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    log = LogFile(path, 12, number, lambda: b"\n")
-    real, refusals = files._opened, [OSError(errno.ENOSPC, "No space left on device")] * 2
-
-    def full(place):
-        if refusals:
-            raise refusals.pop()
-        return real(place)
-
-    monkeypatch.setattr(files, "_opened", full)
-    for step in range(4):
-        log.add(entry(step))
-    log.close()
-    assert [line["step"] for line in read_lines(path)] == list(range(4))
-    assert not refusals and len(pieces(path)) == 4
-
-
 def test_a_moved_file_is_not_put_back_in_part(tmp_path):
     """A disk that was nearly full took a part of the lines, and nobody was told that the others were gone."""
     with mounted(tmp_path / "small", "size=64k") as small:
         path = small / "metrics.jsonl"
-        log = LogFile(path, 0, number)
+        log = LogFile(path)
         log.add(bytes(40 << 10))
         path.unlink()
         with pytest.raises(OSError, match="No space left"):
@@ -193,12 +158,12 @@ def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(t
 
 def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):
     for first, last in ((0, 6), (4, 9)):
-        log = MetricsLog(tmp_path, first, limit=0.001)
+        log = MetricsLog(tmp_path, first)
         log.recipe("name: x")
         for step in range(first, last):
             log.step(record(step))
         log.close()
-    assert len(names(tmp_path / "tensorboard")) > 2
+    assert len(names(tmp_path / "tensorboard")) == 3, "one each, and the mark"
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     points = [(point.step, point.value) for point in events.Scalars("train/loss")]
@@ -208,14 +173,13 @@ def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_numbered_logs_goes_on_and_is_reported_as_any_other(tmp_path, monkeypatch, capsys):
+def test_a_run_that_goes_on_is_reported_as_any_other(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_recipe(tmp_path)
     same = ["--training.evaluate_every", "1 steps", "--optimizer.schedule", "constant"]
-    options = ["--rotate_logs", "0.001", "--checkpoint.every", "2 steps", *same]
+    options = ["--checkpoint.every", "2 steps", *same]
     ran("--output", "run", "--training.steps", "5", *options)
     folder = ran("--output", "run", "--training.steps", "9", *options).recipe.folder
-    assert len(pieces(folder / "metrics.jsonl")) > 2
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == list(range(9))
     whole = ran("--output", "whole", "--training.steps", "9", *same).recipe.folder
     (one, other), _ = read([folder, whole])

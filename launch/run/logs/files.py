@@ -1,11 +1,6 @@
-"""Files that only grow. A full disk holds nothing up, and a large file is closed and numbered.
+"""Files that only grow. A full disk holds nothing up.
 
-    metrics-00001.jsonl    closed, the oldest lines
-    metrics-00002.jsonl    closed
-    metrics.jsonl          the newest lines
-
-A closed file does not change while the run goes on. Entries that the disk has no room for stay in memory, in order,
-until it has. No file holds a part of an entry.
+Entries that the disk has no room for stay in memory, in order, until it has. No file holds a part of an entry.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +28,13 @@ class LogFile:
 
     Args:
         path: the file. If it exists, it grows from its end.
-        limit: bytes that a file may have before the next one begins; 0 for no limit.
-        follow: makes room for the next file, and returns its path; the argument is the path of the one that is full.
-        begin: what every file begins with.
     """
 
-    def __init__(
-        self, path: Path, limit: int, follow: Callable[[Path], Path], begin: Callable[[], bytes] = bytes
-    ) -> None:
-        self._path, self._limit, self._follow, self._begin = path, limit, follow, begin
-        self._file = _opened(path)
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, _opened(path)
         self._size = self._file.tell()
-        self._empty = 0  # the size of a file with no entries
         self._torn = False
         self._waiting: deque[bytes] = deque()
-        if not self._size:
-            self._empty = len(header := begin())
-            self.add(header)
 
     @property
     def waiting(self) -> int:
@@ -87,8 +71,6 @@ class LogFile:
     def write(self) -> None:
         """Write what waits. OSError if there is no room for it."""
         while self._waiting:
-            if self._limit and self._size > self._empty and self._size + len(self._waiting[0]) > self._limit:
-                self._begin_next()
             self._append(self._waiting[0])
             self._waiting.popleft()
 
@@ -109,14 +91,6 @@ class LogFile:
         self._file.close()
         self._file = _opened(self._path)
         return True
-
-    def _begin_next(self) -> None:
-        os.fsync(self._file.fileno())
-        self._path = self._follow(self._path)
-        fresh = _opened(self._path)
-        self._file.close()
-        self._waiting.appendleft(header := self._begin())
-        self._file, self._size, self._empty = fresh, 0, len(header)
 
     def _append(self, entry: bytes) -> None:
         self._mend()
@@ -149,51 +123,26 @@ def _sync_and_close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def number(path: Path) -> Path:
-    """Give a full file its number; its own path is that of the next file."""
-    with suppress(FileNotFoundError):  # it has its number, but the disk had no room for the next file
-        places = (path.with_stem(f"{path.stem}-{index:05d}") for index in count(1))
-        path.rename(next(place for place in places if not place.exists()))
-    return path
-
-
-def pieces(path: Path) -> list[Path]:
-    """The files of a log, the oldest first; the last one is the path itself, even where nothing is there."""
-    closed = sorted(path.parent.glob(numbered(path.stem)))
-    return [*closed, path] if path.exists() or not closed else closed
-
-
-def numbered(stem: str) -> str:
-    """The pattern of the names of closed files."""
-    return f"{stem}-{5 * '[0-9]'}.jsonl"
-
-
 def is_empty(path: Path) -> bool:
     """Whether a log has no lines."""
-    return not any(piece.is_file() and piece.stat().st_size for piece in pieces(path))
+    return not (path.is_file() and path.stat().st_size)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The values of all whole lines of a log of JSON; none if there is no log."""
-    return [values for piece in pieces(path) if piece.exists() for _, values in _parsed(piece)]
+    return [values for _, values in _parsed(path)] if path.exists() else []
 
 
 def keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Remove the last lines of a log of JSON; the values of the lines that stay.
 
-    The newest file is written again, even where all its lines stay: the end of a line may be missing.
+    The file is written again, even where all its lines stay: the end of a line may be missing.
     """
-    kept: list[dict[str, Any]] = []
-    for piece in reversed(pieces(path)):
-        lines = list(_parsed(piece)) if piece.exists() else []
-        staying = [(line, values) for line, values in lines if stays(values)]
-        if piece == path or 0 < len(staying) < len(lines):
-            # a kill from here on loses no line
-            write_durably(piece, "".join(f"{line}\n" for line, _ in staying).encode())
-        elif not staying:
-            piece.unlink()
-        kept = [values for _, values in staying] + kept
-    return kept
+    lines = list(_parsed(path)) if path.exists() else []
+    staying = [(line, values) for line, values in lines if stays(values)]
+    # a kill from here on loses no line
+    write_durably(path, "".join(f"{line}\n" for line, _ in staying).encode())
+    return [values for _, values in staying]
 
 
 def _parsed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

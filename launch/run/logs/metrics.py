@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,14 +19,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import text as text_summary
 
 from thinwire.compress.stores.marks import claim, remove, run_of
-from thinwire.launch.run.logs.files import LogFile, keep_lines, number
+from thinwire.launch.run.logs.files import LogFile, keep_lines
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.trainer import StepRecord
 
-MEGABYTE = 1_000_000
 _GROWN = 1000.0
 """How many times the gradient norm of the first step is reported once. max_grad_norm would hide it."""
 
@@ -37,22 +35,20 @@ _PREFIX = "events.out.tfevents."
 
 
 class Curves:
-    """Files of events for TensorBoard, which shows all files of a folder as one run; written without its own writer.
+    """A file of events for TensorBoard, which shows all files of a folder as one run; written without its own writer.
 
     That one writes on a thread of its own: when the disk is full, the thread dies and its points are lost. Here one
     event has all points of a step, which takes fewer bytes too.
 
     Args:
-        folder: where they are.
-        limit: bytes that a file may have before the next one begins; 0 for no limit.
+        folder: where it is, beside those that the run wrote before it went on.
         first: the first step of what follows. TensorBoard forgets the points from this step on that it has seen.
     """
 
-    def __init__(self, folder: Path, limit: int, first: int = 0) -> None:
+    def __init__(self, folder: Path, first: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{_PREFIX}{_moment(folder):010d}.{socket.gethostname()}.{os.getpid()}"
-        names = (folder / f"{name}.{index:05d}" for index in count())
-        self.file = LogFile(next(names), limit, lambda full: next(names), lambda: _record(file_version=_VERSION))
+        self.file = LogFile(folder / f"{_PREFIX}{_moment(folder):010d}.{socket.gethostname()}.{os.getpid()}")
+        self.file.add(_record(file_version=_VERSION))
         if first:
             self.file.add(_record(step=first, session_log=SessionLog(status=SessionLog.START)))
 
@@ -74,7 +70,6 @@ class MetricsLog:
     Args:
         folder: that of the run.
         first: the step that the run goes on from; the lines of the steps before it stay.
-        limit: megabytes that a file may have before the next one begins; 0 for no limit.
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
         replicas: whether the run has several, whose exchanges have lines of their own.
         prompts: whether evaluations have answers, in a file of their own.
@@ -85,7 +80,6 @@ class MetricsLog:
         self,
         folder: Path,
         first: int = 0,
-        limit: float = 0.0,
         evaluated: int = 0,
         *,
         replicas: bool = False,
@@ -95,17 +89,17 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         if not first:
             remove(folder / "tensorboard")  # the curves of an earlier run of the same name
-        self._folder, nbytes = folder, int(limit * MEGABYTE)
+        self._folder = folder
         # each log, and which of its lines stay
         of_steps, of_evaluations = lambda line: line["step"] < first, lambda line: 0 < line["step"] <= evaluated
         staying = {"metrics": of_steps, "evaluations": of_evaluations}
         staying |= ({"answers": of_evaluations} if prompts else {}) | ({"exchanges": of_steps} if replicas else {})
         kept = {name: keep_lines(folder / f"{name}.jsonl", stays) for name, stays in staying.items()}
-        self._logs = {name: LogFile(folder / f"{name}.jsonl", nbytes, number) for name in staying}
+        self._logs = {name: LogFile(folder / f"{name}.jsonl") for name in staying}
         steps, evaluations = kept["metrics"], kept["evaluations"]
         claim(folder / "tensorboard", run_of(folder) or "")
         self._hooks = hooks
-        self._curves = Curves(folder / "tensorboard", nbytes, first)
+        self._curves = Curves(folder / "tensorboard", first)
         self._files = (*self._logs.values(), self._curves.file)
         self._waited = False
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
@@ -150,10 +144,7 @@ class MetricsLog:
         return None
 
     def put_back(self) -> bool:
-        """Write again the files that somebody moved or removed; whether there were any. OSError if there is no room.
-
-        A closed file with older lines is not written again.
-        """
+        """Write again the files that somebody moved or removed; whether there were any. OSError if there is no room."""
         claim(self._folder / "tensorboard", run_of(self._folder) or "")
         gone = [file.put_back() for file in self._files]
         return any(gone)
