@@ -65,11 +65,8 @@ class LossScale:
 
     def undo_gradients(self, parameters: Iterable[Parameter]) -> None:
         """Divide the gradients of parameters by the factor, in place."""
-        if not self.active:
-            return
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, 1 / self.factor)
+        if self.active:
+            _scale_gradients(parameters, 1 / self.factor)
 
     def allows(self, norm: float) -> bool:
         """Whether the stages may step with gradients of this norm; the factor follows. Call it once a step.
@@ -376,5 +373,10 @@ def _rows(gradient: Tensor) -> Sequence[Tensor]:
 def clip(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:
     """Scale the gradients of one stage so that the norm over all stages, `norm`, becomes at most `max_norm`."""
     if norm > max_norm:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, max_norm / norm)
+        _scale_gradients(parameters, max_norm / norm)
+
+
+def _scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
+    """Multiply the gradients of parameters in place; of LoRA, a stage may have none."""
+    if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
+        torch._foreach_mul_(gradients, factor)

@@ -95,6 +95,19 @@ def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
         torch.testing.assert_close(tensor, of_peft[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_stages_without_an_adapter_are_clipped_and_scaled_with_the_others(folder, tmp_path):
+    """Embedding and head alone have no gradient to clip, nor one of fp16 to scale back, and the last stage failed."""
+    options = ["--optimizer.max_grad_norm", "0.05"]
+    alone = simulate("lora.yaml", tmp_path / "alone", *options, "--pipeline.layers", "[1, 4, 1]")
+    together = simulate("lora.yaml", tmp_path / "together", *options, "--pipeline.layers", "[2, 2, 2]")
+    unclipped = adapter_of(folder / "trained")
+    for name, expected in adapter_of(together).items():
+        torch.testing.assert_close(adapter_of(alone)[name], expected)
+        assert "lora_B" not in name or not expected.allclose(unclipped[name]), "clipped"
+    half = simulate("lora.yaml", tmp_path / "half", "--pipeline.layers", "[1, 4, 1]", "--training.precision", "fp16")
+    assert losses(half)[-1] == pytest.approx(losses(folder / "trained")[-1], abs=0.02)
+
+
 @pytest.mark.processes
 def test_real_processes_train_as_a_simulation_with_dropout_too(folder):
     simulate("lora.yaml", folder / "simulated", *COMPRESSED)
