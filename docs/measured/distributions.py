@@ -4,7 +4,7 @@
 
 CIFAR10 is a folder of train.parquet and test.parquet, WIKITEXT one of train.txt and test.txt. It trains, uncompressed,
 the models of the scale `small` of four packaged studies, writes distributions.json and a picture for each model beside
-itself, and prints the tables.
+itself, and prints the table.
 """
 
 import json
@@ -101,15 +101,19 @@ def measured(values_NC: Tensor) -> dict[str, float]:
 Numbers = dict[float, dict[tuple[str, int], dict[str, float]]]
 
 
-def table(numbers: Numbers, epoch: float) -> str:
-    """One epoch, a channel a line at the first boundary, the one in the middle and the last one."""
-    first = next(iter(numbers[epoch].values()))
-    last = max(boundary for _, boundary in numbers[epoch])
-    lines = [f"| cut after stage | channel | {' | '.join(first)} |", "|---|---" + "|---:" * len(first) + "|"]
-    for (channel, boundary), row in sorted(numbers[epoch].items()):
-        if boundary in (0, last // 2, last):
-            lines.append(f"| {boundary} | {channel} | {' | '.join(map(_cell, row.values()))} |")
-    return "\n".join(lines)
+def table(found: Mapping[str, Numbers]) -> str:
+    """The last epoch: of each model and channel the boundary in the middle and the last one."""
+    shown: list[str] = []
+    lines: list[str] = []
+    for model, numbers in found.items():
+        rows = numbers[EPOCHS[-1]]
+        last = max(boundary for _, boundary in rows)
+        for (channel, boundary), row in sorted(rows.items()):
+            if boundary in (last // 2, last):
+                shown = list(row)
+                lines.append(f"| {model}, {boundary} | {channel} | {' | '.join(map(_cell, row.values()))} |")
+    head = [f"| cut after stage | channel | {' | '.join(shown)} |", "|---|---" + "|---:" * len(shown) + "|"]
+    return "\n".join([*head, *lines])
 
 
 def _cell(value: float) -> str:
@@ -156,7 +160,7 @@ def main() -> None:
             epoch: {key: measured(values) for key, values in kept.items()} for epoch, kept in tensors.items()
         }
         draw(title, tensors[EPOCHS[-1]], found[title], here / f"distributions-{title.lower()}.png")
-        print(f"\n### {title}\n\n{table(found[title], EPOCHS[-1])}", flush=True)
+    print(table(found))
     told = {
         title: {
             str(epoch): {f"{channel} {boundary}": without_nan(row) for (channel, boundary), row in rows.items()}

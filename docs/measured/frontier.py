@@ -18,7 +18,7 @@ from thinwire.launch.shared.tables import read_document
 
 _TRAINED = {"frontier": "quickstart, a GPT", "frontier-resnet": "resnet-tiny"}
 """What each study trains, by the name of its report."""
-WORSE = 0.1
+WORSE = 0.05
 """Pairs that lose more nats are in the report alone."""
 
 
