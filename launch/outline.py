@@ -11,10 +11,9 @@ from pathlib import Path
 
 from thinwire.compress.stores.durable import write_for_user
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import showing
-from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire outline"
 
@@ -29,10 +28,8 @@ def main(argv: Sequence[str]) -> int:
     with showing("reading the data"):
         data = load(wanted.data, seed=wanted.training.seed)
     text = outline_text(data, labels=options.labels)
-    try:
+    with written("--to", options.to):
         write_for_user(options.to, text.encode())
-    except OSError as error:
-        raise OptionsError(f"--to must be a file that can be written, got {options.to}: {error.strerror}") from error
     held_out = f" and {len(data.held_out)}" if data.held_out else ""
     told = "their labels, " if options.labels else "no label, "
     print(

@@ -1,1 +1,1 @@
-"""`thinwire report` and `thinwire trace`: they read the files of runs and benches, and train nothing."""
+"""`thinwire report`: it reads the files of runs and benches, and trains nothing."""

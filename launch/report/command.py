@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from thinwire.compress.stores.durable import write_for_user
 from thinwire.errors.files import as_written
 from thinwire.launch.report.comparison import compare, find_baseline
 from thinwire.launch.report.page import render
-from thinwire.launch.report.perfetto import write
 from thinwire.launch.report.reading import read
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import parse_link
 from thinwire.launch.shared.progress import showing
@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     with showing("drawing the page"), as_written(where, OptionsError):
         comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
         page = render(runs, documents, comparison)
-    write(options.out, page)
+    with written("--out", options.out):
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_for_user(options.out, page.encode())
     if comparison and comparison.warning:
         print(comparison.warning)
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")

@@ -6,7 +6,8 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +70,17 @@ def new_folder(place: Path) -> Path:
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise OptionsError(f"--to must name a folder that can be written, got {place}: {above} cannot")
     return place
+
+
+@contextmanager
+def written(option: str, path: Path) -> Iterator[None]:
+    """Around code that writes the file which an option names. OptionsError if it cannot be, or is not one of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise OptionsError(
+            f"{option} must name a file that can be written, got {path}: {error.strerror or error}"
+        ) from error
 
 
 def positive(text: str) -> float:

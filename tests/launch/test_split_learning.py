@@ -163,7 +163,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(machines, capsys):
     client, _ = machines
     (client / "split.yaml").write_text(LABELS_AT_SERVER)
     assert cli.main(["outline", "split.yaml", "--to", "nowhere/outline.json"]) == 2
-    said = "--to must be a file that can be written, got nowhere/outline.json: No such file or directory"
+    said = "--to must name a file that can be written, got nowhere/outline.json: No such file or directory"
     assert said in capsys.readouterr().err
 
 

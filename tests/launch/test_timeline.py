@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from thinwire.launch.report.timeline import ExchangeSpan, exchanges, read_traces, transfers
+from thinwire.launch.trace import ExchangeSpan, exchanges, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.spans import Departure, Span
 from thinwire.pipeline.measuring.traces import StageTrace, StepTrace

@@ -9,9 +9,8 @@ import pytest
 
 from support import processes, toy
 from thinwire.launch import cli
-from thinwire.launch.report.perfetto import LANES, STAGE, STEPS, chrome_trace
-from thinwire.launch.report.timeline import transfers
 from thinwire.launch.run.outputs import save_traces
+from thinwire.launch.trace import LANES, STAGE, STEPS, chrome_trace, transfers
 from thinwire.pipeline.measuring.meters import WAITS
 
 pytestmark = pytest.mark.processes
