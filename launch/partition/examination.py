@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import resource
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ class MeasuredMachine:
     """What the layers cost on one machine."""
 
     name: str
-    """The file without its folder and suffix, or its path where two have one name; empty for this machine."""
+    """The path of the file; empty for this machine."""
     device: str
     costs: tuple[LayerCost, ...]
     process_bytes: int = 0
@@ -242,26 +241,20 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
             f"--measured must name a file for each of the {num_stages} stages, in their order, got {len(paths)}; "
             f"stages on one machine have the same"
         )
-    read = {path: _read(path) for path in dict.fromkeys(paths)}
-    first = read[paths[0]]
+    read = {path: _read(path) for path in dict.fromkeys(map(str, map(Path, paths)))}
+    first, *_ = read
     for path, found in read.items():
         if [cost.name for cost in found.costs] != list(names):
             raise OptionsError(
                 f"--measured {path} has the costs of another model: its layers are "
                 f"{', '.join(cost.name for cost in found.costs)}; measure with this recipe"
             )
-        if [cost.output_bytes for cost in found.costs] != [cost.output_bytes for cost in first.costs]:
+        if [cost.output_bytes for cost in found.costs] != [cost.output_bytes for cost in read[first].costs]:
             raise OptionsError(
-                f"--measured {path} and {paths[0]} must be of the same micro-batches, but the layers have outputs of "
+                f"--measured {path} and {first} must be of the same micro-batches, but the layers have outputs of "
                 f"other sizes; measure with the same recipe and options"
             )
-    return [replace(read[path], name=name) for path, name in zip(paths, _names(paths), strict=True)]
-
-
-def _names(paths: Sequence[str]) -> list[str]:
-    """A name for each file, which no other file has."""
-    taken = Counter(file.stem for file in {Path(path).resolve() for path in paths})
-    return [stem if taken[stem := Path(path).stem] == 1 else str(Path(path)) for path in paths]
+    return [read[str(Path(path))] for path in paths]
 
 
 def _read(path: str) -> MeasuredMachine:

@@ -113,10 +113,10 @@ def test_a_slow_machine_gets_fewer_layers_where_each_measured_its_own(here, caps
     (here / "slow.json").write_text(json.dumps(fast))
     (layers, _, best, *_), found = asked(capsys, "--measured", "fast.json", "slow.json", "fast.json")
     assert found["layers"] == [3, 1, 2] and "measured" not in found
-    assert [row["measured in"] for row in best] == ["fast", "slow", "fast"]
+    assert [row["measured in"] for row in best] == ["fast.json", "slow.json", "fast.json"]
     assert [row["compute, of slowest"] for row in best] == pytest.approx([1, 1, 2 / 3])
-    assert [row["slow, ms"] for row in layers] == pytest.approx([90] * 6)
-    assert found["tables"][0]["note"] == "fast: cpu; slow: cuda:0 (OLD)"
+    assert [row["slow.json, ms"] for row in layers] == pytest.approx([90] * 6)
+    assert found["tables"][0]["note"] == "fast.json: cpu; slow.json: cuda:0 (OLD)"
     (here / "old").mkdir()
     (here / "old/fast.json").write_text((here / "slow.json").read_text())
     (layers, _, best, *_), _ = asked(capsys, "--measured", "fast.json", "old/fast.json", "./fast.json")
