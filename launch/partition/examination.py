@@ -267,6 +267,4 @@ def _read(path: str) -> MeasuredMachine:
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise OptionsError(
-            f"--measured {path} must be the output of `thinwire partition RECIPE --json` without --count"
-        ) from error
+        raise OptionsError(f"--measured {path} must be the output of `thinwire partition RECIPE --json`") from error
