@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,8 @@ from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire cluster"
 MASTER_PORT = 29500
+GRACE = 10.0
+"""Seconds for the other hosts to end after one host has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +86,13 @@ def run(argv: Sequence[str]) -> int:
             members = [
                 commands.HostCommand(
                     f"host {host.index}",
-                    host.command([*_pinning(host.index, options.pin), *job.commands[host.index]]),
+                    host.command(job.commands[host.index]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
                     hushed=job.stages_of is not None,  # the reports below have its failures
                 )
                 for host in hosts
             ]
-            outcome = commands.supervise(members, came, options.grace)
+            outcome = commands.supervise(members, came, GRACE)
         for member in members:
             member.finish()
         reports = failures.read_reports(folder)
@@ -195,12 +196,6 @@ def environment(host: int, num_hosts: int) -> dict[str, str]:
     }
 
 
-def _pinning(host: int, pin: bool) -> list[str]:
-    """The words that go before a command to keep it on one core."""
-    cores = sorted(os.sched_getaffinity(0))
-    return ["taskset", "--cpu-list", str(cores[host % len(cores)])] if pin else []
-
-
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options, and the command after the first `--`."""
     place = argv.index("--") if "--" in argv else len(argv)
@@ -249,27 +244,16 @@ def _run_parser() -> Parser:
         help="a bandwidth between two hosts instead of --bandwidth: 1-2:20mbit, or '1>2:20mbit' for one direction; "
         "hosts are counted from 0; repeat the option for more links",
     )
-    add("--pin", action="store_true", help="keep each host on one core (needs taskset)")
-    add(
-        "--grace",
-        type=float,
-        default=10.0,
-        help="seconds for the other hosts to end after one host has failed (default: %(default)g)",
-    )
     return parser
 
 
 def _links(options: Namespace) -> Links:
     """The network from the options. OptionsError names all mistakes."""
-    bandwidth, latency, loss, overrides, _ = attempt(
+    bandwidth, latency, loss, overrides = attempt(
         lambda: parse_bandwidth(options.bandwidth),
         lambda: parse_latency(options.latency),
         lambda: parse_loss(options.loss),
         lambda: parse_overrides(options.link),
-        lambda: OptionsError.require(
-            (options.grace >= 0, f"grace must not be negative, got {options.grace:g}"),
-            (not options.pin or shutil.which("taskset") is not None, "--pin needs taskset; install util-linux"),
-        ),
     )
     return Links(num_hosts=options.hosts, bandwidth=bandwidth, latency=latency, loss=loss, overrides=overrides)
 

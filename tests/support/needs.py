@@ -18,7 +18,6 @@ CURES = {
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a GPU",
     r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
     r"pyzmq": "pyzmq; install it with pip install pyzmq",
-    r"taskset": "taskset; install util-linux",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"peft": "PEFT; install it with pip install 'thinwire[lora]'",
     r"bitsandbytes": "bitsandbytes; install it with pip install bitsandbytes",
