@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from thinwire.launch.report.comparison import Comparison, distinct_names
 from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed, training_bytes
 from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import Document, RunFiles
 from thinwire.launch.run import tables
-from thinwire.launch.shared import pages
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
 
@@ -27,12 +29,17 @@ class Share:
 
 
 def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
-    """The page as HTML; `comparison` compares the same runs."""
+    """The page as HTML, which needs nothing but itself; `comparison` compares the same runs."""
     names = [*distinct_names(runs), *(document.title for document in documents)]
-    return pages.render(
-        "thinwire.launch.report",
-        "report.html",
-        brand="Thinwire report",
+    environment = Environment(
+        loader=PackageLoader("thinwire.launch.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # only for pictures of ours, which escape all text
+    return environment.get_template("report.html").render(
         title=", ".join(dict.fromkeys(names)),
         runs=[_view(run, name) for run, name in zip(runs, names, strict=False)],
         comparison=comparison,

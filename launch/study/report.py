@@ -1,13 +1,12 @@
 """`thinwire study report NAME`: published numbers beside ours, claims judged, curves, and what is missing.
 
-FOLDER/report.md, report.html    the same, to read; the page needs nothing but itself
-FOLDER/report.json               the tables, for programs and for `thinwire report`
+FOLDER/report.md                 to read
+FOLDER/report.json               the tables, for programs, and for `thinwire report`, which makes a page of HTML
 FOLDER/curves.png, curves.svg    the learning curves
 """
 
 from __future__ import annotations
 
-import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from thinwire.compress.stores.durable import write_own
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.launch.run.fields import is_among
-from thinwire.launch.shared import pages
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
@@ -216,16 +214,8 @@ def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
     head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
     pictures = ["![Learning curves](curves.png)"] if made.curves else []
     values = document(made.title, made.tables, words=list(made.words), **made.beside)
-    page = pages.render(
-        *("thinwire.launch.study", "study.html"),
-        brand="Thinwire study",
-        title=made.title,
-        made=made,
-        picture=base64.b64encode(made.curves.get("png", b"")).decode(),
-    )
     forms = {
         "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n",
-        "report.html": page,
         "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n",
     }
     try:

@@ -95,7 +95,7 @@ def test_a_report_has_deviations_and_judges_without_a_spread(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(STUDY)
     assert cli.main(["study", "mine.yaml"]) == 0
-    assert "report.md, report.html and report.json are in studies/mine/all" in capsys.readouterr().out
+    assert "report.md and report.json are in studies/mine/all" in capsys.readouterr().out
     report = json.loads((tmp_path / "studies/mine/all/report.json").read_text())
     assert report["tables"][0]["rows"][0] == ["slow", "samples/s", 5.0, 8.0, 60.0]
     assert report["verdicts"] == {"holds": 1, "does not hold": 1}
