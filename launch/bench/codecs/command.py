@@ -69,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
         recipe.parse([name], prog=PROG).without_replicas(PROG)  # finds mistakes before the long imports
     from rich.console import Console
 
-    from thinwire.launch.bench.codecs.tables import tables
-    from thinwire.launch.bench.codecs.trial import measure, measure_feedback, processors
+    from thinwire.launch.bench.codecs.trial import measure, measure_feedback, processors, tables
 
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
     methods = [parse_method(expression) for expression in wanted]

@@ -1,4 +1,4 @@
-"""Measurement of codecs and feedback: quality and speed. Each encodes and decodes messages in turns with memcpy.
+"""Measurement of codecs and feedback, in turns with memcpy: quality and speed, and the tables of both.
 
 Speed is in GB/s of the tensor, not of the payload. The speed of memcpy in the same minutes stands beside it: absolute
 numbers say little if other work shares the machine.
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
+from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.frames import CHANNELS
 
 MEMCPY_BYTES = 2**28
@@ -276,6 +277,44 @@ def measure_feedback(
             for method, *found in zip(usable, *by_processor, strict=True)
         ]
     return results
+
+
+_CODECS = "enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound"
+_OWN = "own: time of the feedback itself, over time of its codec, both ends together"
+
+
+def tables(
+    data: Mapping[str, Sequence[Tensor]], codecs: Sequence[CodecResult], feedback: Sequence[FeedbackResult]
+) -> list[Table]:
+    """For each kind of data a table of the codecs and one of the feedback that were measured on it."""
+    return [
+        _table(name, messages, of_data)
+        for name, messages in data.items()
+        for measured in (codecs, feedback)
+        if (of_data := [result for result in measured if result.data == name])
+    ]
+
+
+def _table(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult | FeedbackResult]) -> Table:
+    speeds, feedback = results[0].speeds, isinstance(results[0], FeedbackResult)
+    acts = ("enc", "dec", "own") if feedback else ("enc", "dec")
+    columns = ["feedback" if feedback else "codec", "bits", *([] if feedback else ["x bound", "SNR dB"])]
+    columns += [f"{act} {speed.processor}" for speed in speeds for act in acts]
+    rows = []
+    for one in results:
+        if isinstance(one, FeedbackResult):
+            row = [one.method, f"{one.bits_per_element:.2f}"]
+        else:
+            found = one.quality
+            noise = "exact" if found.snr_db is None else f"{found.snr_db:.1f}"
+            row = [one.codec, f"{found.bits_per_element:.2f}", f"{found.of_entropy:.3f}", noise]
+        for speed in one.speeds:
+            row += [f"{rate:.2f} {rate / speed.memcpy:3.0%}" for rate in (speed.encode, speed.decode)]
+            row += [f"{speed.own:.2f}"] if isinstance(speed, FeedbackSpeed) else []
+        rows.append(row)
+    shape = "x".join(map(str, messages[0].shape))
+    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
+    return Table(f"{name}: {len(messages)} of {shape}; memcpy {memcpy}", columns, rows, _OWN if feedback else _CODECS)
 
 
 def _fits(method: Feedback, data: str) -> bool:
