@@ -1,15 +1,22 @@
 import pytest
 
+from support.forked import fork_interpreters, nursery
 from support.tiny_run import write_recipe
 from thinwire.launch.run import reporting
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_pictures():
-    """Runs within the tests' process draw no loss curve, which takes a third of a short run; real processes do."""
+    """Runs within the tests' process draw no loss curve, which takes a third of a short run; new interpreters do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "save_picture", lambda path, *_: path.touch())
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_interpreters():
+    """What a command within the tests' process starts as a new interpreter is a fork, as in commands of their own."""
+    fork_interpreters(nursery)
 
 
 @pytest.fixture
