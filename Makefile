@@ -12,6 +12,9 @@ WORKERS = --numprocesses auto --dist loadfile --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 PACKAGES = errors compress models pipeline launch
+# also where a shell says otherwise: each worker would rewrite the assertions of all tests, and each new interpreter
+# compile what has changed since the installation
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help quickstart test browser test-fast test-gpu bench-gpu drill damage fuzz soak lint format types docs clean
 
@@ -30,7 +33,7 @@ test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then ch
 browser:
 	@sh tests/support/browser.sh
 
-test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: about two minutes.
+test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: about a minute.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.

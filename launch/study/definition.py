@@ -222,20 +222,24 @@ class Study:
 
 def packaged() -> dict[str, str]:
     """The packaged studies: name -> question."""
-    found = sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
-    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in found}
+    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in names()}
+
+
+def names() -> list[str]:
+    """The names of the packaged studies."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
 
 
 def read_study(named: str) -> Study:
     """A study by packaged name or path. OptionsError with every mistake in it."""
     path = Path(named)
-    if named in packaged():
+    if named in names():
         return parse_study((PACKAGED / f"{named}.yaml").read_text(), named, named)
     if not path.is_file():
         got = "a folder" if path.is_dir() else repr(named)
         raise OptionsError(
             f"NAME must be a packaged study or the path of a YAML file, got {got}"
-            f"{did_you_mean(named, packaged())}; known: {', '.join(packaged())}"
+            f"{did_you_mean(named, names())}; known: {', '.join(names())}"
         )
     try:
         text = path.read_text()
