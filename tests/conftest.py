@@ -43,9 +43,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
+def pytest_xdist_auto_num_workers(config):
     """Three workers for two cores: processes that wait for each other leave half of a core to others."""
-    return 3 * len(os.sched_getaffinity(0)) // 2
+    cores = len(os.sched_getaffinity(0))
+    return cores if "not processes" in config.option.markexpr else 3 * cores // 2
 
 
 @pytest.hookimpl(optionalhook=True)

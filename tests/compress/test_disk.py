@@ -238,6 +238,7 @@ def test_unknown_slots_take_no_room(disk):
     assert file.reads == {9: 1}
 
 
+@pytest.mark.slow
 def test_many_threads_share_a_store(disk):
     store, _ = disk(pending=2, ahead=2)
 

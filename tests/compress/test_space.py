@@ -117,6 +117,7 @@ def test_a_run_that_fails_leaves_no_store(tmp_path, monkeypatch, capsys):
     assert left and not list(tmp_path.rglob("*.slots"))
 
 
+@pytest.mark.slow
 def test_a_run_is_refused_before_it_trains(tmp_path, free, capsys):
     free(1000)
     codecs = ["--compression.activations", 'aqsgd(q(4), store="disk")', "--compression.gradients", "q(8)"]

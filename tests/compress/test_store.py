@@ -264,6 +264,7 @@ def test_a_state_without_rows_needs_the_rows_that_are_here(medium):
         assert not store.known(torch.arange(4)).any()
 
 
+@pytest.mark.slow
 def test_memory_is_used_only_for_rows_written():
     status = Path("/proc/self/statm")
     if not status.exists():

@@ -66,6 +66,7 @@ def test_outputs_are_known_before_anything_is_built():
     assert tuple(logits.shape) == (2, 16, 256)
 
 
+@pytest.mark.slow
 def test_what_becomes_of_tied_weights_is_said_before_training():
     """It was said only with the export."""
     (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
@@ -102,6 +103,7 @@ def test_a_codec_for_weights_that_no_two_stages_hold_is_refused():
         prepared("--model.tied", "untie", "--compression.shared", "q(8)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vocabulary", "tied"), [(256, "sum"), (257, "untie")])
 def test_a_head_stays_tied_where_a_step_has_ten_times_more_tokens_than_the_vocabulary(vocabulary, tied):
     Path("text").write_bytes(bytes(range(32, 132)) * 60)
@@ -110,6 +112,7 @@ def test_a_head_stays_tied_where_a_step_has_ten_times_more_tokens_than_the_vocab
     assert (ready.recipe.model.tied, bool(ready.blueprint.tied)) == (tied, tied == "untie")
 
 
+@pytest.mark.slow
 def test_a_head_that_a_run_has_untied_is_not_tied_again_by_a_larger_batch():
     """The run that began with its weights took the embedding in place of the head that was trained."""
     ran("--training.steps", "1")
@@ -134,6 +137,7 @@ def test_a_process_builds_the_stages_of_its_rank_only():
     assert sorted(build_modules(ready, simulated, 0)) == [0, 1]
 
 
+@pytest.mark.slow
 def test_weights_at_start_do_not_depend_on_the_number_of_stages():
     digests = set()
     for stages in ("1", "2", "3"):
@@ -159,6 +163,7 @@ def test_stores_lie_in_a_folder_of_the_run(options, folder):
         wire.discard_stores()
 
 
+@pytest.mark.slow
 def test_an_assembled_trainer_takes_the_threads_of_the_recipe_and_trains():
     before = torch.get_num_threads()
     try:

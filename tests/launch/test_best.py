@@ -30,6 +30,7 @@ def weights(place):
     return read_run(Path(place), "test").weights
 
 
+@pytest.mark.slow
 def test_training_ends_when_no_evaluation_is_better():
     run = ran(*STANDS, "--training.best", "min loss", "--training.patience", "2")
     assert run.trainer.done == 6, "the first of three evaluations was the best"
@@ -37,6 +38,7 @@ def test_training_ends_when_no_evaluation_is_better():
     assert (summary()["best"]["step"], summary()["best"]["since"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_patience_goes_on_from_a_checkpoint():
     options = (*STANDS, "--training.best", "min loss", "--checkpoint.every", "2 steps")
     ran(*options, "--training.steps", "4")
@@ -44,6 +46,7 @@ def test_patience_goes_on_from_a_checkpoint():
     assert ran(*options, "--training.patience", "2").trainer.done == 6, "it has ended"
 
 
+@pytest.mark.slow
 def test_the_best_weights_stay():
     options = ("--optimizer.lr", "0.01", "--training.evaluate_every", "2 steps", "--training.best", "max loss")
     ran(*options, "--training.steps", "4")
@@ -54,6 +57,7 @@ def test_the_best_weights_stay():
     assert any(not torch.equal(best[name], newest[name]) for name in best)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_score_compares_it_with_none_of_the_one_before():
     options = (*STANDS, "--checkpoint.every", "2 steps", "--training.best", "min loss")
     ran(*options, "--training.steps", "4")

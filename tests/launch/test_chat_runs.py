@@ -93,6 +93,7 @@ def with_routers(weight):
     return [*ROUTERS, json.dumps(EXPERTS | {"router_aux_loss_coef": weight})]
 
 
+@pytest.mark.slow
 def test_routers_spread_the_tokens_of_each_micro_batch_but_its_padding(chats):
     """A step's loss is the mean over its counted tokens of the library's losses of their micro-batches."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -118,6 +119,7 @@ def test_routers_spread_the_tokens_of_each_micro_batch_but_its_padding(chats):
     assert sent == {"activations": one, "gradients": one}, "of the last boundary"
 
 
+@pytest.mark.slow
 def test_an_evaluation_reports_the_loss_of_the_language_alone(chats, tmp_path):
     still = ["--data.held_out", "0.4", "--pipeline.num_microbatches", "1", "--optimizer.lr", "1e-30"]
     without, weighed = (

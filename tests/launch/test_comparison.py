@@ -65,6 +65,7 @@ def columns(table):
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
+@pytest.mark.slow
 def test_the_first_table_says_what_compression_cost(tmp_path):
     runs = [
         made(tmp_path, "none", on=3.0, off=3.0, accuracy=0.9),
@@ -80,6 +81,7 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
     assert table.note.startswith("Differences are to none.")
 
 
+@pytest.mark.slow
 def test_a_run_of_few_bytes_sent_some(tmp_path):
     """It sent 0 MB."""
     run = made(tmp_path, "none")
@@ -88,6 +90,7 @@ def test_a_run_of_few_bytes_sent_some(tmp_path):
     assert columns(compare([run], None, {}).tables[0])[0]["MB in training"] == 0.0006
 
 
+@pytest.mark.slow
 def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path):
     four, none = made(tmp_path, "four", codec="q(4)"), made(tmp_path, "none")
     assert find_baseline([four, none], None) is none
@@ -99,6 +102,7 @@ def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path)
     assert "difference" not in " ".join(without.columns) and "name one with --baseline" in without.note
 
 
+@pytest.mark.slow
 def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
     runs = [
         *(made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)),
@@ -113,6 +117,7 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
     assert [table.title for table in compare(runs[::2], runs[0], {}).tables][1] == "What differs between the recipes"
 
 
+@pytest.mark.slow
 def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
     """Runs with another cut were compared without a word."""
     runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)", layers=(3, 1))]
@@ -126,6 +131,7 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
     assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
 
 
+@pytest.mark.slow
 def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     """A run that saved more often was said to be no measure of compression."""
     runs = [made(tmp_path, "none"), made(tmp_path, "often")]
@@ -139,6 +145,7 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     assert found.warning == "" and found.tables[1].title == "Over seeds"
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_path):
     """A codec was predicted to be 2.6 times slower than none, because other work ran beside it."""
     none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
@@ -151,6 +158,7 @@ def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_p
     assert "took up to 2.6 times as long" in found.warning
 
 
+@pytest.mark.slow
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     run = made(tmp_path, "four", codec="q(4)")
     assert progress_in_seconds(run) == [0, 1, 3, 6, 10]
@@ -204,6 +212,7 @@ def test_a_link_that_is_none_is_a_sentence(text, said, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_numbers_are_json_values_for_the_page(tmp_path):
     runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")]
     found = compare(runs, runs[0], {"10mbit,20ms": parse_link("10mbit,20ms")})

@@ -35,6 +35,7 @@ def exchanged(found):
     return tuple(map(sum, zip(*parts, strict=True)))
 
 
+@pytest.mark.slow
 def test_every_round_has_its_exchange(tmp_path):
     options = ["--replicas.sync.every", "3", "--pipeline.layers", "[2, 2]"]
     contender, found = measured(tmp_path, "ef(q(4))", *options)
@@ -46,6 +47,7 @@ def test_every_round_has_its_exchange(tmp_path):
         assert each.exchange["encode"] > 0
 
 
+@pytest.mark.slow
 def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
     """Its second moment is that of one step. By it, a large step made weights NaN, and the bench ended."""
     options = ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps", "--optimizer.lr", "1e20"]

@@ -64,6 +64,7 @@ def test_a_store_folder_that_cannot_be_written_is_a_sentence(here, capsys):
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
     """Its recipe names the weights that it started with, whose scores nobody asked for."""
     run = simulate("tiny.yaml", here / "run")
@@ -74,6 +75,7 @@ def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
     assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in ended.items()]
 
 
+@pytest.mark.slow
 def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
     """The scores without compression stood in the row of those with it."""
     simulate("tiny.yaml", here / "named")
@@ -82,6 +84,7 @@ def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
     assert "an evaluation needs the names of codecs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_without_weights_is_told(here, capsys):
     run = simulate("tiny.yaml", here / "unsaved")
     shutil.rmtree(run / "weights")

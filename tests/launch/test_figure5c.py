@@ -15,6 +15,7 @@ def found():
     return SCRIPT["speeds"]()
 
 
+@pytest.mark.slow
 def test_the_tables_on_the_page_are_those_of_the_script(found):
     page = (MEASURED / "figure5c.md").read_text()
     assert SCRIPT["table"](found) in page

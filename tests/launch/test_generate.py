@@ -90,6 +90,7 @@ def test_a_cut_model_writes_what_transformers_writes_with_the_exported_one(folde
     assert generated(capsys, run) == expected
 
 
+@pytest.mark.slow
 def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
     (folder / "own.yaml").write_text(
         "model: {name: 'support.tiny_model:layers'}\ndata: {name: text, block_size: 16, held_out: 0.2}\n"
@@ -107,6 +108,7 @@ def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
     assert "each new one takes a pass of all" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_token_crosses_each_boundary_once_through_the_codec(folder):
     """The prompt is one frame of 12 tokens; then each token is one of its own."""
     options = ["--training.prompts", json.dumps([PROMPT]), "--training.answer_tokens", "4", "--codec", "q(8)"]
@@ -128,6 +130,7 @@ def test_each_token_crosses_each_boundary_once_through_the_codec(folder):
         assert on.bytes < off.bytes - 2 * 15 * 16
 
 
+@pytest.mark.slow
 def test_a_coarse_codec_changes_the_answer_and_none_takes_it_away(folder, capsys):
     plain = generated(capsys, "run")
     assert generated(capsys, "run", "--codec", "q(2)") != plain
@@ -197,6 +200,7 @@ def test_prompts_are_answered_at_each_evaluation_in_processes_as_in_one(folder, 
     assert "And you?" in page
 
 
+@pytest.mark.slow
 def test_prompts_of_a_recipe_are_read_before_the_run(folder, capsys):
     capsys.readouterr()
     assert cli.main(["simulate", "gpt2.yaml", "--training.prompts", json.dumps(["a" * 64])]) == 2

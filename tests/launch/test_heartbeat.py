@@ -211,6 +211,7 @@ def test_a_stopped_process_is_found():
     assert not heartbeat.is_stopped(process.pid)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -31,6 +31,7 @@ def recipe(tmp_path, monkeypatch):
     write_recipe(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_function_gets_the_points_of_every_step_and_evaluation(monkeypatch):
     lines = add_module(monkeypatch, "own_log", OWN).lines
     ran("--logging", "[own_log:log]")
@@ -39,6 +40,7 @@ def test_a_function_gets_the_points_of_every_step_and_evaluation(monkeypatch):
     assert "held-out/loss compression off" in lines[2]
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_function_that_fails(monkeypatch, capsys):
     lines = add_module(monkeypatch, "own_log", OWN).lines
     ran("--logging", "[own_log:fails, own_log:log]")
@@ -48,6 +50,7 @@ def test_training_goes_on_without_a_function_that_fails(monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_service_gets_the_recipe_and_the_points(monkeypatch, name):
     """A stand-in with the functions of both packages."""

@@ -56,6 +56,7 @@ def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, s
     end(commands)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_had_no_turn_gives_the_others_their_grace_time(capfd, monkeypatch):
     """After a suspended machine woke, both waits were over: it stopped the others, and did not let them end."""
     commands = members("exit 3", "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.05; done")
@@ -75,6 +76,7 @@ def test_a_launcher_that_had_no_turn_gives_the_others_their_grace_time(capfd, mo
     assert capfd.readouterr().out == "host 1 | saved\n"
 
 
+@pytest.mark.slow
 def test_the_others_may_end_by_themselves_after_a_failure(capfd):
     commands = members("exit 3", "sleep 0.5; echo why; exit 4")
     assert supervise(commands, [], grace=60) == Outcome(3, "host 0 failed first: it exited with status 3")

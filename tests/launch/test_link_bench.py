@@ -184,6 +184,7 @@ def measured(nbytes, seconds=0.001):
     return {"links": links, "turns": [{"contender": "none", "first": step, "later": [step]}]}
 
 
+@pytest.mark.slow
 def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
     prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
 
@@ -194,6 +195,7 @@ def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
     assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
 
 
+@pytest.mark.slow
 def test_the_limit_waits_for_the_replica_that_computes_longest():
     prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
 
@@ -216,6 +218,7 @@ def test_an_exchange_is_that_of_the_replica_that_comes_last():
     assert Contest(None, [*first, *second], size=2).exchange_together("none") == pytest.approx([1.65, 3.0])
 
 
+@pytest.mark.slow
 def test_replicas_of_one_stage_have_a_limit():
     alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--optimizer.max_grad_norm", "null"]
     prepared = prepare(parse([*SMALL, *alone], prog="thinwire bench"))

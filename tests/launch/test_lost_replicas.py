@@ -136,6 +136,7 @@ def test_all_start_again_if_their_membership_server_is_lost(folder):
     assert "lost" not in command.stderr
 
 
+@pytest.mark.slow
 def test_a_membership_server_that_is_stopped_is_lost(folder):
     """All replicas waited for it for ever."""
     with closing(Agent(recipe.parse(["tiny.yaml", *ALONE, *ELASTIC]), {})) as agent:
@@ -145,6 +146,7 @@ def test_a_membership_server_that_is_stopped_is_lost(folder):
         assert agent.is_gone
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_replica_that_cannot_be_written_is_a_sentence(folder, capsys):
     """It was a traceback of a stage process."""
     (folder / "run").mkdir()

@@ -27,6 +27,7 @@ def begun(*hosts):
     return together(*(lambda host=host: host.attendance.begin(0, "x") for host in hosts))
 
 
+@pytest.mark.slow
 def test_replicas_exchange_and_the_server_is_over_with_them(tmp_path):
     with serving(tmp_path) as (server, settings):
         hosts = [Host(replace(settings, replica=replica)) for replica in range(2)]
@@ -43,6 +44,7 @@ def test_replicas_exchange_and_the_server_is_over_with_them(tmp_path):
         assert server.server.is_over and server.server.ended() == "all replicas have ended"
 
 
+@pytest.mark.slow
 def test_the_server_of_replicas_that_failed_does_not_say_that_they_have_ended_well(tmp_path):
     """It did, and with status 0."""
     with serving(tmp_path) as (server, settings):
@@ -63,6 +65,7 @@ def few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_strangers_change_nothing(tmp_path, few_files):
     """Some write garbage; one speaks ZeroMQ, and has other keys. Those with the keys are let in beside them.
 
@@ -114,6 +117,7 @@ def test_a_server_that_was_started_again_has_its_replicas_start_again(tmp_path):
         another.mesh.close()
 
 
+@pytest.mark.slow
 def test_who_waits_in_vain_for_another_one_to_go_is_told_so(tmp_path):
     with serving(tmp_path) as (server, settings):
         Host(settings)

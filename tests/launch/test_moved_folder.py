@@ -51,6 +51,7 @@ def test_a_folder_that_is_moved_or_removed_is_made_anew_with_all_it_needs(
         assert [line["step"] for line in metrics(folder / "run")] == list(range(9))
 
 
+@pytest.mark.slow
 def test_another_run_in_the_place_of_a_moved_one_keeps_its_files(folder, monkeypatch):
     ran(*OPTIONS, "--output", "other")
 

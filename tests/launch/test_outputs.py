@@ -259,6 +259,7 @@ def test_a_disk_that_is_full_where_a_log_is_opened_is_told_in_a_sentence(log, tm
         ran("--output", "run")
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch):
     """TensorBoard reads files by the time in their names: it read the steps after a resume before the others."""
     monkeypatch.chdir(tmp_path)

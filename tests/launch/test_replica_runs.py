@@ -143,6 +143,7 @@ def exported_from_the_first_replica(folder):
     return weights_digest(tensor_lines(load_file(folder / "exported/model.safetensors")))
 
 
+@pytest.mark.slow
 def test_if_all_replicas_add_up_no_sum_travels(folder, capsys):
     options = ["--replicas.count", "2", "--replicas.sync.every", "2"]
     ran = simulate("tiny.yaml", folder / "ran", *options, "--training.steps", "3", "--save-every", "3")
@@ -155,6 +156,7 @@ def test_if_all_replicas_add_up_no_sum_travels(folder, capsys):
     assert "save_every should be a multiple of replicas.sync.every, 2 steps" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("freeze_after", "never"), [("2 steps", True), ("1 step", False)])
 def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after, never):
     """One replica can use it too."""
@@ -165,6 +167,7 @@ def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after
     assert ("quantized-adam freezes nothing: optimizer.freeze_after of 2 steps is all of training" in shown) == never
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
@@ -173,6 +176,7 @@ def test_a_step_takes_the_samples_of_all_replicas(folder):
         prepared("--replicas.count", "25")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_outer_optimizer_only_where_it_has_none(folder):
     def fields(*options):
         ready = prepared("--replicas.count", "2", *options)

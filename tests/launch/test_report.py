@@ -198,6 +198,7 @@ def test_chromium_shows_it(source, folder, tmp_path):
     expect_content(Page(dom), folder)
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_have_sections_of_their_own(folder, tmp_path):
     """All sections of a report on three runs of one recipe had the same heading."""
     places = [folder / "tiny", tmp_path / "again"]

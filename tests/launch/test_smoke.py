@@ -68,6 +68,7 @@ def test_every_part_leaves_what_it_makes(here, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "none"]) == 0, "it replaces the smoke run before"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_with_several_chat_templates_is_exported(here, capsys):
     """It trained, and could never be exported: `Is a directory; free some space`. A smoke run did not show it."""
     from transformers import AutoTokenizer
@@ -87,6 +88,7 @@ def test_a_tokenizer_with_several_chat_templates_is_exported(here, capsys):
     assert MARK not in [path.name for path in (here / "exported").iterdir()]
 
 
+@pytest.mark.slow
 def test_it_replaces_no_other_run(here, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--output", "run-smoke", "--training.steps", "1"]) == 0
     assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--smoke"]) == 2

@@ -44,12 +44,14 @@ def test_processes_that_end_well_end_well(run):
     assert run("pass", "a", "b") == End()
 
 
+@pytest.mark.slow
 def test_a_failure_ends_the_others_and_only_it_is_a_cause(run):
     """A stage that was still importing died of the launcher's own SIGTERM, and stood on top by its rank."""
     end = run("import os, time; time.sleep(600 * (os.environ['NAME'] != 'bad')); raise SystemExit(7)", "a", "b", "bad")
     assert end == End(failed={2: 7})
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told_by_its_signal(run):
     script = """
         import os, signal, time
@@ -60,6 +62,7 @@ def test_a_killed_process_is_told_by_its_signal(run):
     assert run(script, "a", "bad") == End(failed={1: -signal.SIGKILL})
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(stage_processes, "GRACE", 0.5)
     script = """

@@ -41,6 +41,7 @@ def test_one_micro_batch_over_one_link_is_what_a_hand_gives():
     assert found["fast"] == pytest.approx(1 / (0.06 + wire / 1e7))
 
 
+@pytest.mark.slow
 def test_predictions_have_as_many_decimals_as_published_numbers_or_three_digits():
     """Rounded to three digits each, they were padded to three decimals: 131.000 beside 125.0."""
 
@@ -66,6 +67,7 @@ def test_the_published_numbers_are_met_where_the_simulation_claims_to():
     assert [row.published["on"] for row in speeds.values()] == table
 
 
+@pytest.mark.slow
 def test_the_study_of_replicas_has_the_numbers_of_figure_5c():
     script = runpy.run_path(str(DOCS / "measured/figure5c.py"))
     names = {1e10: "10 Gbps", 1e9: "1 Gbps"}
@@ -76,6 +78,7 @@ def test_the_study_of_replicas_has_the_numbers_of_figure_5c():
     assert scores(read_study("aqsgd-replicas-throughput")) == expected
 
 
+@pytest.mark.slow
 def test_the_report_among_the_docs_is_what_the_command_writes(tmp_path):
     name = "aqsgd-throughput"
     assert cli.main(["study", "report", name, "--out", str(tmp_path)]) == 0
@@ -91,6 +94,7 @@ def test_the_study_on_the_page_predicts():
     assert found["a frame"] == pytest.approx(65.5, abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_report_has_deviations_and_judges_without_a_spread(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(STUDY)
@@ -143,6 +147,7 @@ def test_a_mistake_is_a_sentence(old, new, sentence, tmp_path, monkeypatch, caps
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_study_either_trains_or_predicts(tmp_path, monkeypatch, capsys):
     with pytest.raises(OptionsError, match="one of recipe and prediction must say what the cells are"):
         parse_study(f"{STUDY}\nrecipe: quickstart", "mine.yaml", "mine")

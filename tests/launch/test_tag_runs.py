@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
@@ -18,6 +19,7 @@ training: {steps: 2}
 """
 
 
+@pytest.mark.slow
 def test_a_run_learns_tags_and_its_export_is_a_model_of_transformers(tmp_path, monkeypatch, hub_cache, capsys):
     monkeypatch.chdir(tmp_path)
     write_tokenizer(tmp_path / "words")

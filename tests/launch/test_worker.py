@@ -50,6 +50,7 @@ def started(store, generation, rank, said):
     said[generation, rank] = [mine.get(str(other)).decode() for other in range(3)]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_start_left_in_the_store_is_not_read():
     """torchrun keeps its store over restarts: gloo called the addresses of the processes that were gone."""
     store, said = dist.HashStore(), {}

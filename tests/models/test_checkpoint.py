@@ -158,6 +158,7 @@ def test_a_lost_block_is_an_error_and_not_drawn(saved, tmp_path):
         build_stage(layered, range(5), seed=0)
 
 
+@pytest.mark.slow
 def test_lost_experts_are_told_by_the_weight_that_they_make(saved, tmp_path):
     saved("mixtral")
     experts = "model.layers.1.block_sparse_moe.experts"
@@ -201,6 +202,7 @@ def test_the_whole_file_counts_before_an_index_that_was_left(saved, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_head_that_is_stored_is_read_whatever_the_configuration_says_of_ties(saved, tmp_path):
     model = saved("llama", tie_word_embeddings=False)
     for changes in ({}, {"tie_word_embeddings": True}):

@@ -140,6 +140,7 @@ def test_images(tmp_path):
         load(replace(options, mean=[0.0], std=[1.0]))
 
 
+@pytest.mark.slow
 def test_digits():
     pytest.importorskip("sklearn")
     data = load(DataOptions(name="digits", held_out=0.25))

@@ -118,6 +118,7 @@ SPECIAL_TABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hub_cache")
 def test_tables(tmp_path, chance):
     hostile = dict(SPECIAL_TABLES)
@@ -148,6 +149,7 @@ def test_images(chance):
     assert bad > 60
 
 
+@pytest.mark.slow
 def test_tokenizers(tmp_path, chance):
     folder = write_tokenizer(tmp_path / "words")
     files = {name: (tmp_path / "words" / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
@@ -161,6 +163,7 @@ def test_tokenizers(tmp_path, chance):
     assert bad > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_models(tmp_path, chance, kind):
     import transformers

@@ -47,6 +47,7 @@ def test_three_stages_equal_the_unsplit_model(name):
     torch.testing.assert_close(gradients_of(stages), wanted, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_pretrained_weights_are_read_and_what_is_exported_loads_in_the_library(name, tmp_path):
     unsplit, task = whole(name), MORE[name].task

@@ -103,6 +103,7 @@ def unsplit(folder, name, model, stages, target):
     return peft.PeftModel.from_pretrained(base, target, is_trainable=True).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_names_values_and_gradients_are_those_of_peft_on_the_unsplit_model(folder, tmp_path, name):
     model = adapted(folder, name)
@@ -219,6 +220,7 @@ def test_first_values_come_from_seed_and_name_whatever_the_cut(folder):
     assert not any(torch.equal(one[name], other[name]) for name in one if ".lora_A." in name)
 
 
+@pytest.mark.slow
 def test_nothing_goes_back_where_nothing_trains(folder):
     model = adapted(folder, "llama", targets=r".*layers\.2\.mlp\.(up|down)_proj")
     cuts = [range(0, 2), range(2, 3), range(3, 5)]
@@ -231,6 +233,7 @@ def test_nothing_goes_back_where_nothing_trains(folder):
     assert {name for name, each in trained(stages).items() if each.grad is not None} == trained(stages).keys()
 
 
+@pytest.mark.slow
 def test_a_base_in_bfloat16_leaves_what_trains_in_float32(folder):
     model = replace(adapted(folder, "llama"), weights_dtype=torch.bfloat16)
     stages = split(model)
@@ -250,6 +253,7 @@ def test_the_base_is_known_by_its_bytes_and_is_not_saved(folder):
     assert base[key].startswith(f"{key}, float32, [24,16], ")
 
 
+@pytest.mark.slow
 def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
     model = adapted(folder, "bert", targets=["query"])
     stages = split(model)

@@ -221,6 +221,7 @@ def test_weights_of_another_model_are_told_before_a_stage_reads_them(refused, tm
     assert "small do not fit the model: transformer.wte.weight must be of shape [256, 64], got [256, 8]; " in said
 
 
+@pytest.mark.slow
 def test_a_recipe_without_a_mistake_is_launched(files, monkeypatch):
     started = []
     monkeypatch.setattr(train, "launch", lambda prepared, *arguments: started.append(prepared.recipe))

@@ -64,6 +64,7 @@ def test_a_precision_that_torch_lacks_is_one_sentence(monkeypatch):
     assert mistake.endswith("""got fp16: "addmm_impl_cpu_" not implemented for 'Half'; take bf16 or fp32""")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bert"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_in_bfloat16_are_the_rounded_ones_and_compute_in_bfloat16(name, precision):

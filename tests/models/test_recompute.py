@@ -52,6 +52,7 @@ def assert_same(plain, again):
         torch.testing.assert_close(after, before, **IDENTICAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_gradients_of_language_models_with_dropout_are_the_same_to_the_last_bit(name, precision):
@@ -129,6 +130,7 @@ def test_a_stage_keeps_the_inputs_of_its_blocks_only():
     assert kept(model, ids, "none") > 8 * inputs_of_all
 
 
+@pytest.mark.slow
 def test_costs_know_what_is_computed_again():
     model, ids = family("gpt2"), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     plain, again = (measure(model, ids, repetitions=1, warmup=0, recompute=kind)[1] for kind in ("none", "block"))

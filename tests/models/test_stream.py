@@ -33,6 +33,7 @@ def test_a_stream_has_the_blocks_of_the_text_and_begins_anew(tmp_path):
     assert data.training.example(3).shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_buffer_shuffles_alike_each_time_and_by_the_seed(tmp_path):
     options = DataOptions(name=folder(tmp_path), stream=5, limit=25, **STREAM)
     data, again, other = load(options), load(options), load(options, seed=1)

@@ -32,6 +32,7 @@ def test_a_forward_that_hands_on_more_than_the_hidden_state_is_refused(monkeypat
         check_parity(AutoConfig.for_model("llama", vocab_size=1234), "causal-lm")
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_positions_and_sees_other_conversations_is_not_packed():
     check_parity(AutoConfig.for_model("llama"), "causal-lm", packed=True)
     lfm2 = {

@@ -35,6 +35,8 @@ CODECS = {
     "none": {"activations": "none", "gradients": "none"},
     "feedback": {"activations": "ef21(none)", "gradients": "ef(none)"},
 }
+EVERYDAY = ("1f1b", "interleaved-zero-bubble", "zbv-zero-bubble")
+"""Whole and split backwards, and several stages a process in both orders; the other schedules take as long again."""
 
 
 class Plain(nn.Module):
@@ -269,7 +271,9 @@ def assert_gradients(found, wanted):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_the_unsplit_model(case, schedule, codec, alone):
     _, modules = trained(case, schedule, codec)

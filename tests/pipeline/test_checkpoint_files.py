@@ -248,6 +248,7 @@ def test_torch_reads_the_tensors_of_a_part(tmp_path):
     assert found["weights/w"].equal(process.weight) and process.weight.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_cut", [False, True])
 @pytest.mark.parametrize("seed", range(25))
 def test_a_crash_anywhere_leaves_a_whole_checkpoint_or_the_one_before(tmp_path, seed, power_cut):

@@ -45,6 +45,7 @@ def test_a_host_that_lacks_the_manifest_goes_on_with_its_own_part(tmp_path):
     assert again.content() == wanted and newest(folder, (1,)).step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_cut", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_path, seed, power_cut):

@@ -154,6 +154,7 @@ def test_an_evaluation_ends_in_all_processes_after_the_batch_under_way_and_count
     assert run(stopped, 2) == [(1, True, {})] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["q(1, round='stochastic')", "aqsgd(q(1))", "ef21(q(1))"])
 def test_a_look_before_training_changes_nothing_that_comes_after(codec, alone, monkeypatch):
     """No pass counts, which random numbers depend on, and AQ-SGD has visited no held-out sample."""
@@ -172,6 +173,7 @@ def test_a_look_before_training_changes_nothing_that_comes_after(codec, alone, m
     assert everything(True) == everything(False)
 
 
+@pytest.mark.slow
 def test_a_look_scores_the_first_batch_and_each_boundary_alone_where_all_cost_too_much(alone, monkeypatch):
     def trainer_with(*activations):
         boundaries = {i: BoundaryOptions(activations=codec) for i, codec in enumerate(activations)}

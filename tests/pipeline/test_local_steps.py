@@ -67,6 +67,7 @@ def diloco(passes, outer, optimizer):
     return common, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outer", "passes"), [({"lr": 0.7, "momentum": 0.9}, (1, 1, 1)), ({"lr": 1.0, "momentum": 0.0}, (2, 1, 1))]
 )
@@ -138,6 +139,7 @@ def finished(trainer, first=0):
     return losses, weights, [stage.meter.sent for stage in trainer.stages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 6])
 @pytest.mark.parametrize("exchange", ["ef(topk(0.05))", PUBLISHED])
 def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, exchange):

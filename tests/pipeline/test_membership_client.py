@@ -58,6 +58,7 @@ def echo(client, text, *blobs):
     assert (words["text"], arrived) == (text, list(blobs))
 
 
+@pytest.mark.slow
 def test_connections_that_break_lose_nothing_in_either_direction():
     with connected() as (server, relay, client, _):
         echo(client, "first", DATA)
@@ -119,6 +120,7 @@ def test_a_client_that_leaves_waits_while_the_server_takes_its_last_message(monk
         assert len(said) == 1 and "the membership server takes the last " in said[0]
 
 
+@pytest.mark.slow
 def test_a_link_that_is_too_slow_is_told_after_the_time_out(monkeypatch):
     """Each call got an answer, so the replica called again for ever."""
     with connected(heartbeat=0.3, timeout=1.0) as (_, _, client, _):
@@ -138,6 +140,7 @@ def test_a_link_that_is_too_slow_is_told_after_the_time_out(monkeypatch):
         assert "for 1 s (wire.timeout): the link must carry 16 KiB within wire.heartbeat" in client.ending.text
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_told_and_waited_for():
     with connected(heartbeat=0.3) as (_, relay, client, told):
         echo(client, "first")

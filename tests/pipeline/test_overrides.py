@@ -39,6 +39,7 @@ def test_a_simulation_equals_the_processes_bit_for_bit(alone):
     assert whole.full_rows == 0 and whole.bytes == whole.frames * 64 + whole.uncompressed
 
 
+@pytest.mark.slow
 def test_a_stop_of_a_simulation_changes_nothing(alone, tmp_path):
     options = OPTIONS | {"simulated": True, "steps": 8}
 
@@ -105,6 +106,7 @@ def test_every_replica_has_work_in_each_step():
     assert mistake.startswith("replicas.overrides.1.pipeline.accumulation must be at least 1, because each replica")
 
 
+@pytest.mark.slow
 def test_a_replica_with_passes_alone_of_its_own_shares_the_ends_of_the_others(alone):
     """A simulation counted its stores twice. The same codecs in other words have ends of their own: nothing changes."""
 

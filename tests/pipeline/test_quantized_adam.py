@@ -188,6 +188,7 @@ def test_weights_whose_first_gradient_comes_too_late_are_told_of_once(recwarn):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_are_one_pipeline_with_so_many_times_the_batch(replicas, alone):
     """Clipped by the norm of the gradients, then of the momentum; the learning rate rises and falls."""

@@ -58,6 +58,7 @@ def test_a_simulation_of_replicas_equals_their_processes_bit_for_bit(replicas, c
     assert [sum(stage in result[2] for result in real) for stage in range(2)] == [replicas] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [(2, 2), (2, 2, 2), (2, 2, 2, 2), (3, 1)])
 @pytest.mark.parametrize("codec", ["none", *CODECS])
 def test_replicas_are_one_pipeline_with_all_their_passes(passes, codec, alone):

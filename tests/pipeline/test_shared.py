@@ -174,6 +174,7 @@ class Part:
         return {name: self._state[f"{prefix}{name}"] for name in names or self.names(prefix)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["the same cut", "another cut"])
 def test_errors_go_on_from_a_checkpoint(cut, alone):
     """What messages have lost goes with later ones, as if there had been no stop."""

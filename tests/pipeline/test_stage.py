@@ -290,6 +290,7 @@ def test_a_wire_for_each_stage_of_a_process_is_refused_at_once(alone):
         stages[0].connect()
 
 
+@pytest.mark.slow
 def test_stages_without_a_wire_share_one_for_each_pipeline_and_pair_of_codecs(alone):
     def stage(index):
         example = torch.empty(2, WIDTH)

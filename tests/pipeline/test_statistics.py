@@ -55,6 +55,7 @@ def test_a_simulation_of_batch_norms_equals_the_processes_bit_for_bit(options, a
     equal_to_a_simulation(4, NORMED | {"replicas": 2} | options)
 
 
+@pytest.mark.slow
 def test_between_two_exchanges_the_modules_hold_the_statistics_of_the_last_one(alone):
     trainer = make_trainer(0, **NORMED, replicas=2, simulated=True, steps=8, sync=EVERY_THREE)
     seen = []
@@ -63,6 +64,7 @@ def test_between_two_exchanges_the_modules_hold_the_statistics_of_the_last_one(a
     assert changed == [2, 5, 7] and torch.equal(seen[0], torch.ones(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [{}, EVERY_THREE], ids=["each", "rarely"])
 def test_a_stop_changes_no_statistics(alone, tmp_path, sync):
     options = NORMED | {"replicas": 2, "simulated": True, "steps": 7, "sync": sync}

@@ -83,6 +83,7 @@ def test_stages_of_a_traced_model_have_its_gradients():
         torch.testing.assert_close({**first, **second}[name], gradient)
 
 
+@pytest.mark.slow
 def test_a_skip_connection_is_refused_on_every_stage(alone):
     pipe = traced(skip=1.0)
     for index in range(4):

@@ -65,6 +65,7 @@ def test_a_codec_that_drowns_most_gradients_is_warned_about(gradients, warned, a
     )
 
 
+@pytest.mark.slow
 def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_path):
     trainer = make_trainer(
         0,

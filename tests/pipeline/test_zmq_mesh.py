@@ -39,6 +39,7 @@ def test_messages_arrive_in_order_and_then_their_sends_are_done():
         assert all(send.wait(LONG) and send.error is None for send in sends)
 
 
+@pytest.mark.slow
 def test_a_short_message_is_done_before_it_arrives_unless_there_are_very_many(monkeypatch):
     monkeypatch.setattr(connections_room, "COPIED_BYTES", COPIED_BYTES)
     with Two(acquainted=False) as two:
@@ -54,6 +55,7 @@ def test_a_short_message_is_done_before_it_arrives_unless_there_are_very_many(mo
         assert two.send(b"short again").wait(LONG)
 
 
+@pytest.mark.slow
 def test_one_acknowledgement_stands_for_several_packets_that_nobody_waits_for(monkeypatch):
     monkeypatch.setattr(mesh_room, "_SOON", 1)
     with Two() as two, stranger_at(two, KEYS.public, KEYS.secret) as (sender, _):
@@ -114,6 +116,7 @@ def test_a_connection_waits_while_too_many_files_are_open(monkeypatch):
         assert send.wait(LONG) and send.error is None and len(refused) == 3
 
 
+@pytest.mark.slow
 def test_a_silent_connection_is_given_up_for_a_new_one():
     with Two() as two:
         assert two.send(b"before").wait(LONG)
@@ -130,6 +133,7 @@ def test_a_silent_connection_is_given_up_for_a_new_one():
         assert send.wait(LONG)
 
 
+@pytest.mark.slow
 def test_a_process_that_comes_late_gets_what_was_sent_before():
     with ExitStack() as stack:
         early = Mesh(0, KEYS, interface="127.0.0.1", patience=QUICK)
@@ -148,6 +152,7 @@ def test_a_process_that_comes_late_gets_what_was_sent_before():
         assert send.wait(LONG)
 
 
+@pytest.mark.slow
 def test_a_process_may_be_reached_before_it_knows_of_the_others():
     """It was refused: process 0 waited for the address of a third one, and did not know process 1 yet."""
     with ExitStack() as stack:
@@ -188,6 +193,7 @@ def test_a_port_that_answers_with_garbage_is_tried_again(garbage):
         assert send.wait(LONG)
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_reset_at_its_start_says_nothing_about_keys():
     with ExitStack() as stack:
         mesh = Mesh(0, KEYS, interface="127.0.0.1", patience=QUICK)
@@ -224,6 +230,7 @@ def test_a_damaged_connection_is_replaced_even_if_something_is_sent_before_this_
         assert (arrived(two.receive(6)), arrived(two.receive(5))) == (b"before", b"after")
 
 
+@pytest.mark.slow
 def test_the_first_packet_of_an_old_connection_may_be_read_last():
     """Then the newer connection counts: it was forgotten, so that its packets stayed without an answer."""
     with Two() as two, ExitStack() as stack:
@@ -339,6 +346,7 @@ def test_who_leaves_waits_until_the_others_have_all():
         assert arrived(receive) == b"last words"
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended_is_told_long_before_the_time_out():
     with ExitStack() as stack:
         first, second = (Mesh(rank, KEYS, interface="127.0.0.1", patience=QUICK) for rank in range(2))
@@ -354,6 +362,7 @@ def test_a_process_that_has_ended_is_told_long_before_the_time_out():
         assert late.wait(LONG) and late.error == receive.error
 
 
+@pytest.mark.slow
 def test_a_look_that_cannot_be_made_while_too_many_files_are_open_says_nothing(monkeypatch):
     """Strangers held all connections that a process may have; when another process ended, its own run broke."""
     refused, genuine = [], socket.socket
