@@ -1,4 +1,5 @@
 import datetime
+import gc
 import os
 import random
 import signal
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items):
         rank = 0 if marks & {"processes", "namespaces"} else 1 if "slow" in marks else 2
         ranks[item.path] = min(ranks[item.path], rank)
     items.sort(key=lambda item: ranks[item.path])
+
+
+def pytest_collection_finish():
+    """What is imported stays: the collector of garbage need not go through it time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

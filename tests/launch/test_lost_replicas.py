@@ -123,7 +123,7 @@ def test_all_start_again_if_their_membership_server_is_lost(folder):
     saves = ["--checkpoint.every", "3 steps", "--max-restarts", "1", "--pipeline.num_stages", "1"]
     with started(endless(*saves), folder) as command:
         command.wait_until(lambda: len(steps(folder / "run")) > 8, 120)
-        [server] = [pid for pid in command.processes() if b"elastic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        [server] = [pid for pid in command.processes() if Path(f"/proc/{pid}/comm").read_text() == "elastic.agent\n"]
         os.kill(server, signal.SIGKILL)
         told(
             command,

@@ -79,4 +79,5 @@ def test_from_nothing_to_an_answering_model(tmp_path):
     off = summary(tmp_path / "runs" / "smollm2-tiny")["held_out"]["off"]["loss"]
     assert 2 < off < 4.5, "it was trained on much more than this text"
     said([*THINWIRE, "export", "runs/smollm2-tiny", "--to", "tuned"], tmp_path)
-    assert said(["env", sys.executable, "-c", ANSWER], tmp_path).startswith("The capital of France is Paris")
+    (tmp_path / "answer.py").write_text(ANSWER)
+    assert said([sys.executable, "answer.py"], tmp_path).startswith("The capital of France is Paris")

@@ -7,6 +7,7 @@ too: of a nursery, a process that was forked before the command began. The fork'
 import ctypes
 import fcntl
 import functools
+import gc
 import os
 import pickle
 import runpy
@@ -139,6 +140,7 @@ def _prepare(call, files=()):
         _enter(call.network)
     if call.cores:
         os.sched_setaffinity(0, call.cores)
+    gc.freeze()  # what is imported is shared with the process that was forked, as long as no collection touches it
     nursery = _own_nursery(files)
     fork_interpreters(lambda: nursery)
     probe.PROBE_SECONDS = probe.BOTH_SECONDS = 0.1  # how fast a link is, no test says to a hundredth
@@ -261,8 +263,8 @@ def _live_as(between, files, call, numbers, begun, folder, environment, leads, i
     given = dict(zip(numbers, high, strict=True))
     parent_waits = given.pop(begun)
     _become(call, given, folder, environment)
-    if "RANK" in environment:
-        name_process(f"thinwire {environment['RANK']}")  # tests find it so: /proc has the environment of the nursery
+    rank, module = environment.get("RANK"), ".".join(call.words[0].split(".")[-2:])
+    name_process(f"thinwire {rank}" if rank else module)  # /proc has the command and environment of the nursery
     # torch has read TORCH_CPP_LOG_LEVEL of another environment
     ctypes.CDLL(Path(torch.__file__).with_name("lib") / "libc10.so")["_ZN3c1011initLoggingEv"]()
     os.close(parent_waits)
