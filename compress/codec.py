@@ -321,7 +321,8 @@ def is_finite(x: Tensor) -> bool:
 def tensor_bytes(x: Tensor) -> Tensor:
     """The bytes of `x` as one-dimensional uint8, a view where `x` is contiguous."""
     # one element of any stride counts as contiguous, but not as bytes
-    return x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
+    flat = x.contiguous().view(-1) if x.numel() != 1 else x.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
 
 
 def _literal(value: object) -> str:

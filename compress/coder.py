@@ -205,9 +205,9 @@ class Coder:
             return plan.store.borrow(slots)
         return Loan(slots, (plan.store.read(slots).to(device),))
 
-    def _shared(self, plan: MessagePlan, device: torch.device) -> Tensor | None:
-        """What both ends hold already; from a checkpoint it comes to the host."""
-        return None if plan.shared is None else plan.shared.to(device)
+    def _shared(self, plan: MessagePlan, like: Tensor) -> Tensor | None:
+        """What both ends hold already, on the device of a tensor; from a checkpoint it comes to the host."""
+        return None if plan.shared is None else plan.shared.to(like.device)
 
     def _remember(self, plan: MessagePlan, coded: Tensor, key: Key) -> None:
         """Keep from the payload what later messages need, and drop what only this one needed."""
@@ -253,14 +253,17 @@ class Encoder(Coder):
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
-            self._codec.encode(rows.coded(x).to(self._coded_dtype), coded, key, self._shared(plan, x.device))
+            given = rows.coded(x)
+            if given.dtype != self._coded_dtype:
+                given = given.to(self._coded_dtype)
+            self._codec.encode(given, coded, key, self._shared(plan, x))
             return Encoded(x, out, key, plan)
         assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape((rows.num_coded, *plan.row))
         if plan.writes and self._feedback.encode_at_once(given, loan, coded, key):
             return Encoded(x, out, key, plan, loan=loan)
-        message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x.device))
+        message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x))
         return Encoded(x, out, key, plan, message, loan)
 
     def settle(self, encoded: Encoded) -> None:
@@ -277,7 +280,7 @@ class Encoder(Coder):
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
             if message is not None:
                 decoded = self._room(self._feedback, message, loan)
-                self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded.device))
+                self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded))
                 for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                     self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
@@ -313,14 +316,12 @@ class Decoder(Coder):
         if rows.num_coded:
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = (rows.num_coded, *plan.row)
-            values = (
-                out.detach().view(shape) if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
-            )
-            self._codec.decode(coded, values, key, self._shared(plan, out.device))
+            values = out if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
+            self._codec.decode(coded, values, key, self._shared(plan, out))
             if plan.store is None:
-                _require(not finite or out.device.type != "cpu" or self._codec.is_finite(coded, values))
+                _require(not finite or not out.is_cpu or self._codec.is_finite(coded, values))
             else:
-                self._receive(values, plan, finite)
+                self._receive(values.view(shape), plan, finite)
             if not in_place:
                 _put(values, out, None if not rows.num_full else rows.coded_at)
                 _require(not finite or out.dtype == values.dtype or _seems_finite(out))  # rounding may overflow
@@ -352,7 +353,7 @@ def _require(finite: bool) -> None:
 
 def _seems_finite(x: Tensor) -> bool:
     """Whether a tensor is finite. Nobody may wait for a GPU: there the caller asks, once its pass is over."""
-    return x.device.type != "cpu" or is_finite(x)
+    return not x.is_cpu or is_finite(x)
 
 
 def _put(values: Tensor, out: Tensor, at: Tensor | None) -> None:

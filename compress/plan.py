@@ -76,7 +76,7 @@ class MessagePlan:
     remembered: Microbatch | None
     """The micro-batch, if later messages need something of this one."""
 
-    @property
+    @cached_property
     def recurs(self) -> bool:
         """Whether a message leaves nothing behind: then every micro-batch of its kind and length has this plan."""
         return self.store is None and self.remembered is None

@@ -79,6 +79,7 @@ class CompressedStage(PipelineStage):
         self.keep_outputs, self.keeps_codecs = True, True
         self._first_layer = first_layer
         self._gradients = GradientsApart()
+        self._told_if_full = told_if_full(self.stage_index, self.device)
         self._examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
         self._rows = 0
         self._knows_shapes = self._input_trains = self._connected = False
@@ -176,7 +177,7 @@ class CompressedStage(PipelineStage):
 
     def in_memory(self) -> AbstractContextManager[None]:
         """A context in which MemoryFullError names this stage where its device has no memory left."""
-        return told_if_full(self.stage_index, self.device)
+        return self._told_if_full
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this stage's ends of its boundaries: number of passes, buffers of feedback."""
@@ -240,7 +241,8 @@ class CompressedStage(PipelineStage):
         save_forward_output: bool = True,
     ) -> Any:
         """Run one micro-batch forward and send its output on."""
-        self._open_pass()
+        if not self._open:
+            self._open_pass()
         work = Work("forward", self.step, fwd_chunk_id)
         with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
             output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
@@ -249,7 +251,7 @@ class CompressedStage(PipelineStage):
         inputs = [*self._leaves, *inputs[len(self._leaves) :]]
         self.fwd_cache[fwd_chunk_id] = (() if self.is_last else outputs, inputs)
         if self.is_last and save_forward_output:
-            kept = tree_map_only(Tensor, Tensor.detach, output) if self.has_backward else output
+            kept = output.detach() if isinstance(output, Tensor) else tree_map_only(Tensor, Tensor.detach, output)
             # the schedule concatenates all of output_chunks
             self.output_chunks.append(kept if self.keep_outputs else torch.empty(0))
         if self.ends.downstream is not None:
@@ -344,7 +346,8 @@ class CompressedStage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The schedule receives nothing itself. This is the earliest call of a step, so receives are posted here."""
-        self._open_pass()
+        if not self._open:
+            self._open_pass()
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -390,8 +393,6 @@ class CompressedStage(PipelineStage):
     @torch.inference_mode(False)  # buffers outlive the pass
     def _open_pass(self) -> None:
         """Open the pass at its first hook: count it, and post every receive it will need."""
-        if self._open:
-            return
         # 1. Connect: by now the schedule has decided the process of each neighbour and the rows of a pass.
         self.connect()
         # 2. Take the announced pass, once: the next pass must not use it again.

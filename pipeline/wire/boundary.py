@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.processes.transport import Views
 from thinwire.pipeline.wire.channel import Channel, frame_bytes, is_coded, place_of
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -58,7 +60,7 @@ class ChannelEnd:
         self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: Callable[[], int] = lambda: 1
     ) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
-        self._flags = FiniteFlags()
+        self._flags, self._views = FiniteFlags(), Views()
         self._recurring: dict[tuple[MessagePlan, ...], FramePlan] = {}
         self.bypassed = False
 
@@ -103,7 +105,7 @@ class ChannelEnd:
 
     def _is_finite(self, tensor: Tensor, microbatch: Microbatch) -> bool:
         """Whether a tensor is finite; of one on a GPU that is asked at the end of the pass."""
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             return is_finite(tensor)
         self._flags.add(tensor, self.channel.describe(microbatch))
         return True
@@ -160,14 +162,13 @@ class Sender(ChannelEnd):
         self._finite_only = refuses_nonfinite(options, channel)
         self.observers: list[Observer] = []
 
-    @torch.inference_mode(False)  # buffers outlive the pass, and training could not write those of inference mode
     def send(self, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         """Encode one micro-batch's tuple into a frame, start to send it, and then update the buffers.
 
         Raises PipelineError if the tensors differ from those announced, NonFiniteError on NaN or infinity.
         """
         channel, work = self.channel, self.channel.work(microbatch)
-        with self._meter.section("encode", work=work), torch.no_grad():
+        with self._meter.section("encode", work=work), _lasting(), torch.set_grad_enabled(False):
             # 1. Refuse wrong tensors first, before anything is changed.
             tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
             self._check(tensors, microbatch)
@@ -180,20 +181,20 @@ class Sender(ChannelEnd):
             frame = self._way.take()
             encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
             self.count(self._meter.sent, microbatch, plan, nbytes)
-            header = channel.header(microbatch, nbytes)
+            nones = 0
             if len(encoded) < len(tensors):
-                header = header._replace(nones=sum(1 << at for at, tensor in enumerate(tensors) if tensor is None))
+                nones = sum(1 << at for at, tensor in enumerate(tensors) if tensor is None)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._meter.depart(work, nbytes)
-            self._way.send(frame, nbytes, channel.sending(microbatch), partial(self._seal, header))
+            self._way.send(frame, nbytes, channel.sending(microbatch), partial(self._seal, microbatch, nbytes, nones))
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
 
-    def _seal(self, header: Header, frame: Tensor) -> None:
+    def _seal(self, microbatch: Microbatch, nbytes: int, nones: int, frame: Tensor) -> None:
         """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
-        sealed = header._replace(departed=time.perf_counter_ns())
-        seal(sealed, frame.numpy().data, payload=self._options.checksum)
+        header = self.channel.header(microbatch, nbytes, nones, departed=time.perf_counter_ns())
+        seal(header, self._views.memory(frame), payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
@@ -202,7 +203,7 @@ class Sender(ChannelEnd):
         messages, stop = [], HEADER_BYTES
         for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):
             place = place_of(message.nbytes, stop)
-            payload, stop = frame[place], place.stop
+            payload, stop = self._views.part(frame, place), place.stop
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
                 messages.append((encoder, encoder.encode(message.crossing(tensor), payload, key, message)))
@@ -294,10 +295,10 @@ class Receiver(ChannelEnd):
         if count > self._room:
             channel = self.channel
             waiting = f"{channel.receiver} was making room for {channel.name} from {channel.sender}"
-            self._way.post(count - self._room, waiting)
+            with _lasting():
+                self._way.post(count - self._room, waiting)
             self._room = count
 
-    @torch.inference_mode(False)
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Wait for one micro-batch's frame and decode it into fresh tensors, or into `room` if there is any.
 
@@ -309,9 +310,9 @@ class Receiver(ChannelEnd):
         with self._meter.waiting(waiting, work) as wait:
             frame = self._way.receive(waiting)
             self._room -= 1
-            memory = frame.numpy().data
+            memory = self._views.memory(frame)
             wait.departed = self._local_time(departure(memory))
-        with self._meter.section("decode", work=work), torch.no_grad():
+        with self._meter.section("decode", work=work), _lasting(), torch.set_grad_enabled(False):
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.
@@ -322,7 +323,7 @@ class Receiver(ChannelEnd):
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
                 brought = self._way.bring(frame, HEADER_BYTES + header.length)
-                payloads = [None if place is None else brought[place] for place in places]
+                payloads = [None if place is None else self._views.part(brought, place) for place in places]
                 tensors = self._decode(payloads, microbatch, plan, brought.device, room)
             except (CodecError, WireError) as error:
                 raise self._refused(channel.describe(microbatch), error) from error
@@ -376,7 +377,7 @@ class Receiver(ChannelEnd):
                 tensor[:, : part.shape[1]] = part
                 tensor[:, part.shape[1] :] = 0
             fills = message.store is not None and message.writes  # NaN would stay there
-            if device.type != "cpu" and (self._finite_only or fills):
+            if not tensor.is_cpu and (self._finite_only or fills):
                 self._flags.add(tensor, self.channel.describe(microbatch))
             tensors.append(tensor)
         return tuple(tensors)
@@ -414,6 +415,14 @@ class BoundaryEnd:
                     end.prefetch(microbatch)
                 if isinstance(end, Receiver):
                     end.post(len(microbatches))
+
+
+def _lasting() -> AbstractContextManager[Any]:
+    """A context for what outlives its pass, as buffers do: training could not write tensors of inference mode."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NO_CONTEXT
+
+
+_NO_CONTEXT = nullcontext()
 
 
 class FiniteFlags:

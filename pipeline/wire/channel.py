@@ -85,16 +85,10 @@ class Channel:
         """Who receives, in words."""
         return f"stage {self.destination}"
 
-    def header(self, microbatch: Microbatch, nbytes: int) -> Header:
+    def header(self, microbatch: Microbatch, nbytes: int, nones: int = 0, departed: int = 0) -> Header:
         """The header of one micro-batch's frame of `nbytes`."""
-        return Header(
-            phase=phase_of(microbatch.kind),
-            channel=self.name,
-            boundary=self.boundary,
-            microbatch=microbatch.index,
-            step=microbatch.step,
-            length=nbytes - HEADER_BYTES,
-        )
+        phase, length = phase_of(microbatch.kind), nbytes - HEADER_BYTES
+        return Header(phase, self.name, self.boundary, microbatch.index, microbatch.step, length, nones, departed)
 
     def key(self, microbatch: Microbatch, tensor: int) -> Key:
         """The source of randomness of one tensor of one micro-batch."""
