@@ -85,16 +85,24 @@ class Meter:
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
 
-    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> _OpenSection:
-        """Charge the time inside to `name`, not to the sections around it.
+    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> Self:
+        """Charge the time from now to the end of the `with` that has this to `name`, not to the sections around it.
 
         `what` says it in words, `work` in the terms of a trace.
         """
-        return _OpenSection(self, (name, what, work))
+        self.turn()
+        self._open.append((name, what, work))
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None:
+        self.turn()
+        self._open.pop()
 
     def waiting(self, what: str, work: Work = NO_WORK) -> Wait:
         """Charge the time inside to the neighbour until the frame departs, and to the wire from then on."""
-        return Wait(self, ("wait", what, work))
+        return Wait(self.section("wait", what, work))
 
     @contextmanager
     def exchanging(self, *, ends: bool = False) -> Iterator[None]:
@@ -181,35 +189,20 @@ class Meter:
         return sum(traffic.bytes for (_, channel, _), traffic in routes if channel in EXCHANGE)
 
 
-class _OpenSection:
-    """The time inside a section. A step has more than a hundred; `contextmanager` takes half as long again."""
-
-    def __init__(self, meter: Meter, section: tuple[Section, str, Work]) -> None:
-        self._meter, self._section = meter, section
-
-    def __enter__(self) -> Self:
-        self._meter.turn()
-        self._meter._open.append(self._section)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._meter.turn()
-        self._meter._open.pop()
-
-
-class Wait(_OpenSection):
-    """A wait for a frame."""
+class Wait:
+    """A wait for a frame, in a section of a meter that has just begun."""
 
     departed: float | None = None
     """The time when the sender gave the frame to its transport, by this process's clock; None if unknown."""
 
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._started = meter, meter._since
+
     def __enter__(self) -> Self:
-        super().__enter__()
-        self._started = self._meter._since
         return self
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
+        self._meter.__exit__()
         if self.departed is not None:
             started, ended, seconds = self._started, self._meter._since, self._meter.seconds
             departed = min(max(self.departed, started), ended)
