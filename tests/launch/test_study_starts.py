@@ -12,7 +12,7 @@ from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.study import results as of_cells
-from thinwire.launch.study.cells import Checked, cells_of, is_finished, read_twice
+from thinwire.launch.study.cells import Checked, cells_of, is_finished
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
@@ -104,7 +104,6 @@ def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, text):
     assert not is_finished(first.folder)
     results, missing = read_results(study, [first, second])
     assert results.empty and len(missing) == 2
-    assert read_twice([first, second], tmp_path) == []
 
 
 def test_a_chosen_row_brings_the_row_that_it_starts_with():
