@@ -184,6 +184,7 @@ def test_a_base_that_is_damaged_is_a_sentence(store, tmp_path):
         load(store, known, checksums, tmp_path / "base.slots", [])
 
 
+@pytest.mark.slow
 def test_snapshots_beside_a_writer_that_never_rests(tmp_path):
     """Every row has one value, so a torn or a later one shows."""
     every = torch.arange(LAYOUT.num_slots)

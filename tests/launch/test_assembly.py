@@ -96,6 +96,7 @@ def test_what_becomes_of_tied_weights_is_said_before_training():
     assert narrow.endswith("each step sends 17 kB to sum its gradients over them through bf16")
 
 
+@pytest.mark.slow
 def test_a_codec_for_weights_that_no_two_stages_hold_is_refused():
     with pytest.raises(
         ModelError, match=r"compression.shared must be none where .*, got q\(8\); drop it, or set model.tied"

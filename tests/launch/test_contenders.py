@@ -57,6 +57,7 @@ def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
         assert exchanged(each)[1] < 0.25 * exchanged(of_whole)[1]
 
 
+@pytest.mark.slow
 def test_what_a_gpu_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
     """A timed step does not wait for the GPU, so its sections of compute are those of the thread that launches."""
     asked = []

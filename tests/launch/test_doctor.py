@@ -84,6 +84,7 @@ def test_only_torch_decides_the_status(monkeypatch, capsys, name, status):
     assert "missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_is_the_table(capsys):
     assert doctor.main(["--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -46,6 +46,7 @@ def test_nothing_is_written_not_even_by_stores_on_disk(here, options):
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
     def full(*arguments):
         raise StoreError("no space left for slot 3")

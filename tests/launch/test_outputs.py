@@ -242,6 +242,7 @@ def test_a_checkpoint_that_needs_metrics_on_a_full_disk_ends_in_a_sentence(tmp_p
         assert "must have room for the files of the run" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", ["metrics.jsonl", "evaluations.jsonl"])
 def test_a_disk_that_is_full_where_a_log_is_opened_is_told_in_a_sentence(log, tmp_path, monkeypatch):
     """It was a traceback."""

@@ -97,6 +97,7 @@ def test_training_answers_a_wrong_value_with_a_sentence(told, monkeypatch, capsy
     assert "RANK must be a whole number where RANK is set, got 'zero'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_simulation_ignores_them(told, tmp_path, monkeypatch):
     """With an outline and RANK it took itself for a stage process, and ended in a traceback."""
     monkeypatch.chdir(tmp_path)

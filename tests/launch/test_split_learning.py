@@ -159,6 +159,7 @@ def test_a_client_goes_on_where_another_one_stopped(tmp_path, monkeypatch):
         assert ours[field] == alone[field]
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_a_sentence(machines, capsys):
     client, _ = machines
     (client / "split.yaml").write_text(LABELS_AT_SERVER)
@@ -167,6 +168,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(machines, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_without_labels_may_not_have_the_last_stage(machines):
     client, _ = machines
     (client / "split.yaml").write_text(LABELS_AT_SERVER)

@@ -79,6 +79,7 @@ def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monke
     assert run(script, "deaf", "bad", folder=tmp_path) == End(failed={1: 1}, hung=[0])
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_stops_all_and_blames_none(run, tmp_path):
     came = []
 
@@ -112,6 +113,7 @@ SAVING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_processes_that_save_end_by_themselves_until_a_second_signal_comes(run, tmp_path, signals):
     came = []

@@ -55,6 +55,7 @@ def test_predictions_have_as_many_decimals_as_published_numbers_or_three_digits(
     assert {len(text.partition(".")[2]) for text in figure} == {1} and max(map(len, figure)) == len("17.8")
 
 
+@pytest.mark.slow
 def test_the_published_numbers_are_met_where_the_simulation_claims_to():
     """Frames to 7 %; no published speed is above the limit; the bench has the same published speeds."""
     study = read_study("aqsgd-throughput")
@@ -160,6 +161,7 @@ def test_a_study_either_trains_or_predicts(tmp_path, monkeypatch, capsys):
         parse_study("recipe: quickstart\nrows: {one: {score: samples/s}}", "mine.yaml", "mine")
 
 
+@pytest.mark.slow
 def test_nothing_is_divided_by_a_published_0(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(STUDY.replace("on: 5.0", "on: 0"))

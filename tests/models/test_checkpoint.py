@@ -116,6 +116,7 @@ def test_other_names_of_the_same_tensors_are_known(name, rename, saved, tmp_path
     torch.testing.assert_close(state, dict(model.state_dict()), **IDENTICAL)
 
 
+@pytest.mark.slow
 def test_a_new_classifier_is_drawn_and_said_so_once(saved, tmp_path, recwarn):
     model = saved("bert")
     rewrite(tmp_path, lambda name: name.removeprefix("bert.") if name.startswith("bert.e") else None)

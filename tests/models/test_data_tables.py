@@ -90,6 +90,7 @@ def test_a_run_says_which_columns_it_reads(tmp_path):
     assert load(DataOptions(**shared, evaluation=str(other))).notes == both
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_same_name(tmp_path):
     training = write_images(tmp_path / "a.parquet", random_pixels(3), [0, 1, 2], names=["cat", "dog", "fox"])
     evaluation = write_images(tmp_path / "b.parquet", random_pixels(2), [0, 1], names=["cat", "fox"])

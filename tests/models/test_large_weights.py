@@ -70,6 +70,7 @@ def test_a_later_microbatch_computes_no_second_gradient(kind, large):
     assert set(computed.names) - {"detach"} == {{"linear": "addmm_", "embedding": "index_add_"}[kind]}
 
 
+@pytest.mark.slow
 def test_rows_are_added_up_in_one_order_by_several_threads(monkeypatch):
     monkeypatch.setattr(large_weights, "LARGE", 1)
     ids, found = torch.arange(1000) % 3, set()

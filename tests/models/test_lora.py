@@ -200,6 +200,7 @@ def test_weights_of_4_bits_are_for_lora_and_for_linear_modules(folder, monkeypat
         adapted(folder, "gpt2", dtype="nf4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_merged_it_is_the_model_that_peft_merges(folder, tmp_path, name):
     model = adapted(folder, name)
@@ -210,6 +211,7 @@ def test_merged_it_is_the_model_that_peft_merges(folder, tmp_path, name):
         assert torch.equal(theirs[key], tensor), key
 
 
+@pytest.mark.slow
 def test_first_values_come_from_seed_and_name_whatever_the_cut(folder):
     model = adapted(folder, "llama", targets=["q_proj"])
     one, three, other = (saved(split(model, count, seed)) for count, seed in ((1, 7), (3, 7), (3, 8)))

@@ -74,6 +74,7 @@ def pipelines(draw):
     return costs, boundary_costs, memory, draw(st.integers(1, count))
 
 
+@pytest.mark.slow
 @given(pipelines(), st.integers(3, 30).map(float))
 @settings(max_examples=100)
 def test_partition_with_boundaries_and_memory_is_as_good_as_trying_everything(pipeline, memory_limit):

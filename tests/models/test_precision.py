@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 CUTS = [range(0, 2), range(2, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
@@ -97,6 +98,7 @@ def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow()
     assert dtypes["norm.0.weight"] == dtypes["norm.0.running_mean"] == torch.float32
 
 
+@pytest.mark.slow
 def test_counted_costs_know_the_size_of_narrow_weights():
     model, (ids, _) = apart("gpt2"), inputs("gpt2")
     wide, narrow = count(model, ids), count(replace(model, weights_dtype=torch.bfloat16), ids)

@@ -92,6 +92,7 @@ def test_with_lora_they_are_those_of_peft(tmp_path):
     torch.testing.assert_close(gradients, {name: state[name].grad for name in gradients}, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sums_cross_in_float64_beside_hidden_states_in_any_precision():
     examples = stage_output_examples(
         apart("mixtral", **WEIGHED), [range(1), range(1, 3), range(3, 5)], torch.ones(BATCH, LENGTH).long(), "bf16"
@@ -102,6 +103,7 @@ def test_sums_cross_in_float64_beside_hidden_states_in_any_precision():
     assert [each[0] for each in told[2]] == [(BATCH, LENGTH, VOCABULARY), ()]
 
 
+@pytest.mark.slow
 def test_a_layer_that_computes_again_in_its_backward_counts_once():
     ids, _ = inputs("mixtral")
     cuts = [range(0, 2), range(2, 5)]
@@ -114,6 +116,7 @@ def test_a_layer_that_computes_again_in_its_backward_counts_once():
     torch.testing.assert_close(again, kept, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_tiny_copy_is_compared_with_this_loss_too(monkeypatch):
     config = AutoConfig.for_model("mixtral", output_router_logits=True)
     found = check_parity(config, "causal-lm")

@@ -55,6 +55,7 @@ def test_rows_that_a_file_has_more_behind_the_first_block_make_another_stream(tm
     assert before.training.digest != after.training.digest
 
 
+@pytest.mark.slow
 def test_token_ids_stream_too_and_evaluation_is_read_at_once(tmp_path):
     write_rows(tmp_path / "a.parquet", [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
     given = {**STREAM, "name": str(tmp_path / "a.parquet"), "evaluation": str(tmp_path / "a.parquet")}

@@ -73,6 +73,7 @@ def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, tar
     assert not torch.equal(TASK.loss_sum(logits, target, smoothing + 0.1), in_parts)
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_large_vocabulary_holds_the_logits_once_more(monkeypatch):
     logits = torch.zeros(1, 256, 2**16, requires_grad=True)
     target = torch.zeros(1, 256, dtype=torch.int64)

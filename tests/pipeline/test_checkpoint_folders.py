@@ -85,6 +85,7 @@ def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_pat
     assert [path.name for path in files.glob("**/stage-*")] == ["stage-0"] * (2 + len(rest)), "nothing of another cut"
 
 
+@pytest.mark.slow
 def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_complete(tmp_path):
     """Two hosts share no folder, and each has the parts of all stages, which a new cut needs. Half of them stayed."""
     both, folders = saved_by_two(tmp_path / "shared", dist.HashStore(), steps=4), []
@@ -117,6 +118,7 @@ def rows_of(folder):
     }
 
 
+@pytest.mark.slow
 def test_rows_of_retired_checkpoints_stay_where_they_are_until_later_ones_have_them(tmp_path, monkeypatch):
     """All rows of a retired checkpoint were copied once more, although the next epoch writes them anew."""
     monkeypatch.setattr(checkpoint_folder, "MOST_RETIRED", 64)

@@ -77,6 +77,7 @@ def test_connections_that_break_lose_nothing_in_either_direction():
         assert len(server.peers) == 1 and not server.failed, "it is the same process all the time"
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forgotten_is_refused(monkeypatch):
     monkeypatch.setattr(client_room, "_GRACE", 0.0)
     with connected() as (server, _, client, _):
@@ -88,6 +89,7 @@ def test_a_process_that_was_forgotten_is_refused(monkeypatch):
         assert not client.ending.lasting
 
 
+@pytest.mark.slow
 def test_what_the_server_acknowledges_must_have_been_sent():
     with connected() as (server, _, client, _):
         echo(client, "first")

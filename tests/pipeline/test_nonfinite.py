@@ -138,6 +138,7 @@ def test_raise_stops_the_stage_that_would_send_it_and_names_the_tensor(place, tm
         simulated.train(lambda record: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", ["at both ends", "at the sender"])
 @pytest.mark.parametrize("place", PLACES, ids=", ".join)
 def test_no_buffer_of_feedback_takes_it_even_where_it_may_be_sent(place, buffers, alone):

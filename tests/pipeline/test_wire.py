@@ -188,6 +188,7 @@ def test_ends_that_would_choose_differently_are_told():
         assert {line.split(":")[0].strip() for line in said.splitlines()[1:]} == {"automatic", "candidates", "measure"}
 
 
+@pytest.mark.slow
 def test_a_stage_comes_back_from_its_state(alone):
     options = {
         "num_stages": 2,

@@ -179,6 +179,7 @@ def test_connections_that_break_before_a_process_knows_of_the_others_change_noth
         assert send.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", ["nothing", "http", "zeros", "plain ZeroMQ"])
 def test_a_port_that_answers_with_garbage_is_tried_again(garbage):
     """ZeroMQ did not try again after an answer that it did not understand: the wait lasted until its time-out."""
@@ -333,6 +334,7 @@ def test_a_message_that_is_too_long_fails_its_receive():
         assert bytes(buffer) == bytes(4)
 
 
+@pytest.mark.slow
 def test_who_leaves_waits_until_the_others_have_all():
     with Two() as two:
         two.relay.hush()
