@@ -53,6 +53,7 @@ def test_clients_in_processes_train_as_in_a_simulation_that_stopped_within_a_tur
     assert max(row["full_share"] for row in got["channels"]) < 1, "no sample came a second time"
 
 
+@pytest.mark.slow
 def test_clients_in_turn_are_another_training():
     def order(*options):
         ready = prepared(*options)
@@ -103,11 +104,13 @@ def test_a_mistake_is_a_sentence(options, sentence):
     assert list(caught.value.mistakes) == [sentence]
 
 
+@pytest.mark.slow
 def test_each_client_needs_the_samples_of_a_step():
     with pytest.raises(ModelError, match=r"the 4 samples of a step, and one of 30 has 3; lower clients\.count"):
         prepared("--clients.count", "30")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -129,6 +132,7 @@ def write_outlines(folder):
         assert cli.main(["outline", "tiny.yaml", *options, "--to", f"{name}.json"]) == 0
 
 
+@pytest.mark.slow
 def test_a_client_out_of_turn_costs_no_checkpoint(here):
     """It was refused after all later checkpoints were removed, at the server too."""
     write_outlines(here)
@@ -142,6 +146,7 @@ def test_a_client_out_of_turn_costs_no_checkpoint(here):
     assert sorted(path.parent.name for path in here.glob("run/checkpoints/step-*/manifest.json")) == kept
 
 
+@pytest.mark.slow
 def test_each_client_can_time_its_layers(here):
     """Only on the first client did `thinwire predict`, `thinwire partition` and training.compile find samples."""
     write_outlines(here)
@@ -150,12 +155,14 @@ def test_each_client_can_time_its_layers(here):
     assert cli.main(["partition", "tiny.yaml", *second]) == 0
 
 
+@pytest.mark.slow
 def test_a_smoke_run_lets_clients_take_turns():
     short = recipe.parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--clients.count", "5"])
     assert (short.clients.count, short.clients.turn) == (5, "1 step")
     assert prepared("--smoke", "--data.name", "pydoc", "--clients.count", "5").steps_per_epoch >= 5
 
 
+@pytest.mark.slow
 def test_a_smoke_run_needs_no_outline_of_the_little_data_that_it_takes():
     """The digest of a part of the data is in no outline, so the client was told to write its outline again."""
     ready = prepared("--smoke", "--data.name", "pydoc", *OUTLINES)
