@@ -41,6 +41,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -500,10 +501,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         header[name] = {"dtype": _name_of(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    head = memoryview(len(text).to_bytes(8, "little") + text)
     hashed = DIGEST()
     with path.open("wb", buffering=0) as file:
-        for content in (len(text).to_bytes(8, "little") + text, *(tensor for _, tensor in ordered)):
-            whole = memoryview(content if isinstance(content, bytes) else _bytes_of(content))
+        for whole in chain([head], (_bytes_of(tensor) for _, tensor in ordered)):
             for begin in range(0, len(whole), _PIECE):
                 piece = whole[begin : begin + _PIECE]
                 hashed.update(piece)
@@ -521,7 +522,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in order; its own memory, if that is so on the CPU."""
-    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _files_of(text: bytes, stage: int) -> dict[str, str]:
