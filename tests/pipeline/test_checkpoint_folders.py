@@ -225,12 +225,12 @@ def test_a_manifest_of_other_kinds_is_one_sentence_whatever_its_digest(fields):
 def test_a_whole_manifest_of_another_release_is_told_apart_from_a_damaged_one(tmp_path):
     """It was read as a damaged one, and a resume said that files are missing."""
     assert of_another_release(tmp_path) is None
-    for step, number in ((3, 1), (4, 2)):
+    for step, number in ((3, 1), (4, 3)):
         text = Manifest(step, {}, {}, format=number).text()
         step_folder(tmp_path, step).mkdir()
         (step_folder(tmp_path, step) / "manifest.json").write_text(text)
     assert [manifest.step for manifest in manifests(tmp_path)] == [4]
-    told = "must have format 2, got 1: use the release that wrote it"
+    told = "must have format 3, got 1: use the release that wrote it"
     assert of_another_release(tmp_path) == f"{step_folder(tmp_path, 3) / 'manifest.json'} {told}"
     with pytest.raises(CheckpointError, match=f"what another process has {told}"):
         Manifest.parse(Manifest(3, {}, {}, format=1).text(), "what another process has")
