@@ -37,33 +37,25 @@ class Pool:
         self._free.append(buffer)
 
 
-class Views:
-    """Frames as bytes of the host, and parts of frames: to make such a view takes longer than to copy some kilobytes.
+class Beginnings:
+    """The first bytes of a pool's buffers, as views: to make one takes longer than to copy some kilobytes.
 
-    They are kept, because all frames of a channel lie in the same few buffers.
+    A view keeps its buffer, so it is for buffers that are kept anyway.
     """
 
     _MOST = 1024
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int, int], Tensor] = {}
-        self._memories: dict[int, memoryview] = {}
+        self._made: dict[tuple[int, int], Tensor] = {}
 
-    def part(self, frame: Tensor, place: slice) -> Tensor:
-        """The bytes of a frame at a place."""
-        key = frame.data_ptr(), place.start, place.stop
-        if key not in self._parts:
-            if len(self._parts) == self._MOST:  # where payloads have many lengths
-                self._parts.clear()
-            self._parts[key] = frame[place]
-        return self._parts[key]
-
-    def memory(self, frame: Tensor) -> memoryview:
-        """All bytes of a frame on the host."""
-        key = frame.data_ptr()
-        if key not in self._memories:
-            self._memories[key] = frame.numpy().data
-        return self._memories[key]
+    def of(self, buffer: Tensor, nbytes: int) -> Tensor:
+        """The first `nbytes` of a buffer."""
+        key = buffer.data_ptr(), nbytes
+        if key not in self._made:
+            if len(self._made) == self._MOST:  # where frames have many lengths
+                self._made.clear()
+            self._made[key] = buffer[:nbytes]
+        return self._made[key]
 
 
 class SendingEnd(Protocol):
@@ -136,7 +128,7 @@ class _ProcessGroupEnd:
         timeout: timedelta,
         pinned: bool = False,
     ) -> None:
-        self._pool, self._views = Pool(capacity, pinned=pinned), Views()
+        self._pool, self._beginnings = Pool(capacity, pinned=pinned), Beginnings()
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
@@ -151,7 +143,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Start sending the first `nbytes` of `buffer`."""
         with reaching(what), _unrecorded:
-            work = self._group.send([self._views.part(buffer, slice(0, nbytes))], self._peer, self._tag)
+            work = self._group.send([self._beginnings.of(buffer, nbytes)], self._peer, self._tag)
         self._pending.append((work, buffer, what))
 
     def flush(self) -> None:

@@ -30,7 +30,6 @@ from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.processes.transport import Views
 from thinwire.pipeline.wire.channel import Channel, frame_bytes, is_coded, place_of
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -60,7 +59,7 @@ class ChannelEnd:
         self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: Callable[[], int] = lambda: 1
     ) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
-        self._flags, self._views = FiniteFlags(), Views()
+        self._flags = FiniteFlags()
         self._recurring: dict[tuple[MessagePlan, ...], FramePlan] = {}
         self.bypassed = False
 
@@ -194,7 +193,7 @@ class Sender(ChannelEnd):
     def _seal(self, microbatch: Microbatch, nbytes: int, nones: int, frame: Tensor) -> None:
         """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
         header = self.channel.header(microbatch, nbytes, nones, departed=time.perf_counter_ns())
-        seal(header, self._views.memory(frame), payload=self._options.checksum)
+        seal(header, frame.numpy().data, payload=self._options.checksum)
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
@@ -203,7 +202,7 @@ class Sender(ChannelEnd):
         messages, stop = [], HEADER_BYTES
         for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):
             place = place_of(message.nbytes, stop)
-            payload, stop = self._views.part(frame, place), place.stop
+            payload, stop = frame[place], place.stop
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
                 messages.append((encoder, encoder.encode(message.crossing(tensor), payload, key, message)))
@@ -310,7 +309,7 @@ class Receiver(ChannelEnd):
         with self._meter.waiting(waiting, work) as wait:
             frame = self._way.receive(waiting)
             self._room -= 1
-            memory = self._views.memory(frame)
+            memory = frame.numpy().data
             wait.departed = self._local_time(departure(memory))
         with self._meter.section("decode", work=work), _lasting(), torch.set_grad_enabled(False):
             # 2. Plan before a buffer changes, as the sender did.
@@ -323,7 +322,7 @@ class Receiver(ChannelEnd):
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
                 brought = self._way.bring(frame, HEADER_BYTES + header.length)
-                payloads = [None if place is None else self._views.part(brought, place) for place in places]
+                payloads = [None if place is None else brought[place] for place in places]
                 tensors = self._decode(payloads, microbatch, plan, brought.device, room)
             except (CodecError, WireError) as error:
                 raise self._refused(channel.describe(microbatch), error) from error

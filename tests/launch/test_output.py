@@ -44,6 +44,7 @@ def test_a_run_goes_on_if_the_disk_of_its_log_is_full(command, tmp_path):
     write_recipe(tmp_path)
     (tmp_path / "study.yaml").write_text("recipe: tiny.yaml\nrows: {none: {options: {codec: none}}}")
     errors = tmp_path / "errors"
+    errors.touch()
     call = forked.call_of([*THINWIRE, *command], tmp_path)
     ran = forked.Forked(call, ["/dev/full", errors], cwd=tmp_path, env=dict(os.environ))
     assert ran.wait() == 0, errors.read_text()

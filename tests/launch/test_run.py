@@ -154,11 +154,11 @@ def test_a_process_that_is_asked_to_stop_before_its_first_step_is_done_takes_no_
                 log_step(done, record)
                 assert saves_and_stops(run, leaving)
 
-            run.reporting.log_step = log
+            run.reporting.log_step = log  # the first step is done, so the step under way is the second
         with pytest.raises(StoppedError if asked == "later" else KeyboardInterrupt):
             run.go()
     steps = [int(path.name.removeprefix("step-")) for path in (here / "run" / "checkpoints").glob("step-*")]
-    assert steps == ([1] if asked == "later" else [])
+    assert steps == ([2] if asked == "later" else [])
 
 
 def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started_from(here, capsys):

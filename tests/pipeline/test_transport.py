@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from support.processes import outcomes_of, run
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.processes.transport import MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender, Views
+from thinwire.pipeline.processes.transport import Beginnings, MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender
 
 pytestmark = pytest.mark.processes
 
@@ -103,20 +103,19 @@ def test_a_dead_peer_is_told_at_once():
     assert re.match(r"stage 1 was waiting for news: .*(closed|reset) by peer", told), told
 
 
-def test_views_of_a_buffer_are_made_once_and_show_what_it_holds_now():
-    views, buffers = Views(), [torch.zeros(2000, dtype=torch.uint8) for _ in range(2)]
-    parts = [views.part(buffer, slice(1, 3)) for buffer in buffers]
+def test_the_beginning_of_a_buffer_is_made_once_and_shows_what_it_holds_now():
+    beginnings, buffers = Beginnings(), [torch.zeros(2000, dtype=torch.uint8) for _ in range(2)]
+    made = [beginnings.of(buffer, 2) for buffer in buffers]
     for value, buffer in enumerate(buffers, 7):
         buffer.fill_(value)
-    assert [part.tolist() for part in parts] == [[7, 7], [8, 8]]
-    assert [views.memory(buffer)[1999] for buffer in buffers] == [7, 8]
-    assert all(views.part(buffer, slice(1, 3)) is part for buffer, part in zip(buffers, parts, strict=True))
+    assert [each.tolist() for each in made] == [[7, 7], [8, 8]]
+    assert all(beginnings.of(buffer, 2) is each for buffer, each in zip(buffers, made, strict=True))
 
 
-def test_views_of_many_lengths_are_not_all_kept():
-    views, buffer = Views(), torch.zeros(2000, dtype=torch.uint8)
-    assert [len(views.part(buffer, slice(0, length))) for length in range(2000)] == list(range(2000))
-    assert len(views._parts) <= 1024
+def test_beginnings_of_many_lengths_are_not_all_kept():
+    beginnings, buffer = Beginnings(), torch.zeros(2000, dtype=torch.uint8)
+    assert [len(beginnings.of(buffer, length)) for length in range(2000)] == list(range(2000))
+    assert len(beginnings._made) <= 1024
 
 
 def test_a_pool_lends_what_it_was_given_before_it_allocates():
