@@ -29,6 +29,7 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,7 @@ _CACHES = ("cache", "past_key_values")
 AUX_LOSS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
 """What configurations call the weight of the auxiliary loss of routers."""
 _ROWS, _LENGTH = 2, 3
+_LARGE = 2**20
 """The samples and tokens of the forward that shows which weights belong where."""
 
 
@@ -684,12 +686,32 @@ def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -
 def _without_weights(config: Any, task: TaskName) -> Any:
     """The whole model, its weights on the meta device, as the library builds it."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta(), _weights_never_real():
             return unsplit(config, task)
     except Exception as error:  # of the library, whose modules check fields in their own ways
         raise ModelError(
             f"transformers cannot build {config.model_type} of this configuration: {first_line(error)}"
         ) from error
+
+
+@contextmanager
+def _weights_never_real() -> Iterator[None]:
+    """Have constructors make their weights on the meta device at once.
+
+    Made on the CPU and moved, those of a model of real size leave a gap of a gigabyte in the heap. Stages fill it with
+    tensors that would have pages of their own, which go back to the system when they are freed.
+    """
+    empty: Any = torch.empty
+
+    def made(*size: Any, device: Any = None, **options: Any) -> Tensor:
+        on_meta = empty(*size, device="meta", **options)
+        return on_meta if device is None and on_meta.numel() >= _LARGE else empty(*size, device=device, **options)
+
+    torch.empty = made
+    try:
+        yield
+    finally:
+        torch.empty = empty
 
 
 def _skeleton(config: Any, task: TaskName, tied: Tied, weight: float) -> Skeleton:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.allocated import peak_bytes
 from support.family_cases import CASES, LABELS, apart, options
 from support.own_code import add_module
 from thinwire.models.architectures import library
@@ -69,3 +70,12 @@ def test_a_model_of_ones_own_is_counted_by_its_layers(monkeypatch):
     own = "from torch import nn\n\n\ndef made(width):\n    return [nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 2)]\n"
     add_module(monkeypatch, "my_models", own)
     assert count_parameters(ModelOptions(name="my_models:made", config={"width": 3})) == 3 * 4 + 4 + 4 * 2 + 2
+
+
+def test_no_weight_of_a_large_model_is_made_where_only_its_shapes_are_asked_for():
+    """Each was made on the CPU and thrown away: nobody wrote into it, but in the heap it left a gap of its size."""
+    config = {"vocab_size": 2**17, "n_embd": 64, "n_layer": 1, "n_head": 1, "n_positions": 4}
+    model = ModelOptions(name="gpt2", config=config)
+    found = []
+    assert peak_bytes(lambda: found.append(blueprint(model, task="causal-lm"))) < 2**20
+    assert held(found[0]) > 2**23
