@@ -220,6 +220,8 @@ def main() -> None:
             subprocess.run(command, check=True, stdout=said)
     if "train" in options.only:
         assert forks.is_safe(), "another thread runs"
+        for earlier in folder.glob("stage-*.json"):
+            earlier.unlink()
         watch(folder)
         assert cli.main(["train", *words, "--output", str(folder / "run")]) == 0
     show(folder)

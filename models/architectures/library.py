@@ -28,7 +28,7 @@ import math
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -701,10 +701,10 @@ def _weights_never_real() -> Iterator[None]:
     Made on the CPU and moved, those of a model of real size leave a gap of a gigabyte in the heap. Stages fill it with
     tensors that would have pages of their own, which go back to the system when they are freed.
     """
-    empty: Any = torch.empty
+    empty: Callable[..., Tensor] = torch.empty
 
     def made(*size: Any, device: Any = None, **options: Any) -> Tensor:
-        on_meta = empty(*size, device="meta", **options)
+        on_meta: Tensor = empty(*size, device="meta", **options)
         return on_meta if device is None and on_meta.numel() >= _LARGE else empty(*size, device=device, **options)
 
     torch.empty = made

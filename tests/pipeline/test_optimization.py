@@ -87,7 +87,7 @@ print(held() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is that of glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and the heap of glibc")
 def test_the_norm_of_a_large_gradient_leaves_no_gaps_in_the_heap():
     """The norms of parts lay between their copies in float64: a head of 156 M parameters left 1.2 GB in pieces."""
     ran = subprocess.run([sys.executable, "-c", LEFT_IN_THE_HEAP], check=True, stdout=subprocess.PIPE, text=True)
