@@ -28,8 +28,7 @@ import math
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -686,7 +685,7 @@ def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -
 def _without_weights(config: Any, task: TaskName) -> Any:
     """The whole model, its weights on the meta device, as the library builds it."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta(), _weights_never_real():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta(), _NeverReal():
             return unsplit(config, task)
     except Exception as error:  # of the library, whose modules check fields in their own ways
         raise ModelError(
@@ -694,24 +693,21 @@ def _without_weights(config: Any, task: TaskName) -> Any:
         ) from error
 
 
-@contextmanager
-def _weights_never_real() -> Iterator[None]:
-    """Have constructors make their weights on the meta device at once.
+class _NeverReal(TorchFunctionMode):
+    """Inside, constructors make large weights on the meta device at once.
 
     Made on the CPU and moved, those of a model of real size leave a gap of a gigabyte in the heap. Stages fill it with
     tensors that would have pages of their own, which go back to the system when they are freed.
     """
-    empty: Callable[..., Tensor] = torch.empty
 
-    def made(*size: Any, device: Any = None, **options: Any) -> Tensor:
-        on_meta: Tensor = empty(*size, device="meta", **options)
-        return on_meta if device is None and on_meta.numel() >= _LARGE else empty(*size, device=device, **options)
-
-    torch.empty = made
-    try:
-        yield
-    finally:
-        torch.empty = empty
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch; `empty` for the meta device, if what it makes is large and has no device."""
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            on_meta = func(*args, **{**kwargs, "device": "meta"})
+            if on_meta.numel() >= _LARGE:
+                return on_meta
+        return func(*args, **kwargs)
 
 
 def _skeleton(config: Any, task: TaskName, tied: Tied, weight: float) -> Skeleton:
