@@ -360,7 +360,7 @@ def squared_norm(parameters: Iterable[Parameter]) -> float:
     parts = [part for gradient in gradients for part in _rows(gradient)]
     if not parts:
         return 0.0
-    # in one tensor: one for each, made between the copies, leaves the heap in pieces of a gigabyte together
+    # one tensor for all: a small one after each copy would pin the gaps that the copies leave in the heap
     norms = torch.empty(len(parts), dtype=torch.float64, device=parts[0].device)
     for part, norm in zip(parts, norms, strict=True):
         torch.linalg.vector_norm(part, dtype=torch.float64, out=norm)

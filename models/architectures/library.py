@@ -70,8 +70,9 @@ _CACHES = ("cache", "past_key_values")
 AUX_LOSS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
 """What configurations call the weight of the auxiliary loss of routers."""
 _ROWS, _LENGTH = 2, 3
-_LARGE = 2**20
 """The samples and tokens of the forward that shows which weights belong where."""
+_LARGE = 2**20
+"""Values of a weight that is never made where only its shape is asked for."""
 
 
 class _Reached(BaseException):  # no `except Exception` of the library may stop it
@@ -696,8 +697,8 @@ def _without_weights(config: Any, task: TaskName) -> Any:
 class _NeverReal(TorchFunctionMode):
     """Inside, constructors make large weights on the meta device at once.
 
-    Made on the CPU and moved, those of a model of real size leave a gap of a gigabyte in the heap. Stages fill it with
-    tensors that would have pages of their own, which go back to the system when they are freed.
+    Weights that are made on the CPU and thrown away leave gaps in the heap, a gigabyte for a model of real size. Stages
+    then put large tensors there, in place of pages of their own, which would go back to the system when freed.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

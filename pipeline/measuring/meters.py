@@ -32,7 +32,7 @@ Route = tuple[int, str, str]
 
 @dataclass
 class Traffic:
-    """What crossed one channel. None changes; a frozen one, made for each frame, would take three times as long."""
+    """What crossed one channel. Change none: it is not frozen because each frame makes one, in a third of the time."""
 
     frames: int = 0
     bytes: int = 0
@@ -86,7 +86,7 @@ class Meter:
     _since: float = 0.0
 
     def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> Self:
-        """Charge the time from now to the end of the `with` that has this to `name`, not to the sections around it.
+        """Charge the time inside to `name`, not to the sections around it. For a `with`: the call begins the section.
 
         `what` says it in words, `work` in the terms of a trace.
         """

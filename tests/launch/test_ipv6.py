@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq")
 
-from support.commands import THINWIRE, TORCHRUN, TRAIN, started
+from support.commands import THINWIRE, node_of_two, started
 from support.recipe_runs import simulate
 from support.run_files import digest
 from support.tiny_run import write_recipe
@@ -49,10 +49,9 @@ def test_stages_train_over_zmq_and_hear_each_other(folder, hosts):
     with ExitStack() as commands:
         nodes = []
         for rank, host in enumerate(hosts):
-            where = ["--nnodes", 2, "--node-rank", rank, "--master-addr", ipv6(hosts[0]), "--master-port", 29500]
             options = ["--wire.transport", "zmq", "--wire.keys", "run.keys", "--output", "run"]
-            words = [*TORCHRUN, *where, "--nproc-per-node", 1, *TRAIN, "tiny.yaml", *options]
-            command = started(host.command(list(map(str, words))), folder, GLOO_SOCKET_IFNAME=INTERFACE)
+            words = node_of_two(rank, "tiny.yaml", *options, address=ipv6(hosts[0]))
+            command = started(host.command(words), folder, GLOO_SOCKET_IFNAME=INTERFACE)
             nodes.append(commands.enter_context(command))
         assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr + nodes[1].stderr
     assert digest(folder / "run") == digest(simulate("tiny.yaml", folder / "simulated"))

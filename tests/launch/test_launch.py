@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from support.commands import NEW_THINWIRE, THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.commands import NEW_THINWIRE, THINWIRE, TORCHRUN, TRAIN, completed, free_port, node_of_two, started
 from support.run_files import metrics, summary, weights_of
 from support.tiny_run import SMALL
 from thinwire.compress import parse
@@ -361,19 +361,7 @@ def test_ends_started_differently_both_list_every_difference(folder):
     port = free_port()
 
     def node(rank, *options):
-        where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1]
-        return [
-            *TORCHRUN,
-            *where,
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            port,
-            *TRAIN,
-            "tiny.yaml",
-            "--model.tied=sum",
-            *options,
-        ]
+        return node_of_two(rank, "tiny.yaml", "--model.tied=sum", *options, port=port)
 
     others = ["--training.seed=1", "--compression.gradients=q(6)", "--wire.checksum=false", "--optimizer.lr=0.02"]
     others.append("--compression.shared=q(4)")

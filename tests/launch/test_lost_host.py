@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from support.commands import TORCHRUN, TRAIN, started
+from support.commands import node_of_two, started
 from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
@@ -54,14 +54,13 @@ def test_a_host_that_dies_may_come_back_under_another_address(tmp_path, monkeypa
     write_recipe(tmp_path)
     with Cluster(Links(num_hosts=2)) as hosts, ExitStack() as commands:
 
-        def node(rank, *restarts):
-            where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 1, *restarts]
-            rendezvous = ["--master-addr", hosts[0].address, "--master-port", 29500]
-            options = [*OPTIONS, "--checkpoint.every", "10 steps", "--output", "run"]
-            command = hosts[rank].command([*TORCHRUN, *where, *rendezvous, *TRAIN, "tiny.yaml", *options])
+        def node(rank, restarts=0):
+            options = ["tiny.yaml", *OPTIONS, "--checkpoint.every", "10 steps", "--output", "run"]
+            words = node_of_two(rank, *options, address=hosts[0].address, restarts=restarts)
+            command = hosts[rank].command(words)
             return commands.enter_context(started(command, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE))
 
-        lives, dies = node(0, "--max-restarts", 1), node(1)
+        lives, dies = node(0, restarts=1), node(1)
         dies.wait_until(lambda: list((tmp_path / "run").glob("checkpoints/step-*/manifest.json")))
         die(hosts[1])
         lives.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat" in lives.stderr)

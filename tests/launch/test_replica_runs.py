@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.commands import THINWIRE, completed, free_port, node_of_two, started
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from support.tiny_run import prepared
@@ -108,20 +108,7 @@ def test_torchrun_on_two_hosts_and_an_evaluation_have_the_numbers_of_a_simulatio
     port = free_port()
 
     def node(rank):
-        where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", 2]
-        own = ["--output", f"host-{rank}"]
-        return [
-            *TORCHRUN,
-            *where,
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            port,
-            *TRAIN,
-            "tiny.yaml",
-            *options,
-            *own,
-        ]
+        return node_of_two(rank, "tiny.yaml", *options, "--output", f"host-{rank}", port=port, processes=2)
 
     with started(node(0), folder) as first, started(node(1), folder) as second:
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr

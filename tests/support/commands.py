@@ -27,6 +27,13 @@ TRAIN = ["-m", "thinwire.launch.train"]
 TIMEOUT = 240
 
 
+def node_of_two(rank, *options, address="127.0.0.1", port=29500, processes=1, restarts=0):
+    """The words with which torchrun starts the processes of one of two hosts; the options begin with a recipe."""
+    where = ["--nnodes", 2, "--node-rank", rank, "--nproc-per-node", processes, "--max-restarts", restarts]
+    words = [*TORCHRUN, *where, "--master-addr", address, "--master-port", port, *TRAIN, *options]
+    return list(map(str, words))
+
+
 class Command:
     """A started command; what it writes goes to files, so that nothing waits for a reader."""
 
