@@ -48,7 +48,7 @@ HEADER_BYTES = 64
 ALIGNMENT = 16
 _ALL_CHANNELS: tuple[ChannelName, ...] = get_args(ChannelName)
 _LAYOUT = struct.Struct("<4sHBBIIQQQI4xQ8x")
-_CRC, _CRC_AT = struct.Struct("<I"), 40
+_CRC, _CRC_AT, _NO_CRC = struct.Struct("<I"), 40, bytes(4)
 _DEPARTED, _DEPARTED_AT = struct.Struct("<Q"), 48
 _PLANNED = 6
 """The fields that both ends know are the first of a header."""
@@ -143,7 +143,6 @@ def check(planned: Header, frame: Frame, *, payload: bool, shorter: bool = False
 
 def checksum(frame: Frame, *, payload: bool) -> int:
     """CRC-32 of the header, with its own field as zeros, and of the payloads if `payload` is true; never 0."""
-    header = bytearray(frame[:HEADER_BYTES])
-    _CRC.pack_into(header, _CRC_AT, 0)
-    crc32 = isal_zlib.crc32(header)
-    return (isal_zlib.crc32(frame[HEADER_BYTES:], crc32) if payload else crc32) or 1
+    begin = isal_zlib.crc32(_NO_CRC, isal_zlib.crc32(frame[:_CRC_AT]))
+    rest = frame[_CRC_AT + len(_NO_CRC) : None if payload else HEADER_BYTES]
+    return isal_zlib.crc32(rest, begin) or 1

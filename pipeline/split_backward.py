@@ -155,25 +155,12 @@ class SplitBackward:
         return list({id(group): group for group in groups.values()}.values())
 
 
-class _Apart(torch.autograd.Function):
-    """Its input, which the stage may change in place: autograd forbids that for a leaf."""
-
-    repeats = True
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        """The same memory, which is no leaf any more."""
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """The gradient of the leaf, unchanged."""
-        return gradient
-
-
 def changeable(leaf: Tensor) -> Tensor:
-    """The same numbers in the same memory, for a module that may change them in place; gradients reach the leaf."""
-    return _Apart.apply(leaf) if leaf.requires_grad else leaf
+    """The same numbers in the same memory, for a module that may change them in place; gradients reach the leaf.
+
+    autograd forbids to change a leaf, or a view of one; this alias of its memory is no view for autograd.
+    """
+    return torch.ops.aten._unsafe_view(leaf, leaf.shape) if leaf.requires_grad else leaf
 
 
 def _before(node: Node) -> list[Node]:

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 docs/measured/stage_overhead.py [--channels 64] [--tokens 16] [--turns 30]
 
-Two transformer layers in each of two stages, eight micro-batches of one sequence, 1F1B. Prints medians and their ratios
-to torch's.
+Two transformer layers in each of two stages, eight micro-batches of one sequence, 1F1B. Prints medians, and medians of
+the ratios to torch's in the same turn: a machine's speed drifts by more than what is measured here.
 """
 
 import argparse
@@ -54,20 +54,20 @@ def main() -> None:
     steps = {kind: stepper(kind, given.channels, given.tokens) for kind in KINDS}
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for turn in range(WARM_UP + given.turns):
-        for kind, step in steps.items():
+        for place in range(len(KINDS)):
+            kind = KINDS[(turn + place) % len(KINDS)]
             wall, processor = time.perf_counter(), time.process_time()
             for _ in range(STEPS):
-                step()
+                steps[kind]()
             if turn >= WARM_UP:
                 found[kind].append((time.perf_counter() - wall, time.process_time() - processor))
     if dist.get_rank() == 0:
         print("| | ms a step | of PipelineStage | processor, ms | of PipelineStage |\n|---|---|---|---|---|")
-        medians = {
-            kind: [1e3 * statistics.median(each) / STEPS for each in zip(*times, strict=True)]
-            for kind, times in found.items()
-        }
-        for kind, both in medians.items():
-            cells = [f"{mine:.1f} | {mine / torchs:.2f}" for mine, torchs in zip(both, medians[KINDS[0]], strict=True)]
+        for kind, times in found.items():
+            cells = []
+            for mine, torchs in zip(zip(*times, strict=True), zip(*found[KINDS[0]], strict=True), strict=True):
+                ratios = [one / other for one, other in zip(mine, torchs, strict=True)]
+                cells.append(f"{1e3 * statistics.median(mine) / STEPS:.1f} | {statistics.median(ratios):.3f}")
             print(f"| `{kind}` | {' | '.join(cells)} |")
     dist.barrier()
     dist.destroy_process_group()
