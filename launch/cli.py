@@ -52,7 +52,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "recipes": ("recipe_list", "list the packaged recipes"),
     "keys": ("keys", "make the keys that let the processes of a run reach each other, and nobody else"),
     "doctor": ("doctor", "check this machine"),
-    "completion": ("completion", "print a script that completes commands and options in a shell"),
 }
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 

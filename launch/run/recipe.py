@@ -317,10 +317,6 @@ def _load(named: str) -> dict[str, Any]:
     return {"name": path.stem, **read}
 
 
-SHORT_OPTIONS = ("--codec", "--trace", "--max-restarts", "--smoke", "--overwrite", "--resume")
-"""Options that stand for one or more fields; `read_options` replaces them."""
-
-
 def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, str]]]:
     """RECIPE, and the fields that options set, in their order: dotted names with texts."""
     found: list[tuple[str, str]] = []

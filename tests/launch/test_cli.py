@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from configparser import ConfigParser
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, version
 from pathlib import Path
 
@@ -150,6 +151,13 @@ def test_a_recipe_is_required(capsys, command):
     assert cli.main([command]) == 2
     said = f"the following arguments are required: recipe; see thinwire {command} --help\n"
     assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [module for module, _ in cli.COMMANDS.values()])
+def test_every_command_names_its_options(module):
+    parser = import_module(f"thinwire.launch.{module}").make_parser()
+    assert parser.prog.startswith("thinwire ") and "--help" in parser.format_help()
 
 
 @pytest.mark.parametrize("command", ["train", "simulate"])

