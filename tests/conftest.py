@@ -43,10 +43,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: ranks[item.path])
 
 
-def pytest_collection_finish():
-    """What is imported stays: the collector of garbage need not go through it time and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported stays: the collector of garbage need not go through it time and again, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -93,10 +99,13 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """A test draws the same random numbers whatever ran before it on its worker."""
+    """A test draws the same random numbers whatever ran before it on its worker.
+
+    `torch.manual_seed` would format the stack for each kind of device that is not there, which takes a millisecond.
+    """
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
 
 
 @pytest.fixture
