@@ -26,14 +26,21 @@ from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Feedback, Method
 from thinwire.compress.microbatch import Microbatch, PassKind
 from thinwire.compress.plan import MessagePlan, Rows
-from thinwire.compress.sent_indices import IndexMemory, SentIndices
 from thinwire.compress.stores.store import Loan
 from thinwire.compress.transfer import put
-from thinwire.compress.warm_starts import WarmStarts
 
 _NO_SLOTS = torch.empty(0, dtype=torch.int64)
 _IN_FULL: Codec = Uncompressed()
 NOT_FINITE = "a payload must hold finite numbers, got NaN or infinity"
+
+
+class SentIndices(NamedTuple):
+    """Where the values of one micro-batch of an activation are: a gradient is sent at the same indices (`reuse`)."""
+
+    rows: Rows
+    """Which rows were sent in full."""
+    indices: Tensor | None
+    """The indices of the other rows' values, int64 [rows, k]; None if all rows went in full."""
 
 
 class Coder:
@@ -75,12 +82,14 @@ class Coder:
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
         self._recurring: dict[tuple[PassKind, int | None], MessagePlan] = {}
-        self._index_memory: IndexMemory | None = None
-        self._reused: IndexMemory | None = None
+        self._index_memory: dict[int, SentIndices] | None = None
+        self._reused: dict[int, SentIndices] | None = None
         if method.codec.reuses_indices:
             assert activation is not None, "bound_to raises without an activation"
             self._reused = activation.index_memory()
-        self.warm_starts = WarmStarts() if self._codec.warm_starts else None
+        self.warm_starts: dict[int, Tensor] | None = {} if self._codec.warm_starts else None
+        """What a codec starts from, by the position of a micro-batch's first row: a part of the last message there (the
+        Q of `lowrank`). It is read from the payload alone, so both ends hold the same."""
         # what both ends keep of a row has one shape, whatever is padding in it
         self._whole = self._feedback is not None or self._reused is not None or self.warm_starts is not None
         self.buffers = Buffers(
@@ -97,9 +106,12 @@ class Coder:
         """The codec of this channel, as it is used."""
         return self._codec
 
-    def index_memory(self) -> IndexMemory:
-        """Record the indices of this activation's values in training from now on, for `reuse`."""
-        self._index_memory, self._whole = IndexMemory(), True
+    def index_memory(self) -> dict[int, SentIndices]:
+        """Record the indices of this activation's values in training from now on, for `reuse`.
+
+        They are kept by the position of a micro-batch's first row, until the gradient at the same end is coded.
+        """
+        self._index_memory, self._whole = {}, True
         self._recurring.clear()
         return self._index_memory
 
@@ -120,12 +132,11 @@ class Coder:
         if microbatch.kind in ("warmup", "eval-off"):
             rows = self._every
         elif self._reused is not None:
-            sent = self._reused.of(microbatch)
-            rows, shared = sent.rows, sent.indices
+            rows, shared = self._reused[microbatch.positions.start]
         elif store is not None and self._opening is not None:
             rows, opening = self._in_full(~store.known(slots)), self._opening
         if self.warm_starts is not None:
-            shared = self.warm_starts.of(microbatch)
+            shared = self.warm_starts.get(microbatch.positions.start)
         row = self._row(microbatch)
         full_bytes, coded_bytes = self._sizes(opening, rows.num_full, row)
         return MessagePlan(
@@ -156,13 +167,12 @@ class Coder:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
-        warm_starts = {} if self.warm_starts is None else self.warm_starts.state_dict()
-        return {"stores": self.buffers.state_dict(), "warm_starts": warm_starts}
+        return {"stores": self.buffers.state_dict(), "warm_starts": dict(self.warm_starts or {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the state to what `state_dict` returned."""
         if self.warm_starts is not None:
-            self.warm_starts.load_state_dict(state["warm_starts"])
+            self.warm_starts = dict(state["warm_starts"])
         self.buffers.load_state_dict(state["stores"])
 
     def _row(self, microbatch: Microbatch) -> tuple[int, ...]:
@@ -214,17 +224,18 @@ class Coder:
         microbatch = plan.remembered
         if microbatch is None:
             return
+        position = microbatch.positions.start
         if self._reused is not None:
-            self._reused.forget(microbatch)
+            self._reused.pop(position, None)
         if microbatch.kind != "train":
             return
         if self._index_memory is not None:
             shape = (plan.rows.num_coded, *plan.row)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
-            self._index_memory.record(microbatch, SentIndices(plan.rows, indices))
+            self._index_memory[position] = SentIndices(plan.rows, indices)
         if self.warm_starts is not None and not plan.rows.num_full:
             start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
-            self.warm_starts.keep(microbatch, start)
+            self.warm_starts |= {} if start is None else {position: start}
 
 
 class Encoded(NamedTuple):

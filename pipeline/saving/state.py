@@ -76,8 +76,8 @@ def collect(
     for name, coder in stage.all_ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
         if coder.warm_starts is not None:
-            starts = coder.warm_starts.state_dict()
-            tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts.items()}
+            starts = coder.warm_starts.items()
+            tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts}
     base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()}, lent=lent)
@@ -122,7 +122,7 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
         if coder.warm_starts is not None:
             starts = saved.tensors(f"ends/{name}/warm-start/")
             with reading(saved.path):
-                coder.warm_starts.load_state_dict({int(row): start for row, start in starts.items()})
+                coder.warm_starts = {int(row): start for row, start in starts.items()}
 
 
 def restore_passes(stage: CompressedStage, saved: SavedStage) -> None:

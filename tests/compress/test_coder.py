@@ -65,7 +65,7 @@ def test_a_plan_is_made_once_for_all_micro_batches_until_something_is_remembered
     plan = sender.plan(later)
     assert not plan.recurs and plan is not sender.plan(microbatch())
     sender.settle(sender.encode(random(), torch.empty(plan.nbytes, dtype=torch.uint8), KEY, plan))
-    assert memory.of(later).indices.shape == (ROWS, WIDTH // 4)
+    assert memory[later.positions.start].indices.shape == (ROWS, WIDTH // 4)
 
 
 @pytest.mark.parametrize(
