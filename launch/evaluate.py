@@ -67,7 +67,6 @@ def _scores(prepared: Prepared) -> Mapping[Compression, Score]:
     from thinwire.launch.run.assembly import assemble, simulated_placement
     from thinwire.launch.shared.interfaces import alone
     from thinwire.models.data.sampler import evaluation_batches
-    from thinwire.models.tasks import mask_padding
     from thinwire.pipeline.evaluation import evaluate
 
     held_out, wanted = prepared.data.held_out, prepared.recipe
@@ -79,7 +78,7 @@ def _scores(prepared: Prepared) -> Mapping[Compression, Score]:
         trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
         trainer.done = wanted.training.steps  # codecs that change are those of the end
         size, count = wanted.pipeline.pass_size, len(held_out)
-        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+        scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size))
         for stage in trainer.stages:
             stage.close()
         for wire, _ in trainer.stages[0].all_ends:

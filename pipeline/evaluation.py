@@ -23,6 +23,7 @@ from torch import Tensor
 from thinwire.compress import PassKind
 from thinwire.errors.words import were
 from thinwire.models.data.samples import Samples
+from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.options.compression import MILD
@@ -54,7 +55,6 @@ def evaluate(
     trainer: Trainer,
     samples: Samples,
     batches: Callable[[], Iterable[Any]],
-    mask: Callable[[Tensor, Tensor], Tensor],
     asked: Callable[[], bool] | None = None,
 ) -> dict[Compression, Score] | None:
     """Score held-out samples with compression on, then off; None except in the process that reports.
@@ -65,7 +65,6 @@ def evaluate(
         trainer: gives stages, schedule and replicas. Its training state and the seconds of its meters do not change.
         samples: the held-out samples.
         batches: makes the batches, each of the shape of training and alike each time; `valid` marks padding.
-        mask: takes padding out of targets: (targets, valid) -> targets.
         asked: says whether this process was asked to stop; None if none ever is, in all processes.
 
     Raises:
@@ -73,7 +72,7 @@ def evaluate(
     """
     stop = _Stop(trainer, asked)
     with undone_if_stopped(trainer), _apart(trainer):
-        scores = {name: _score(trainer, kind, samples, batches(), mask, stop) for name, kind in PASS_KINDS.items()}
+        scores = {name: _score(trainer, kind, samples, batches(), stop) for name, kind in PASS_KINDS.items()}
     return scores if trainer.reports else None
 
 
@@ -168,33 +167,25 @@ class Look:
 
 
 def score_first(
-    trainer: Trainer,
-    samples: Samples,
-    batches: Callable[[], Iterable[Any]],
-    mask: Callable[[Tensor, Tensor], Tensor],
+    trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]]
 ) -> tuple[dict[Compression, Score] | None, bool]:
     """The scores of the first batch, as `evaluate` gives them, and in all processes whether codecs cost too much."""
-    scores = evaluate(trainer, samples, lambda: islice(batches(), 1), mask)
+    scores = evaluate(trainer, samples, lambda: islice(batches(), 1))
     costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
     return scores, collectives.anyone(trainer.placement, costly)
 
 
-def look(
-    trainer: Trainer,
-    samples: Samples,
-    batches: Callable[[], Iterable[Any]],
-    mask: Callable[[Tensor, Tensor], Tensor],
-) -> Look | None:
+def look(trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]]) -> Look | None:
     """Score the first batch before the first step; None except in the process that reports. Collective.
 
     Where the codecs cost too much together, each boundary is scored alone. Only the traffic of evaluations
     shows afterwards that there was a look: buffers are as empty as before.
 
     Args:
-        trainer, samples, batches, mask: as for `evaluate`; no step was taken.
+        trainer, samples, batches: as for `evaluate`; no step was taken.
     """
     with _without_trace(trainer):
-        scores, costly = score_first(trainer, samples, batches, mask)
+        scores, costly = score_first(trainer, samples, batches)
     boundaries = range(trainer.placement.num_stages - 1)
     if not costly:
         return Look(scores, {}) if scores is not None else None
@@ -204,7 +195,7 @@ def look(
         for end in ends:
             end.bypassed = end.channel.boundary != boundary
         with _apart(trainer), _without_trace(trainer):
-            alone[boundary] = _score(trainer, "eval-on", samples, islice(batches(), 1), mask, _Stop(trainer, None))
+            alone[boundary] = _score(trainer, "eval-on", samples, islice(batches(), 1), _Stop(trainer, None))
     for end in ends:
         end.bypassed = False
     return Look(scores, alone) if scores is not None else None
@@ -255,14 +246,7 @@ def _without_trace(trainer: Trainer) -> Iterator[None]:
             coder.buffers.load_state_dict({})
 
 
-def _score(
-    trainer: Trainer,
-    kind: PassKind,
-    samples: Samples,
-    batches: Iterable[Any],
-    mask: Callable[[Tensor, Tensor], Tensor],
-    stop: _Stop,
-) -> Score:
+def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable[Any], stop: _Stop) -> Score:
     sums: list[float] = []
     counts: list[Tensor] = []
     num_targets = 0
@@ -277,7 +261,7 @@ def _score(
                 continue
             runner.use(replica)
             inputs = samples.inputs(batch.ids, batch.epoch) if runner.has_first else None
-            targets = mask(samples.targets(batch.ids), batch.valid) if runner.has_last else None
+            targets = mask_padding(samples.targets(batch.ids), batch.valid) if runner.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0
             # so slots by position are those of the replica, in a simulation as in its own process; and rows that only
             # fill up a batch have slots of their own: they are samples of another batch, maybe of another replica

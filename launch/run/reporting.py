@@ -33,10 +33,9 @@ from thinwire.launch.run.summary import carried, codecs_in_words, stage_report, 
 from thinwire.launch.run.times import Times
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible
-from thinwire.models.data.sampler import evaluation_batches
+from thinwire.models.data.sampler import Batch, evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
-from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first, undone_if_stopped
 from thinwire.pipeline.measuring.traces import StageTrace
@@ -124,21 +123,18 @@ class Reporting:
         held_out = self._prepared.data.held_out
         if self._recipe.model.weights == FRESH or self._first or held_out is None or not compresses:
             return
-        size, count = self._recipe.pipeline.pass_size, len(held_out)
         with self.times.spent_on("evaluation"):
-            found = look(self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding)
+            found = look(self._trainer, held_out, self._batches)
         if self._log is not None and found is not None:
             self.look = found.values()
             say(f"one held-out batch before training, compression {scores_in_words(found.scores)}", found.advice)
 
     def costly(self) -> bool:
         """Score the codecs that auto chose on one held-out batch; whether they cost too much. Collective."""
-        held_out, size = self._prepared.data.held_out, self._recipe.pipeline.pass_size
+        held_out = self._prepared.data.held_out
         assert held_out is not None, "it is asked for only with held-out samples"
         with self.times.spent_on("evaluation"):
-            scores, costs = score_first(
-                self._trainer, held_out, lambda: evaluation_batches(len(held_out), size), mask_padding
-            )
+            scores, costs = score_first(self._trainer, held_out, self._batches)
         if scores is not None:
             said = f"auto: one held-out batch with its choice, compression {scores_in_words(scores)}"
             self.say(said + ("; that costs too much, so auto takes milder activations" if costs else ""))
@@ -192,10 +188,7 @@ class Reporting:
         held_out, scores = self._prepared.data.held_out, None
         with self.times.spent_on("evaluation"), undone_if_stopped(self._trainer):
             if held_out is not None:
-                size, count = self._recipe.pipeline.pass_size, len(held_out)
-                scores = evaluate(
-                    self._trainer, held_out, lambda: evaluation_batches(count, size), mask_padding, self._asked
-                )
+                scores = evaluate(self._trainer, held_out, self._batches, self._asked)
             answered = self._answers()
         self.evaluated = done
         if self._log is not None and self._line is not None:
@@ -208,6 +201,11 @@ class Reporting:
                 self.say(visible(f"step {done}, {prompt!r}{told}"))
         if self._recipe.training.best is not None:
             self._judge(done, None if scores is None else scores["off"], *self._recipe.training.best.split())
+
+    def _batches(self) -> Iterator[Batch]:
+        """The held-out samples in batches."""
+        held_out = self._prepared.data.held_out
+        return evaluation_batches(len(held_out or ()), self._recipe.pipeline.pass_size)
 
     def _answers(self) -> list[tuple[str, dict[Compression, str]]]:
         """Each prompt with its answers; empty except in the process that reports. Collective."""

@@ -13,7 +13,6 @@ from support.tiny_run import alone
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
 from thinwire.models.data.sampler import evaluation_batches
-from thinwire.models.tasks import mask_padding
 from thinwire.pipeline.evaluation import look
 from thinwire.pipeline.options.compression import MILD, BoundaryOptions, CompressionOptions
 
@@ -47,7 +46,7 @@ def looks():
             trainer.stages[0].wire.switch(CompressionOptions(activations=everywhere, boundaries=single))
             for stage in trainer.stages:
                 stage.reconnect()
-            return look(trainer, held_out, lambda: evaluation_batches(len(held_out), 4), mask_padding)
+            return look(trainer, held_out, lambda: evaluation_batches(len(held_out), 4))
 
         yield look_with
 

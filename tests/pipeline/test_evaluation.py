@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.processes import left_by_the_first, outcomes_of, run
-from support.toy import IGNORE, Samples, Task, make_trainer, needs_inference, unsplit
+from support.toy import Samples, Task, make_trainer, needs_inference, unsplit
 from thinwire.pipeline import evaluation
 from thinwire.pipeline.errors import EvaluationStoppedError, PeerError
 from thinwire.pipeline.evaluation import advice, evaluate, look
@@ -24,15 +24,11 @@ def batches():
     ]
 
 
-def mask(targets, valid):
-    return torch.where(valid[:, None], targets, IGNORE)
-
-
 def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
     trainer = make_trainer(
         0, num_stages=2, simulated=True, dropout=0.5, compression={"activations": "q(1)", "gradients": "q(8)"}
     )
-    scores = evaluate(trainer, Samples(), batches, mask)
+    scores = evaluate(trainer, Samples(), batches)
     ids = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12])
     model, samples, task = unsplit(2, dropout=0.5).eval(), Samples(), Task()
     targets = samples.targets(ids)
@@ -60,7 +56,7 @@ def test_evaluation_changes_nothing_of_training(activations, gradients, alone):
         def after_step(record):
             found.append(record.loss)
             if evaluating:
-                evaluate(trainer, Samples(), batches, mask)
+                evaluate(trainer, Samples(), batches)
 
         trainer.train(after_step)
         return found
@@ -77,7 +73,7 @@ def test_compression_is_on_again_after_an_evaluation_that_failed(alone):
         raise KeyError
 
     with pytest.raises(KeyError):
-        evaluate(trainer, Samples(), broken, mask)
+        evaluate(trainer, Samples(), broken)
     sent = trainer.stages[0].meter.sent
     assert (0, "activations", "eval-off") not in sent
     before = sent[0, "activations", "eval-on"].frames
@@ -95,12 +91,12 @@ def test_each_batch_takes_the_slots_of_the_replica_that_scores_it(alone, monkeyp
     monkeypatch.setattr(
         trainer.runner, "run", lambda coming, *rest: begun.append(coming.accumulation) or run(coming, *rest)
     )
-    evaluate(trainer, Samples(), lambda: [*batches(), *batches()], mask)
+    evaluate(trainer, Samples(), lambda: [*batches(), *batches()])
     assert begun == 2 * [0, 3, 0, 3]
 
 
 def test_without_batches_there_is_no_score(alone):
-    scores = evaluate(make_trainer(0, num_stages=2, simulated=True), Samples(), list, mask)
+    scores = evaluate(make_trainer(0, num_stages=2, simulated=True), Samples(), list)
     assert all(score.num_targets == 0 and score.loss != score.loss for score in scores.values())
 
 
@@ -110,7 +106,7 @@ def test_modules_are_in_the_mode_of_what_runs(alone):
     for _ in range(2):
         trainer.train_step(0)
         modes += [{module.training for stage in trainer.stages for module in stage.submod.modules()}]
-        evaluate(trainer, Samples(), batches, mask)
+        evaluate(trainer, Samples(), batches)
         modes += [{module.training for stage in trainer.stages for module in stage.submod.modules()}]
     assert modes == [{True}, {False}] * 2
 
@@ -120,7 +116,7 @@ def evaluated_alone(rank):
     trainer = make_trainer(rank, num_stages=2)
     left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
-        evaluate(trainer, Samples(), batches, mask)
+        evaluate(trainer, Samples(), batches)
     return str(caught.value)
 
 
@@ -144,7 +140,7 @@ def stopped(rank):
 
     before = [dict(stage.passes) for stage in trainer.stages]
     with pytest.raises(EvaluationStoppedError):
-        evaluate(trainer, Samples(), seeing, mask, lambda: rank == 0)
+        evaluate(trainer, Samples(), seeing, lambda: rank == 0)
     stage = trainer.stages[0]
     return len(seen), [dict(stage.passes) for stage in trainer.stages] == before, stage.meter.sent
 
@@ -162,12 +158,12 @@ def test_a_look_before_training_changes_nothing_that_comes_after(codec, alone, m
 
     def everything(looks):
         trainer = make_trainer(0, num_stages=3, simulated=True, compression={"activations": codec})
-        found = look(trainer, Samples(), batches, mask) if looks else None
+        found = look(trainer, Samples(), batches) if looks else None
         assert found is None or set(found.alone) == {0, 1}
         assert not any(stage.digests() for stage in trainer.stages)
         losses = []
         trainer.train(lambda record: losses.append(record.loss))
-        scores = [evaluate(trainer, Samples(), batches, mask) for _ in range(2)]
+        scores = [evaluate(trainer, Samples(), batches) for _ in range(2)]
         return losses, scores, [stage.digests() for stage in trainer.stages], [stage.passes for stage in trainer.stages]
 
     assert everything(True) == everything(False)
@@ -183,17 +179,16 @@ def test_a_look_scores_the_first_batch_and_each_boundary_alone_where_all_cost_to
         return batches()[:1]
 
     scores = {
-        codecs: evaluate(trainer_with(*codecs), Samples(), first, mask)
-        for codecs in product(("q(1)", "none"), repeat=2)
+        codecs: evaluate(trainer_with(*codecs), Samples(), first) for codecs in product(("q(1)", "none"), repeat=2)
     }
     assert len({each["on"].loss for each in scores.values()}) == 4, "each codec changes the loss"
-    found = look(trainer_with("q(1)", "q(1)"), Samples(), batches, mask)
+    found = look(trainer_with("q(1)", "q(1)"), Samples(), batches)
     assert found.scores == scores["q(1)", "q(1)"] and found.alone == {}
     monkeypatch.setattr(evaluation, "TOO_MUCH", -1.0)
     trainer = trainer_with("q(1)", "q(1)")
-    found = look(trainer, Samples(), batches, mask)
+    found = look(trainer, Samples(), batches)
     assert found.alone == {0: scores["q(1)", "none"]["on"], 1: scores["none", "q(1)"]["on"]}
-    assert evaluate(trainer, Samples(), first, mask) == scores["q(1)", "q(1)"], "nothing is bypassed any more"
+    assert evaluate(trainer, Samples(), first) == scores["q(1)", "q(1)"], "nothing is bypassed any more"
 
 
 def looked(rank, simulated=False):
@@ -201,7 +196,7 @@ def looked(rank, simulated=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "TOO_MUCH", -1.0)
         trainer = make_trainer(rank, num_stages=3, simulated=simulated, compression={"activations": "q(1)"})
-        return look(trainer, Samples(), batches, mask)
+        return look(trainer, Samples(), batches)
 
 
 @pytest.mark.processes

@@ -37,7 +37,7 @@ def evaluated(trainer):
     """Held-out scores, both ways: with AQ-SGD they depend on the evaluation before."""
     held_out, size = Samples(), 8
     batches = lambda: (Evaluation(torch.arange(start, start + size)) for start in range(0, 16, size))  # noqa: E731
-    scores = evaluate(trainer, held_out, batches, lambda targets, valid: targets)
+    scores = evaluate(trainer, held_out, batches)
     return {kind: score.loss for kind, score in (scores or {}).items()}
 
 
