@@ -19,6 +19,7 @@ from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
+from thinwire.models.costs import time_once
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_stage
 from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
@@ -87,16 +88,13 @@ def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
     inputs = stage_inputs(index, prepared.outputs, data.training, ids, device)
     targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
     last, loss = index == len(prepared.cuts) - 1, WholeBatchLoss(data.task, Meter())
-    forwards, backwards = [], []
-    for _ in range(1 + REPETITIONS):  # the first repetition is a warm-up
-        begun = seconds_now(device)
+
+    def run() -> Tensor | tuple[Tensor, ...]:
         output = stage(*inputs, **side)
-        results = [loss(output, targets)] if last else [part for part in _tuple(output) if part.requires_grad]
-        turned = seconds_now(device)
-        torch.autograd.backward(results, [torch.ones_like(part) for part in results])
-        forwards.append(turned - begun)
-        backwards.append(seconds_now(device) - turned)
-    return statistics.median(forwards[1:]), statistics.median(backwards[1:])
+        return loss(output, targets) if last else output
+
+    forwards, backwards = zip(*(time_once(run) for _ in range(1 + REPETITIONS)), strict=True)
+    return statistics.median(forwards[1:]), statistics.median(backwards[1:])  # the first repetition is a warm-up
 
 
 def codec_costs(
@@ -138,7 +136,3 @@ def _median_seconds(act: Callable[[], object], device: torch.device) -> float:
         act()
         times.append(seconds_now(device) - begun)
     return statistics.median(times)
-
-
-def _tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return output if isinstance(output, tuple) else (output,)
