@@ -265,7 +265,7 @@ def _losses_over(
 
 
 def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
-    from thinwire.launch.timing.replay import step_seconds  # which imports torch
+    from thinwire.launch.run.slower_links import step_seconds  # which imports torch
 
     if (count := run.fields.get("replicas", {}).get("count", 1)) > 1:
         raise OptionsError(

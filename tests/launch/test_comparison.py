@@ -12,8 +12,8 @@ from thinwire.launch.report.comparison import compare, differences, find_baselin
 from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
+from thinwire.launch.run.slower_links import step_seconds
 from thinwire.launch.shared.links import Network, parse_link
-from thinwire.launch.timing.replay import step_seconds
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import PipelineOptions
 
