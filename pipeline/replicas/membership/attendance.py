@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.replicas.membership.messages import Message
+
+if TYPE_CHECKING:
+    from thinwire.pipeline.replicas.membership.client import Client
 
 
 @dataclass(frozen=True)
@@ -34,24 +37,11 @@ class Exchanged:
     """Whether this replica gives its weights to another one."""
 
 
-class ServerConnection(Protocol):
-    """The membership server, as a process reaches it."""
-
-    def ask(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Message:
-        """Send a message, and wait for the answer. PeerError if the server is gone."""
-
-    def send(self, words: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
-        """Send a message."""
-
-    def close(self, report: Callable[[str], None]) -> None:
-        """Leave when the server has all messages, and print it if that takes long."""
-
-
 class Attendance:
     """One process of a replica.
 
     Args:
-        server: the membership server.
+        server: the connection to the membership server.
         replica: which one the process belongs to.
         process: its number in the replica.
         life: differs from start to start of the replica.
@@ -60,7 +50,7 @@ class Attendance:
 
     def __init__(
         self,
-        server: ServerConnection,
+        server: Client,
         replica: int,
         process: int,
         life: str,

@@ -10,30 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from thinwire.errors.words import numbered
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.replicas.membership.messages import LAUNCHED, SAID, Message, check, pack, unpack
 from thinwire.pipeline.replicas.membership.rules import Membership
 
+if TYPE_CHECKING:
+    from thinwire.pipeline.processes.zeromq.mesh import Mesh
+
 TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
 _LATE = 1.0
 """Seconds between two looks after which this process had no turn itself, so it could read nothing."""
-
-
-class Connections(Protocol):
-    """What carries messages: a process that sends some is known by a number."""
-
-    def give(self, peer: int, data: bytes) -> None:
-        """Send a message."""
-
-    def silence(self, peer: int) -> float:
-        """Seconds since something came from a process."""
-
-    def forget(self, peer: int) -> None:
-        """Refuse a process from now on."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +62,10 @@ class Server:
         clock: the time in seconds.
 
     Attributes:
-        network: carries messages.
+        network: carries messages; it knows each process that sends some by a number.
     """
 
-    network: Connections
+    network: Mesh
 
     def __init__(
         self,
