@@ -24,6 +24,7 @@ from thinwire.models.tasks import IGNORE
 
 ANSWERS = "assistant"
 """The role whose messages count."""
+_ANSWER = f"an answer is a message of the role {ANSWERS} after another message, or tokens with labels"
 LAYOUTS = (
     ("messages",),
     ("conversations",),
@@ -46,13 +47,13 @@ def conversation_of(values: Sequence[Any], place: str) -> Conversation:
         ModelError: they are something else.
     """
     if len(values) == 1:
-        return Conversation(_messages(values[0], place))
+        return Conversation(_weighted(_messages(values[0], place), place))
     *asked, answer = values
     if all(value is None or isinstance(value, str) for value in asked):
         question = _messages("\n".join(value for value in asked if value), place, "user")
     else:
         question = [message for value in asked if value for message in _messages(value, place, "user")]
-    return Conversation([*question, *_messages(answer, place, ANSWERS)], len(question))
+    return Conversation([*question, *_weighted(_messages(answer, place, ANSWERS), place)], len(question))
 
 
 def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str, Any]]:
@@ -72,6 +73,19 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
         answered = isinstance(message.get("content"), str | list) or "tool_calls" in message
         require((isinstance(message.get("role"), str) and answered, f"{rule}, got {_short(given)} in {place}"))
         messages.append(message)
+    return messages
+
+
+def _weighted(messages: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
+    """The messages. ModelError if one says, as in OpenAI's format, that it does not count in full."""
+    others = [message["weight"] for message in messages if message["role"] == ANSWERS and message.get("weight", 1) != 1]
+    require(
+        (
+            not others,
+            f"the weight of an answer must be 1 or left out, got {_short(others[:1])[1:-1]} in {place}; put messages "
+            "that shall not count into a column prompt, and the answer into completion",
+        )
+    )
     return messages
 
 
@@ -121,12 +135,14 @@ class ChatSamples:
         cut = [ChatTokens(each.tokens[:block_size], each.counted[:block_size]) for each in conversations]
         self.num_cut = sum(len(each.tokens) > block_size for each in conversations)
         kept = [each for each in cut if each.counted[1:].any()]
-        self.num_left_out = len(cut) - len(kept)
+        self.num_unanswered = sum(not each.counted[1:].any() for each in conversations)
+        self.num_left_out = len(cut) - len(kept) - self.num_unanswered
+        mend = "raise data.block_size" if self.num_left_out else _ANSWER
         require(
             (
                 bool(kept),
                 f"at least one conversation must have an answer within data.block_size of {block_size} tokens, got none"
-                f" of {len(cut)}; raise data.block_size",
+                f" of {len(cut)}; {mend}",
             )
         )
         lengths = [len(each.tokens) for each in kept]
@@ -184,6 +200,8 @@ class ChatSamples:
             notes.append(f"{self.num_cut} conversations are cut to {length} tokens")
         if self.num_left_out:
             notes.append(f"{self.num_left_out} conversations are left out: no answer is in their first {length} tokens")
+        if self.num_unanswered:
+            notes.append(f"{self.num_unanswered} conversations are left out: they have no answer; {_ANSWER}")
         return notes
 
     def first(self) -> list[tuple[Tensor, bool]]:

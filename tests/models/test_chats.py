@@ -12,7 +12,7 @@ from support.own_code import add_module
 from thinwire.models.data.chats import ChatSamples, ChatTokens, conversation_of, in_words, pack, require_positions
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
-from thinwire.models.data.parts import Conversation, Part
+from thinwire.models.data.parts import Columns, Conversation, Part
 from thinwire.models.data.sources import read_chats
 from thinwire.models.data.tokenizer import Pretrained
 from thinwire.models.errors import ModelError
@@ -67,6 +67,23 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
         conversation_of([[{"from": "me", "value": "hello"}]], "here")
     with pytest.raises(ModelError, match=r"from must be one of .*, got \['human'\] in here"):
         conversation_of([[{"from": ["human"], "value": "hello"}]], "here")
+
+
+def test_an_answer_that_is_marked_not_to_count_is_refused():
+    """It would count: OpenAI's format has a weight of 0 or 1 for each answer."""
+    asked, answer = ASKED
+    chat = [asked, {**answer, "weight": 1}]
+    assert conversation_of([chat], "here") == Conversation(chat)
+    with pytest.raises(ModelError, match=r"the weight of an answer must be 1 or left out, got 0 in here; put messages"):
+        conversation_of([[asked, {**answer, "weight": 0}, *chat]], "here")
+    assert conversation_of([[asked, {**answer, "weight": 0}, asked], "a mat"], "here").first == 3, "none of them counts"
+
+
+@uses_datasets
+def test_columns_that_no_template_sees_are_named(tmp_path):
+    path, notes = write_json(tmp_path / "a.jsonl", [{"system": "be kind", "messages": ASKED, "tools": "[]"}]), []
+    read_chats(Part(str(path)), Columns(report=notes.append))
+    assert notes == [f"of {path}, column messages is read, and not system, tools"]
 
 
 @uses_datasets
@@ -165,6 +182,9 @@ def test_packing_fills_rows_up_best():
     assert pack(lengths, 64) == rows
 
 
+NO_ANSWER = "an answer is a message of the role assistant after another message, or tokens with labels"
+
+
 def test_samples_hold_whole_conversations():
     chats = [encoded(3, (1, 3)), encoded(5, (4, 5)), encoded(9, (1, 2)), encoded(9, (8, 9)), encoded(1, (0, 1))]
     samples = ChatSamples(chats, 8, padding=0, packing=True)
@@ -176,7 +196,8 @@ def test_samples_hold_whole_conversations():
     assert samples.notes() == [
         "3 conversations in 2 samples of 8 tokens; 0.0% of the tokens are padding; the loss counts 25.0% of the others",
         "2 conversations are cut to 8 tokens",
-        "2 conversations are left out: no answer is in their first 8 tokens",
+        "1 conversations are left out: no answer is in their first 8 tokens",
+        f"1 conversations are left out: they have no answer; {NO_ANSWER}",
     ]
     example, side = samples.example(2), samples.side_example(2)
     assert (example.shape, example.dtype, example.is_meta) == ((2, 8), torch.int64, True)
@@ -186,8 +207,10 @@ def test_samples_hold_whole_conversations():
     assert padded.targets(torch.tensor([0])).tolist() == [[11, 12, x, x, x, x, x, x]]
     assert (padded.side(ids), padded.side_example(2)) == ({}, {})
     assert len({samples.digest, padded.digest, ChatSamples(chats[:1], 8, padding=7, packing=False).digest}) == 3
-    with pytest.raises(ModelError, match=r"an answer within data\.block_size of 4 tokens, got none of 1"):
+    with pytest.raises(ModelError, match=r"within data\.block_size of 4 tokens, got none of 1; raise data\.block_size"):
         ChatSamples([encoded(9, (6, 9))], 4, padding=0, packing=True)
+    with pytest.raises(ModelError, match=f"got none of 1; {NO_ANSWER}"):
+        ChatSamples([encoded(9)], 4, padding=0, packing=True)
 
 
 def test_packing_needs_a_model_that_reads_positions():
