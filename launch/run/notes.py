@@ -52,6 +52,7 @@ class Notes:
             evaluated = in_steps(recipe.training.evaluate_every, per_epoch)
             say(
                 *self._resumption.notes,
+                self._reporting.note,
                 *self._assembly.prepared.data.notes,
                 note_on_lora(self._assembly.prepared.blueprint),
                 *stage.wire.gpus.notes,

@@ -31,6 +31,7 @@ from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import carried, codecs_in_words, stage_report, summarize, written
 from thinwire.launch.run.times import Times
+from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible
 from thinwire.models.data.sampler import Batch, evaluation_batches
@@ -41,6 +42,7 @@ from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, 
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
+from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.trainer import StepRecord
 
 
@@ -59,7 +61,9 @@ class Reporting:
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
         look: the scores before training, in the process that reports; None if there were none.
         best: the best held-out score, what it is of, its step, and how many evaluations later ones were not better; in
-            all processes. A run that goes on with another score has none yet.
+            all processes. A run that goes on with another score has none yet, nor has one that has saved others since:
+            it trains those steps again, maybe in another way.
+        note: a sentence if the weights of the best score are not there; else None.
         is_better: whether the last evaluation was the best, until its weights are saved.
     """
 
@@ -79,6 +83,14 @@ class Reporting:
             best = resumption.saved.get("best")
             wanted = self._recipe.training.best
             self.best: dict[str, Any] | None = best if best is not None and best["of"] == wanted else None
+            lost = None if self.best is None else int(self.best["step"])
+        self.note = None
+        if lost is not None and not self._has_best(lost):
+            self.best = None
+            self.note = (
+                f"{best_folder(self._recipe.folder)} has no weights of step {lost}, the best so far, so "
+                f"{self._recipe.training.best} begins anew"
+            )
         self.is_better = False
         # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
         common, replicas = self._recipe.compression, self._recipe.replicas
@@ -99,6 +111,11 @@ class Reporting:
                     prompts=bool(self._recipe.training.prompts),
                     hooks=hooks,
                 )
+
+    def _has_best(self, step: int) -> bool:
+        """Whether best/ has the weights of a step, wherever they were saved; collective."""
+        found = [manifest.step for manifest in manifests(best_folder(self._recipe.folder))]
+        return all(collectives.everyone(self._where, self._where.replica != 0 or found[-1:] == [step]))
 
     @property
     def unwritten(self) -> int:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -64,6 +65,19 @@ def test_a_run_that_goes_on_with_another_score_compares_it_with_none_of_the_one_
     ran(*options, "--training.steps", "8", "--training.best", "min perplexity")
     best, off = summary()["best"], summary()["held_out"]["off"]
     assert best == {"of": "min perplexity", "step": 6, "score": off["perplexity"], "since": 1}
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_never_those_of_steps_that_the_run_took_back(capsys):
+    options = ("--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps", "--training.best", "min loss")
+    ran(*options, "--optimizer.lr", "0.01", "--training.steps", "6")
+    assert summary()["best"]["step"] == 6, "the loss falls"
+    rmtree("runs/tiny/checkpoints/step-00000006")
+    ran(*options, "--optimizer.lr", "0", "--training.steps", "8")
+    assert "best has no weights of step 4, the best so far, so min loss begins anew" in capsys.readouterr().out
+    best, newest = weights("runs/tiny/best"), weights("runs/tiny")
+    assert all(torch.equal(best[name], newest[name]) for name in newest), "nothing has changed since step 4"
+    assert (summary()["best"]["step"], summary()["best"]["since"]) == (6, 1)
 
 
 @pytest.mark.parametrize(
