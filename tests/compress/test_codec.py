@@ -93,7 +93,7 @@ def test_strides_do_not_matter(expression):
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("default", [pytest.param(torch.float64, marks=pytest.mark.slow), torch.bfloat16])
 def test_torchs_default_dtype_does_not_matter(monkeypatch, default, kernels):
     if kernels:
         monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)

@@ -12,6 +12,8 @@ from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
 SHAPE = (4, 6, 64)
+FULL = ("warmup", "eval-off")
+"""Kinds of passes in which rows go in full."""
 IDS = torch.arange(4)
 SPARSE = (
     "topk(0.1)",
@@ -74,7 +76,7 @@ def test_the_codecs_that_wait_for_the_gpu_are_known(expression):
         'aqsgd(q(4, grid="midrise"))',
     ],
 )
-@pytest.mark.parametrize("kind", ["train", "warmup", "eval-on", "eval-off"])
+@pytest.mark.parametrize("kind", ["train", "eval-on", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FULL)])
 @pytest.mark.parametrize("seen", [0, 2, 4])
 def test_both_ends_of_a_channel_on_a_gpu_wait_for_nothing(expression, kind, seen):
     method = parse(expression if expression == 'q(4, grid="midrise")' else f'{expression[:-1]}, store="device")')

@@ -25,6 +25,11 @@ from thinwire.models.errors import ModelError
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
+EVERYDAY = (
+    *("codegen", "cohere2", "deepseek_v3", "gpt_neo", "gpt_oss", "granite", "lfm2", "mamba", "mixtral"),
+    *("electra", "modernbert", "mpnet", "llama, classifier"),
+)
+"""Of each kind of attention, position and layer one; the others take twice as long."""
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 IDENTICAL = {"rtol": 0, "atol": 0}
 
@@ -34,7 +39,9 @@ def library_side(model, side):
     return {name: value for name, value in side.items() if name in taken}
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in MORE]
+)
 def test_three_stages_equal_the_unsplit_model(name):
     ids, side = inputs(name)
     stages, unsplit = [stage.eval() for stage in split(apart(name), 3)], whole(name).eval()
