@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.compress.stores.marks import run_of, stray
+from thinwire.errors.files import read_object
 from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
@@ -119,6 +120,23 @@ def chosen_codecs(compression: CompressionOptions, choices: Sequence[Mapping[str
             )
     chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in choices}
     return compression.chosen(chosen) if chosen else compression.before_choice()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run. OptionsError if it is missing or damaged."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise OptionsError(f"RUN must be the folder of a run that has saved weights, but {path} is missing")
+    try:
+        summary = read_object(path)
+        summary["weights_digest"], int(summary["steps"])
+        for row in summary["channels"]:
+            row["boundary"], row["channel"], row["codec"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise OptionsError(
+            f"{path} must be the summary of a run, but it is damaged ({error!r}); copy it again, or train again"
+        ) from error
+    return summary
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:

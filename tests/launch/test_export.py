@@ -14,6 +14,8 @@ from support.data_files import random_pixels, write_images
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
+from thinwire.launch.run.saved import read_summary
+from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
 
@@ -270,6 +272,14 @@ def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     assert "must hold the parts of all 2 stages as they were written, but " in said
     assert f"{path} cannot be read: No such file or directory; copy it from the machine" in said
     assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"name": "x", "weights_', "[]", "{}"])
+def test_a_damaged_summary_is_one_sentence(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(OptionsError) as caught:
+        read_summary(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'summary.json'} must be the summary of a run, but it is damaged")
 
 
 def test_a_summary_that_is_missing_or_damaged_keeps_no_model_from_its_export(copied, tmp_path):
