@@ -10,22 +10,25 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.large_weights import added_in_place
 from thinwire.models.layers import (
     Blueprint,
     Layer,
     Stage,
     build_stage,
+    parameters_on_meta,
     stage_output_examples,
 )
 from thinwire.models.precision import NARROW, Precision
 from thinwire.models.recompute import Recompute
+from thinwire.models.tensors import hold_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +38,15 @@ class LayerCost:
     name: str
     """The layer's name."""
     forward: float
-    """Seconds."""
+    """Seconds if measured; operations if counted (see `operations`)."""
     backward: float
     """The same, for the gradients of parameters and inputs."""
     parameter_bytes: int
     """Bytes of the parameters. Gradients of what trains take as many again, and so does each moment of an optimizer."""
-    activation_bytes: int
+    activation_bytes: int | None
     """Bytes held from forward to backward: the inputs, and all else that the backward needs. Parameters, buffers and
-    outputs are not counted; those are the next layer's inputs. A layer that is computed again holds its inputs."""
+    outputs are not counted; the outputs are the next layer's inputs. A layer that is computed again holds its inputs.
+    None if costs were counted, not measured."""
     output_bytes: int
     """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
     frozen_bytes: int = 0
@@ -50,7 +54,8 @@ class LayerCost:
     working_bytes: int = 0
     """Bytes that a micro-batch takes beside all these while it is computed: the gradient of the largest parameter that
     trains, before it is added to those of others, if it is not added in place; the outputs of a last layer and their
-    gradient; and what a layer that is computed again holds until then. A stage takes those of one layer at a time."""
+    gradient; and what a layer that is computed again holds until then. A stage takes those of one layer at a time. 0 if
+    costs were counted."""
 
     @property
     def compute(self) -> float:
@@ -64,7 +69,12 @@ class LayerCost:
             parameter_copies: tensors of the parameters' size: parameters, gradients, moments; 4 with AdamW.
             microbatches: the most micro-batches that wait for their backward at one time: all of a step with GPipe,
                 at most the number of stages with 1F1B.
+
+        Raises:
+            ModelError: the activations were not measured.
         """
+        if self.activation_bytes is None:
+            raise ModelError(f"memory needs measured costs, but the costs of {self.name!r} were counted")
         trained = self.parameter_bytes - self.frozen_bytes
         return self.frozen_bytes + parameter_copies * trained + microbatches * self.activation_bytes
 
@@ -185,6 +195,45 @@ def operations(
         float(counter.get_total_flops()) + sum(tensor.numel() for tensor in given) + layer.cost
         for counter, given, layer in zip(counters, outputs, blueprint.layers, strict=True)
     )
+
+
+def count(
+    blueprint: Blueprint,
+    example_input: Tensor,
+    *,
+    precision: Precision = "fp32",
+    recompute: Recompute = "none",
+    side: Mapping[str, Tensor] | None = None,
+) -> tuple[LayerCost, ...]:
+    """Costs without running a layer: its `operations` forward, twice as many backward, and its bytes.
+
+    With `recompute` the backward has the forward's operations too.
+
+    `example_input` and `side` are those of one micro-batch, real or meta. No memory is allocated.
+    """
+    more: dict[str, Any] = {"side": side} if side else {}
+    alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
+    examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
+    costs = []
+    forward = operations(blueprint, example_input, precision, side)
+    for index, (spec, outputs, cost) in enumerate(zip(blueprint.layers, examples, forward, strict=True)):
+        with parameters_on_meta():
+            layer = spec.build()
+        hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+        blueprint.narrow(index, layer)
+        costs.append(
+            LayerCost(
+                name=spec.name,
+                forward=cost,
+                # the backward of one product is two products
+                backward=2 * cost if recompute == "none" else 3 * cost,
+                parameter_bytes=_nbytes(layer.parameters()),
+                activation_bytes=None,
+                output_bytes=_nbytes(outputs),
+                frozen_bytes=_nbytes(each for each in layer.parameters() if not each.requires_grad),
+            )
+        )
+    return tuple(costs)
 
 
 def _run_and_watch(

@@ -10,6 +10,7 @@ from support.family_cases import LENGTH, apart, inputs
 from support.pipelined import drawn, reset
 from thinwire.models import precision as module
 from thinwire.models.architectures.chain import Chain
+from thinwire.models.costs import count
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
 from thinwire.models.precision import check_precision, tf32_note
@@ -95,6 +96,14 @@ def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow()
     dtypes = {name: tensor.dtype for name, tensor in stage.full_state().items()}
     assert dtypes["conv.weight"] == dtypes["norm.1.weight"] == torch.bfloat16
     assert dtypes["norm.0.weight"] == dtypes["norm.0.running_mean"] == torch.float32
+
+
+@pytest.mark.slow
+def test_counted_costs_know_the_size_of_narrow_weights():
+    model, (ids, _) = apart("gpt2"), inputs("gpt2")
+    wide, narrow = count(model, ids), count(replace(model, weights_dtype=torch.bfloat16), ids)
+    assert [cost.parameter_bytes for cost in wide] == [2 * cost.parameter_bytes for cost in narrow]
+    assert wide[1].output_bytes == 2 * narrow[1].output_bytes
 
 
 def test_where_fp32_on_a_gpu_means_tf32_is_said(monkeypatch):
