@@ -197,11 +197,11 @@ class ChatSamples:
             "others"
         ]
         if self.num_cut:
-            notes.append(f"{self.num_cut} conversations are cut to {length} tokens")
+            notes.append(f"conversations cut to {length} tokens: {self.num_cut}")
         if self.num_left_out:
-            notes.append(f"{self.num_left_out} conversations are left out: no answer is in their first {length} tokens")
+            notes.append(f"conversations left out, as no answer is in their first {length} tokens: {self.num_left_out}")
         if self.num_unanswered:
-            notes.append(f"{self.num_unanswered} conversations are left out: they have no answer; {_ANSWER}")
+            notes.append(f"conversations left out, as they have no answer: {self.num_unanswered}; {_ANSWER}")
         return notes
 
     def first(self) -> list[tuple[Tensor, bool]]:

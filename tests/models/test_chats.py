@@ -195,9 +195,9 @@ def test_samples_hold_whole_conversations():
     assert samples.side(ids)["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], list(range(8))]
     assert samples.notes() == [
         "3 conversations in 2 samples of 8 tokens; 0.0% of the tokens are padding; the loss counts 25.0% of the others",
-        "2 conversations are cut to 8 tokens",
-        "1 conversations are left out: no answer is in their first 8 tokens",
-        f"1 conversations are left out: they have no answer; {NO_ANSWER}",
+        "conversations cut to 8 tokens: 2",
+        "conversations left out, as no answer is in their first 8 tokens: 1",
+        f"conversations left out, as they have no answer: 1; {NO_ANSWER}",
     ]
     example, side = samples.example(2), samples.side_example(2)
     assert (example.shape, example.dtype, example.is_meta) == ((2, 8), torch.int64, True)
