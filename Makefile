@@ -33,7 +33,7 @@ test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then ch
 browser:
 	@sh tests/support/browser.sh
 
-test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: 80 seconds.
+test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: one to two minutes.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.
