@@ -2,7 +2,7 @@
 
     python docs/studies/tables.py docs/studies/compression-tables-small.csv PICTURE.png     # and PICTURE.svg beside it
 
-A difference is that to `none` of the same seed. Table 5 has its published costs left out: they are of other units.
+A difference is that to `none` of the same seed. Published costs of Table 5 are left out: they have another unit.
 """
 
 import sys

@@ -83,7 +83,7 @@ def _weighted(messages: list[dict[str, Any]], place: str) -> list[dict[str, Any]
         (
             not others,
             f"the weight of an answer must be 1 or left out, got {_short(others[:1])[1:-1]} in {place}; put messages "
-            "that shall not count into a column prompt, and the answer into completion",
+            "that must not count into a column prompt, and the answer into completion",
         )
     )
     return messages

@@ -220,7 +220,7 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
         )
     )
     unread = [name for name in table.column_names if name not in names]
-    rest = f", and not {first_of(unread, _NAMED)}" if unread else ""
+    rest = f"; not read: {first_of(unread, _NAMED)}" if unread else ""
     columns.report(f"of {part.name}, column {' and '.join(names)} is read{rest}")
     # decoded by the library: messages of unlike fields are stored as JSON
     rows = zip(*(table[name][:] for name in names), strict=True)

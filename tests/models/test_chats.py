@@ -83,7 +83,7 @@ def test_an_answer_that_is_marked_not_to_count_is_refused():
 def test_columns_that_no_template_sees_are_named(tmp_path):
     path, notes = write_json(tmp_path / "a.jsonl", [{"system": "be kind", "messages": ASKED, "tools": "[]"}]), []
     read_chats(Part(str(path)), Columns(report=notes.append))
-    assert notes == [f"of {path}, column messages is read, and not system, tools"]
+    assert notes == [f"of {path}, column messages is read; not read: system, tools"]
 
 
 @uses_datasets
