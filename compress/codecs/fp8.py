@@ -52,7 +52,8 @@ class Float8Grid(PointGrid):
         """max|x|/448 of each block, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
         # x - x is 0, but NaN for an infinity, which clamping would hide.
-        bounded = (largest / _LARGEST).clamp_(max=_LARGEST_SCALE).add_(largest - largest)
+        # A tensor on the same device: for a Python number CUDA multiplies by the reciprocal.
+        bounded = (largest / torch.full_like(largest, _LARGEST)).clamp_(max=_LARGEST_SCALE).add_(largest - largest)
         return bfloat16_above(bounded, _SMALLEST_SCALE)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:

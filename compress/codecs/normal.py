@@ -117,8 +117,9 @@ class NormalGrid(PointGrid):
         if not bend:
             return signed_codes(ratios.mul_(factor).floor_().clamp_(-half, half - 1), half)
         ratios.clamp_(-_TURN, _TURN)
-        one = torch.full((), 1 / factor, dtype=torch.float32, device=values.device)
-        return signed_codes(ratios.div_(torch.addcmul(one, ratios, ratios, value=bend / factor)).floor_(), half)
+        # each operation rounds: addcmul does not on a GPU
+        bent = (ratios * (bend / factor)).mul_(ratios).add_(1 / factor)
+        return signed_codes(ratios.div_(bent).floor_(), half)
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest level."""

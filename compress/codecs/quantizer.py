@@ -22,8 +22,9 @@ from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 
-_PART = 1 << 20
-"""Elements handled at a time, so that what is made of them stays in a cache."""
+_PART, _PART_OF_GPU = 1 << 20, 1 << 25
+"""Elements handled at a time, so that what is made of them stays in a cache, or on a GPU takes no more than some of its
+memory: there each part costs the host a dozen launches."""
 _SHORT = 1 << 14
 """Elements that are looked at as fast as their scales."""
 
@@ -95,15 +96,15 @@ class GridQuantizer(Quantizer):
             super().encode_made(shape, device, make, out, key)
 
     def _encode_parts(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
-        blocks, grid = self.blocks(shape), self.grid
-        by_part = grid.scales_are_apart and blocks.are_whole(_PART)
+        blocks, grid, most = self.blocks(shape), self.grid, _part_on(device)
+        by_part = grid.scales_are_apart and blocks.are_whole(most)
         size, scales = grid.scales_size(blocks.count), None
         if not by_part:
             whole = make(0, blocks.numel)
             out[:size] = grid.pack_scales(grid.measure(blocks.view(whole)))
             scales = grid.unpack_scales(out[:size], blocks.count)
         words = key.words(device) if grid.stochastic else None
-        for part in blocks.parts(_PART):
+        for part in blocks.parts(most):
             elements = make(part.start, part.stop) if by_part else whole[part.start : part.stop]
             given, place = None if scales is None else scales[part.blocks], out[self._codes_place(part, size)]
             self.write_part(part, elements, given, words, out[self._scales_place(part)], place)
@@ -113,7 +114,7 @@ class GridQuantizer(Quantizer):
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
         size = grid.scales_size(blocks.count)
         scales = None if grid.scales_are_apart else self._scales(payload, blocks)
-        for part in blocks.parts(_PART):
+        for part in blocks.parts(_part_on(out.device)):
             place = flat[part.start : part.stop]
             values = place if out.dtype == torch.float32 else torch.empty_like(place, dtype=torch.float32)
             given, packed = None if scales is None else scales[part.blocks], payload[self._codes_place(part, size)]
@@ -168,6 +169,11 @@ class GridQuantizer(Quantizer):
         """Where a part's codes lie in a payload, after the scales."""
         bits = self.grid.bits
         return slice(after + packed_size(part.start, bits), after + packed_size(part.stop, bits))
+
+
+def _part_on(device: torch.device) -> int:
+    """The elements that are handled at a time on a device."""
+    return _PART if device.type == "cpu" else _PART_OF_GPU
 
 
 @cache

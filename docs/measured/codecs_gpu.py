@@ -23,9 +23,12 @@ from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
-CODECS = ("q(2)", "q(4)", "q(8)", 'q(4, round="stochastic")', "fp8", "bf16", "topk(0.1)", "randk(0.1)")
-FUSED = {f"q({bits})": GridQuantizer(AbsMaxGrid(bits, False), partial(blocks_per, "row")) for bits in (2, 4, 8)}
-"""The codecs above that are one kernel each way, as the eager code."""
+FUSED = {f'q({bits}, grid="midrise")': AbsMaxGrid(bits, False) for bits in (2, 4, 8)}
+"""What is one kernel each way."""
+CODECS = (
+    *FUSED, "q(4)", 'q(4, grid="midtread")', "q(8, step=0.2)", 'q(4, round="stochastic")', "fp8", "bf16", "topk(0.1)",
+    "randk(0.1)",
+)  # fmt: skip
 ELEMENTS = 16 << 20
 COLUMNS = 1024
 WARM_UP, REPETITIONS = 5, 30
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
             f"`{expression}`": (partial(codec.encode, x, payload, KEY), partial(codec.decode, payload, target, KEY))
         }
         if expression in FUSED:
-            eager = FUSED[expression]
+            eager = GridQuantizer(FUSED[expression], partial(blocks_per, "row"))
             ways[f"`{expression}`, eager"] = (
                 partial(eager.encode, x, payload, KEY),
                 partial(eager.decode, payload, target),

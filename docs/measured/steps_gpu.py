@@ -41,6 +41,7 @@ from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.worker import join
 from thinwire.pipeline.devices.device import CPU, choose, described, seconds_now, use
 from thinwire.pipeline.devices.memory import peak_on_gpu
+from thinwire.pipeline.processes.collectives import connected
 from thinwire.pipeline.processes.placement import Placement
 
 PLAIN = "PipelineStage"
@@ -133,16 +134,18 @@ class CodecTime:
         """Count the codecs of a stage from now on; each is a range of a trace."""
         section = meter.section
 
-        @contextmanager
-        def watched(name: str, *arguments: Any, **more: Any) -> Iterator[None]:
-            counts = name in ("encode", "decode")
-            with section(name, *arguments, **more), torch.profiler.record_function(name):
-                begun = self._moment() if counts else None
-                yield
-                if counts:
-                    self._pairs.append((begun, self._moment()))
+        def watched(name: str, *arguments: Any, **more: Any) -> Any:
+            begun = section(name, *arguments, **more)
+            return self._timed(name, begun) if name in ("encode", "decode") else begun
 
         meter.section = watched
+
+    @contextmanager
+    def _timed(self, name: str, section: Any) -> Iterator[None]:
+        with section, torch.profiler.record_function(name):
+            begun = self._moment()
+            yield
+            self._pairs.append((begun, self._moment()))
 
     def take(self) -> float:
         """The seconds since the last call; the device has done everything."""
@@ -166,7 +169,7 @@ def work(options: argparse.Namespace, device: torch.device) -> None:
     prepared = prepare(recipe.parse(words(options.tiny, "auto")), rank=rank)
     join(prepared, rank)
     use(device := choose("auto", rank))
-    where = real_placement(prepared.recipe, rank).connected(timedelta(seconds=prepared.recipe.wire.timeout))
+    where = connected(real_placement(prepared.recipe, rank), timedelta(seconds=prepared.recipe.wire.timeout))
     contenders, codec_time = {}, CodecTime(device)
     for index, name in enumerate(options.only):
         contenders[name] = made(CODECS[name], prepared, where, rank, device, Path(options.work, f"{rank}-{index}"))

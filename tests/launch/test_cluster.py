@@ -143,8 +143,10 @@ def test_a_recipe_is_trained_over_two_hosts(folder):
     here = "host 0 | stage 0 is done; what this host keeps is in run"
     assert [line for line in lines if not line.startswith("host 1 | ")] == [here]
     assert "host 1 | step 2/2  loss " in command.stdout
-    # a slow machine may take more than ten seconds to start the second host
-    assert [line for line in command.stderr.splitlines() if "waits for all" not in line] == []
+    # a slow machine may take more than ten seconds to start the second host; and torchrun on the first may end, with
+    # its store, before the other has read there that both are done, which torchrun then says
+    expected = ("waits for all", "torch/distributed/elastic/agent/")
+    assert [line for line in command.stderr.splitlines() if not any(part in line for part in expected)] == []
     assert json.loads((folder / "run/summary.json").read_text())["steps"] == 2
     assert hosts_of(command.process.pid) == set()
 

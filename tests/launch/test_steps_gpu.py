@@ -1,12 +1,16 @@
 """`make bench-gpu`: what docs/measured/steps_gpu.py would measure on a GPU, as far as the host goes."""
 
+import argparse
 import itertools
+import json
+import os
 import runpy
 import time
 
 import pytest
 
 from support.pages import DOCS
+from support.processes import begin
 from thinwire.launch.run import recipe
 from thinwire.models.size import count_parameters
 from thinwire.pipeline.devices.device import CPU
@@ -22,6 +26,32 @@ def test_the_model_is_a_gpt_of_350_million_parameters_in_bf16_with_8_micro_batch
     pipeline = wanted.pipeline
     assert (pipeline.num_stages, pipeline.num_microbatches, pipeline.microbatch_size) == (4, 8, 1)
     assert (wanted.data.block_size, wanted.training.precision) == (1024, "bf16")
+
+
+def _measure(rank, port, options):
+    around = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": SCRIPT["STAGES"]}
+    around |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in around.items()})
+    SCRIPT["work"](options, CPU)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_its_processes_take_turns_with_all_ways_to_send_and_leave_traces(tmp_path):
+    options = argparse.Namespace(
+        tiny=True, only=["PipelineStage", "q(4)/q(8)"], steps=1, work=str(tmp_path), folder=tmp_path / "traces"
+    )
+    with SCRIPT["free_port"]() as port:
+        processes = [begin(_measure, rank, port, options) for rank in range(SCRIPT["STAGES"])]
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * SCRIPT["STAGES"]
+    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(SCRIPT["STAGES"])]
+    assert all(0 < one["steps"]["q(4)/q(8)"][0]["codecs"] < one["steps"]["q(4)/q(8)"][0]["seconds"] for one in told)
+    assert "| `q(4)/q(8)` | " in SCRIPT["page"](told, 1)
+    trace = json.loads(next((tmp_path / "traces").glob("q*-stage-1.json")).read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert {"encode", "decode"} <= names
 
 
 def test_the_time_of_codecs_is_that_of_encode_and_decode_alone(monkeypatch):
