@@ -208,10 +208,7 @@ def _stage_of(cuts: Sequence[range]) -> dict[int, int]:
 
 
 def _stages_table(
-    title: str,
-    cuts: Sequence[range],
-    places: Sequence[MeasuredMachine],
-    machines: Sequence[Machine],
+    title: str, cuts: Sequence[range], places: Sequence[MeasuredMachine], machines: Sequence[Machine]
 ) -> Table:
     compute = [sum(place.costs[layer].compute for layer in cut) for place, cut in zip(places, cuts, strict=True)]
     columns = ["stage", "first layer", "last layer", "layers", "compute, of slowest", "memory, MB"]

@@ -61,9 +61,8 @@ class Answer:
     @property
     def advice(self) -> str:
         """The best schedule and codec, how long the run takes with them, and the options that choose them."""
-        limit = (
-            "" if math.isinf(self.max_in_flight) else f" with at most {self.max_in_flight:g} micro-batches in memory"
-        )
+        most = self.max_in_flight
+        limit = "" if math.isinf(most) else f" with at most {most:g} micro-batches in memory"
         if (best := self.best) is None:
             return f"no schedule can run{limit}; raise --max-in-flight"
         said = (
@@ -110,16 +109,11 @@ class Answer:
         return Table(title, ["stage", *(one.codec for one in shown)], rows)
 
     def _schedules(self) -> Table:
-        names = dict.fromkeys(one.schedule for one in self.schedules)
         codecs = dict.fromkeys(one.codec for one in self.schedules)
         found = {(one.schedule, one.codec): one for one in self.schedules}
+        held = {one.schedule: one.in_flight for one in self.schedules}
         rows: list[list[Value]] = [
-            [
-                name,
-                found[name, next(iter(codecs))].in_flight,
-                *(found[name, codec].samples_per_second for codec in codecs),
-            ]
-            for name in names
+            [name, count, *(found[name, codec].samples_per_second for codec in codecs)] for name, count in held.items()
         ]
         title = f"samples/s of every schedule at {bandwidth_text(self.schedules[0].bandwidth)}"
         return Table(title, ["schedule", "held", *codecs], rows, "held: micro-batches in the memory of a process.")

@@ -47,15 +47,10 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 
+    one_pipeline = wanted.replicas.count == 1
     OptionsError.require(
-        (
-            wanted.pipeline.num_stages > 1,
-            "a prediction needs links: pipeline.num_stages must be at least 2, got 1",
-        ),
-        (
-            wanted.replicas.count == 1,
-            f"a prediction is of one pipeline; add --replicas.count 1, got {wanted.replicas.count}",
-        ),
+        (wanted.pipeline.num_stages > 1, "a prediction needs links: pipeline.num_stages must be at least 2, got 1"),
+        (one_pipeline, f"a prediction is of one pipeline; add --replicas.count 1, got {wanted.replicas.count}"),
     )
     _check_one_each(wanted.pipeline)
     asked = [codec_pair(text) for text in options.codec or COMPARED_CODECS]

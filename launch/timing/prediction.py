@@ -114,16 +114,12 @@ def needed_bandwidth(workload: Workload, schedule: str, compression: Compression
         return run(workload, schedule, compression, replace(network, bandwidth=bandwidth)).seconds
 
     allowed = seconds(math.inf) / HIDDEN
-
-    def hides(bandwidth: float) -> bool:
-        return seconds(bandwidth) <= allowed
-
-    if hides(SLOWEST):
+    if seconds(SLOWEST) <= allowed:
         return 0.0
     low, high = math.log(SLOWEST), math.log(FASTEST)
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (low, middle) if hides(math.exp(middle)) else (middle, high)
+        low, high = (low, middle) if seconds(math.exp(middle)) <= allowed else (middle, high)
     return math.exp(high)
 
 

@@ -86,12 +86,7 @@ class Workload:
             tuple(seconds[where[stage]] / per_process for stage in range(count))
             for seconds in (self.forward, self.backward)
         )
-        return replace(
-            self,
-            forward=forward,
-            backward=backward,
-            boundaries=self.boundaries[:1] * (count - 1),
-        )
+        return replace(self, forward=forward, backward=backward, boundaries=self.boundaries[:1] * (count - 1))
 
     def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
         """One direction over all boundaries, as input of the simulation."""
