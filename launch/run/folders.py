@@ -92,6 +92,7 @@ _WAY_OUT = "move that away, or name another folder"
 def _foreign(folder: Path) -> list[str]:
     run = run_of(folder) or ""
     said = [
+        _within_another(folder),
         obstacle(folder, run, _FILES),
         *(obstacle(folder / name, run) for name in _FOLDERS),
         *(stray(path, run) for name in ("stores", "replica-*", *_FILES) for path in sorted(folder.glob(name))),
@@ -101,6 +102,15 @@ def _foreign(folder: Path) -> list[str]:
         for each in said
         if each
     ]
+
+
+def _within_another(folder: Path) -> str | None:
+    """A sentence about the run that would remove this folder, because it lies within one of that run's own."""
+    path = folder.absolute()
+    for inner in (path, *path.parents):
+        if inner.name in {*_FOLDERS, "checkpoints"} and run_of(inner.parent) is not None:
+            return f"{inner} belongs to the run in {inner.parent}"
+    return None
 
 
 def claim_folder(recipe: Recipe, where: Placement) -> list[str]:

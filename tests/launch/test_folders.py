@@ -124,6 +124,20 @@ def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, o
     assert list(tmp_path.iterdir()) == [tmp_path / name.partition("/")[0]]
 
 
+@pytest.mark.parametrize("inside", ["weights", "best/again", "replaced", "checkpoints/more/again"])
+def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch, capsys, inside):
+    """It was trained, and gone when the other run saved or was replaced."""
+    monkeypatch.chdir(tmp_path)
+    folders.mark(tmp_path / "outer", "1")
+    assert cli.main(["simulate", "gpt2-tiny", "--output", f"outer/{inside}"]) == 2
+    inner = tmp_path / "outer" / inside.partition("/")[0]
+    assert capsys.readouterr().err == (
+        f"output must name a new folder or that of a run, because a run replaces files there: {inner} belongs to the "
+        f"run in {tmp_path}/outer; move that away, or name another folder\n"
+    )
+    assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, "--output", "outer/again"]) == 0
+
+
 def test_files_beside_those_of_a_run_stay(tmp_path, monkeypatch):
     """A run removed every *.part, weights/step-N and replica-N, and took any metrics-N.jsonl for its own."""
     monkeypatch.chdir(tmp_path)
