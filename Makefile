@@ -66,9 +66,10 @@ format: $(VENV)/installed-dev ## Mend the code's style and format where that can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-types: $(VENV)/installed-dev $(LAYOUT) ## Check the types of the packages and of the examples.
+types: $(VENV)/installed-dev $(LAYOUT) ## Check the types of the packages, of the examples and of the scripts in docs/.
 	MYPYPATH=$(LAYOUT) $(BIN)/mypy $(PACKAGES:%=-p thinwire.%)
 	MYPYPATH=$(LAYOUT) $(BIN)/mypy examples
+	MYPYPATH=$(LAYOUT) $(BIN)/mypy docs/measured docs/studies
 
 docs: $(VENV)/installed-docs $(LAYOUT) ## Build the pages of docs/ and the API reference into build/docs; a warning is an error.
 	THINWIRE_LAYOUT=$(LAYOUT) $(BIN)/mkdocs build --quiet

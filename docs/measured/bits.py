@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib import colormaps
@@ -106,10 +107,9 @@ def captured(name: str) -> dict[str, list[Tensor]]:
 
 def fitting(expression: str, messages: Sequence[Tensor]) -> Codec:
     """A codec for these messages: of images it has one scale a sample, because a channel's map has few elements."""
-    codec = parse(expression).codec
-    if messages[0].dim() == 4 and getattr(codec, "per", None) == "row" and codec.group is None:
-        return replace(codec, per="sample")
-    return codec
+    codec: Any = parse(expression).codec
+    by_row = getattr(codec, "per", None) == "row" and codec.group is None
+    return replace(codec, per="sample") if messages[0].dim() == 4 and by_row else codec
 
 
 def measure(data: Mapping[str, Sequence[Tensor]]) -> Found:

@@ -23,6 +23,7 @@ forks.use_one_thread()  # else the stages would be new interpreters, which know 
 from thinwire.launch import cli  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
 from thinwire.launch.run.saving import Saves  # noqa: E402
+from thinwire.pipeline.trainer import StepRecord  # noqa: E402
 
 BLOCK, EVERY, PAIRS = 40, 10, 7
 OPTIONS = {
@@ -48,7 +49,7 @@ def alternate(times: Path) -> None:
         if writes(done):
             stop_if_asked(saves, done)
 
-    def after_step(run: Run, record: object) -> None:
+    def after_step(run: Run, record: StepRecord) -> None:
         real(run, record)
         done = record.step + 1
         if done % BLOCK == 0:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"a copy on the GPU: {copy * 1e3:.3f} ms, {moved / copy / 1e9:.0f} GB/s counted both ways\n")
     print("| codec | encode, ms | decode, ms | encode, of the copy | decode, of the copy |\n|---|---|---|---|---|")
     for expression in arguments[1:] or CODECS:
-        codec = parse(expression)
+        codec = parse(expression).codec
         payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
         ways = {
             f"`{expression}`": (partial(codec.encode, x, payload, KEY), partial(codec.decode, payload, target, KEY))

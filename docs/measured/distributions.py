@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.capture import snapshots
+from thinwire.launch.shared.capture import Passage, snapshots
 from thinwire.launch.shared.strict_json import without_nan
 from thinwire.launch.study.cells import cells_of
 from thinwire.launch.study.definition import read_study
@@ -73,7 +73,7 @@ def steps_per_epoch(wanted: recipe.Recipe) -> int:
     return len(load(wanted.data).training) // wanted.batch_size
 
 
-def joined(passages: Mapping[object, Tensor]) -> dict[tuple[str, int], Tensor]:
+def joined(passages: Mapping[Passage, Tensor]) -> dict[tuple[str, int], Tensor]:
     """The micro-batches of each boundary and channel in one matrix, values by channel of the model."""
     parts: dict[tuple[str, int], list[Tensor]] = {}
     for passage, tensor in passages.items():

@@ -49,7 +49,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    long, codec = torch.ones(512, 512), parse("q(4)")  # loads the kernels, as many short messages would
+    long, codec = torch.ones(512, 512), parse("q(4)").codec  # loads the kernels, as many short messages would
     codec.encode(long, torch.empty(codec.nbytes(long.shape, long.dtype), dtype=torch.uint8), KEY)
     steps = {kind: stepper(kind, given.channels, given.tokens) for kind in KINDS}
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}

@@ -172,10 +172,10 @@ def work(options: argparse.Namespace, device: torch.device) -> None:
     where = connected(real_placement(prepared.recipe, rank), timedelta(seconds=prepared.recipe.wire.timeout))
     contenders, codec_time = {}, CodecTime(device)
     for index, name in enumerate(options.only):
-        contenders[name] = made(CODECS[name], prepared, where, rank, device, Path(options.work, f"{rank}-{index}"))
-        if isinstance(contenders[name], Thinwire):
-            for stage in contenders[name].stages:
-                codec_time.watch(stage.meter)
+        folder = Path(options.work, f"{rank}-{index}")
+        contenders[name] = contender = made(CODECS[name], prepared, where, rank, device, folder)
+        for stage in contender.stages if isinstance(contender, Thinwire) else ():
+            codec_time.watch(stage.meter)
     size = prepared.recipe.batch_size
     batches = [torch.arange(size) + size * index for index in range(BATCHES)]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
