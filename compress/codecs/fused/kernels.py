@@ -13,8 +13,8 @@ Equal bytes on a GPU need care in these places:
 - A multiplication and an addition after it must not become one operation: every launch passes enable_fp_fusion=False.
 - Division is `div_rn`, rounded as IEEE says; Triton's `/` is not. Rounding half to even adds and subtracts 1.5 * 2**23.
 - bf16 is read and rounded as an integer, so that no conversion of a GPU is asked to round.
-- Denormal numbers count, and Triton has `floor` and `div_rn` flush them to zero: so a value below zero that is 2**-126
-  of its scale, and a range of denormal numbers, are divided again, or only, after they were multiplied by 2**64.
+- Denormal numbers count, and Triton has `floor` flush them to zero: so what is below zero and 2**-126 of its scale is
+  found by a second division, of the value times 2**64.
 - Not defined by the eager code either: the bits of a NaN in a scale (here 0x7fff as a GPU rounds it, 0x7fffffff as it
   computes it).
 """
@@ -162,17 +162,15 @@ def _codes(values, scale, extent, BITS: tl.constexpr, MINMAX: tl.constexpr):
     """The codes of `values` as AbsMaxGrid and MinMaxGrid say, int32; that of NaN is half of their number."""
     half: tl.constexpr = (1 << BITS) // 2
     if MINMAX:
-        # a range below 2**-62 is enlarged, and both sides of the division with it: exact, and none of it is denormal
-        larger = tl.where(extent < 2.0**-62, 2.0**64, 1.0)
-        extent = tl.where(extent == 0, 1.0, extent * larger)
-        steps = tl.math.div_rn((values - scale) * larger, extent + tl.zeros_like(values)) * (2 * half - 1)
+        steps = tl.math.div_rn(values - scale, tl.where(extent == 0, 1.0, extent) + tl.zeros_like(values))
+        steps = steps * (2 * half - 1)
         steps = (steps + 12582912.0) - 12582912.0 - half
     else:
         step = scale * ((1 + 2**-22) / half)
         step = tl.where(step == 0, float("inf"), step)
         step = step + tl.zeros_like(values)
         steps = tl.floor(tl.math.div_rn(values, step))
-        # a quotient that is denormal, and so not to be seen above, still has a sign: below 2**-150 it would be zero
+        # a denormal quotient is zero to Triton's floor; it is none in truth if this is below what rounds to zero
         enlarged = tl.math.div_rn(values * 2.0**64, step)
         steps = tl.where((steps == 0) & (enlarged < -(2.0**-86)), -1.0, steps)
     steps = tl.where(steps == steps, steps, 0.0)
