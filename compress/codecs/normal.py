@@ -117,7 +117,7 @@ class NormalGrid(PointGrid):
         if not bend:
             return signed_codes(ratios.mul_(factor).floor_().clamp_(-half, half - 1), half)
         ratios.clamp_(-_TURN, _TURN)
-        # each operation rounds: addcmul does not on a GPU
+        # addcmul would round fewer times, and not equally often on a CPU and a GPU
         bent = (ratios * (bend / factor)).mul_(ratios).add_(1 / factor)
         return signed_codes(ratios.div_(bent).floor_(), half)
 

@@ -23,8 +23,8 @@ from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 
 _PART, _PART_OF_GPU = 1 << 20, 1 << 25
-"""Elements handled at a time, so that what is made of them stays in a cache, or on a GPU takes no more than some of its
-memory: there each part costs the host a dozen launches."""
+"""Elements handled at a time. On a CPU what is made of them stays in a cache. On a GPU each part costs the host a dozen
+launches, so parts are as long as its memory easily holds."""
 _SHORT = 1 << 14
 """Elements that are looked at as fast as their scales."""
 

@@ -69,6 +69,12 @@ def check_folders(recipe: Recipe) -> None:
             for field, folder in folders.items()
             for reason in [_refusal(folder)]
         ),
+        *(
+            (said is None, f"{field} must name a folder that no other run removes: {said}; name another folder")
+            for field, folder in folders.items()
+            for said in [_within_another(folder, recipe.folder)]
+            if field != "output"
+        ),
         *((False, said) for said in foreign(recipe)),
     )
 
@@ -92,7 +98,7 @@ _WAY_OUT = "move that away, or name another folder"
 def _foreign(folder: Path) -> list[str]:
     run = run_of(folder) or ""
     said = [
-        _within_another(folder),
+        _within_another(folder, None),
         obstacle(folder, run, _FILES),
         *(obstacle(folder / name, run) for name in _FOLDERS),
         *(stray(path, run) for name in ("stores", "replica-*", *_FILES) for path in sorted(folder.glob(name))),
@@ -104,11 +110,11 @@ def _foreign(folder: Path) -> list[str]:
     ]
 
 
-def _within_another(folder: Path) -> str | None:
-    """A sentence about the run that would remove this folder, because it lies within one of that run's own."""
-    path = folder.absolute()
+def _within_another(folder: Path, own: Path | None) -> str | None:
+    """A sentence about a run, but that in `own`, that would remove this folder, because it lies within its folders."""
+    path, here = folder.resolve(), own and own.resolve()
     for inner in (path, *path.parents):
-        if inner.name in {*_FOLDERS, "checkpoints"} and run_of(inner.parent) is not None:
+        if inner.name in {*_FOLDERS, "checkpoints"} and inner.parent != here and run_of(inner.parent) is not None:
             return f"{inner} belongs to the run in {inner.parent}"
     return None
 

@@ -135,6 +135,13 @@ def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch,
         f"output must name a new folder or that of a run, because a run replaces files there: {inner} belongs to the "
         f"run in {tmp_path}/outer; move that away, or name another folder\n"
     )
+    for field in ("checkpoint.folder", "compression.store_folder"):
+        options = ["--output", "mine", "--checkpoint.every", "1 steps", f"--{field}", f"outer/{inside}"]
+        assert cli.main(["simulate", "gpt2-tiny", *options]) == 2
+        assert capsys.readouterr().err == (
+            f"{field} must name a folder that no other run removes: {inner} belongs to the run in {tmp_path}/outer; "
+            f"name another folder\n"
+        )
     assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, "--output", "outer/again"]) == 0
 
 

@@ -42,7 +42,7 @@ def test_its_processes_take_turns_with_all_ways_to_send_and_leave_traces(tmp_pat
         tiny=True, only=["PipelineStage", "q(4)/q(8)"], steps=1, work=str(tmp_path), folder=tmp_path / "traces"
     )
     with SCRIPT["free_port"]() as port:
-        processes = [begin(_measure, rank, port, options) for rank in range(SCRIPT["STAGES"])]
+        processes = [begin(_measure, rank, port, options, daemon=True) for rank in range(SCRIPT["STAGES"])]
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * SCRIPT["STAGES"]

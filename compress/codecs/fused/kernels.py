@@ -13,8 +13,8 @@ Equal bytes on a GPU need care in these places:
 - A multiplication and an addition after it must not become one operation: every launch passes enable_fp_fusion=False.
 - Division is `div_rn`, rounded as IEEE says; Triton's `/` is not. Rounding half to even adds and subtracts 1.5 * 2**23.
 - bf16 is read and rounded as an integer, so that no conversion of a GPU is asked to round.
-- Denormal numbers count, and Triton has `floor` flush them to zero: so what is below zero and 2**-126 of its scale is
-  found by a second division, of the value times 2**64.
+- Denormal numbers count, and Triton's `floor` flushes them to zero. So a second division, of the value times 2**64,
+  finds what is negative and below 2**-126 of its scale.
 - Not defined by the eager code either: the bits of a NaN in a scale (here 0x7fff as a GPU rounds it, 0x7fffffff as it
   computes it).
 """
@@ -170,7 +170,7 @@ def _codes(values, scale, extent, BITS: tl.constexpr, MINMAX: tl.constexpr):
         step = tl.where(step == 0, float("inf"), step)
         step = step + tl.zeros_like(values)
         steps = tl.floor(tl.math.div_rn(values, step))
-        # a denormal quotient is zero to Triton's floor; it is none in truth if this is below what rounds to zero
+        # Triton's floor takes a denormal quotient for zero: a negative one is -1, unless division rounds it to zero
         enlarged = tl.math.div_rn(values * 2.0**64, step)
         steps = tl.where((steps == 0) & (enlarged < -(2.0**-86)), -1.0, steps)
     steps = tl.where(steps == steps, steps, 0.0)
