@@ -63,16 +63,18 @@ def check_folders(recipe: Recipe) -> None:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
     if recipe.checkpoint.wanted and recipe.checkpoint.folder:
         folders["checkpoint.folder"] = Path(recipe.checkpoint.folder)
+    own = {"output": None}
+    removed = {field: _within_another(folder, own.get(field, recipe.folder)) for field, folder in folders.items()}
     OptionsError.require(
         *(
             (reason is None, f"{field} must name a folder that can be written, got {folder}: {reason}")
             for field, folder in folders.items()
+            if not removed[field]
             for reason in [_refusal(folder)]
         ),
         *(
             (said is None, f"{field} must name a folder that no other run removes: {said}; name another folder")
-            for field, folder in folders.items()
-            for said in [_within_another(folder, recipe.folder)]
+            for field, said in removed.items()
             if field != "output"
         ),
         *((False, said) for said in foreign(recipe)),

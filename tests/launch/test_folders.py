@@ -142,6 +142,7 @@ def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch,
             f"{field} must name a folder that no other run removes: {inner} belongs to the run in {tmp_path}/outer; "
             f"name another folder\n"
         )
+    assert [path.name for path in (tmp_path / "outer").rglob("*") if path.is_dir()] == ["weights"], "none was made"
     assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, "--output", "outer/again"]) == 0
 
 

@@ -108,6 +108,14 @@ def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
     assert "each new one takes a pass of all" in capsys.readouterr().err
 
 
+def test_an_answer_that_the_model_has_no_room_for_is_announced(folder, capsys):
+    """It ended at the model's last position without a word."""
+    assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "53"]) == 0
+    assert "the model has 64 positions and the prompt takes 12: at most 52 tokens" in capsys.readouterr().err
+    assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "52"]) == 0
+    assert "positions" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_each_token_crosses_each_boundary_once_through_the_codec(folder):
     """The prompt is one frame of 12 tokens; then each token is one of its own."""
