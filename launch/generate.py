@@ -40,10 +40,8 @@ def main(argv: Sequence[str]) -> int:
     assert prompts is not None, "there is one"
     if not prompts.remembers:
         print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
-    taken, most = len(prompts.tokens[0]), prompts.most[0]
-    if most < options.tokens:
-        said = f"the model has {taken + most} positions and the prompt takes {taken}: at most {most} tokens"
-        print(said, file=sys.stderr)
+    if prompts.note:
+        print(prompts.note, file=sys.stderr)
     sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
     with alone(), working():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)

@@ -63,8 +63,10 @@ def check_folders(recipe: Recipe) -> None:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
     if recipe.checkpoint.wanted and recipe.checkpoint.folder:
         folders["checkpoint.folder"] = Path(recipe.checkpoint.folder)
-    own = {"output": None}
-    removed = {field: _within_another(folder, own.get(field, recipe.folder)) for field, folder in folders.items()}
+    removed = {
+        field: _within_another(folder, None if field == "output" else recipe.folder)
+        for field, folder in folders.items()
+    }
     OptionsError.require(
         *(
             (reason is None, f"{field} must name a folder that can be written, got {folder}: {reason}")

@@ -28,6 +28,8 @@ class Prompts:
     """The tokens that end an answer."""
     remembers: bool
     """Whether the layers remember earlier tokens, so that none passes twice."""
+    note: str | None
+    """A sentence if the model has fewer positions than an answer may take."""
 
     def text(self, answer: Sequence[int]) -> str:
         """An answer as text, without special tokens."""
@@ -61,10 +63,13 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
         (all(map(len, tokens)), "a prompt must have at least one token, got none"),
         (longest < room, f"a prompt must be shorter than the model's {room} positions, got {longest} tokens"),
     )
+    left = room - longest
+    note = f"the model has {room} positions and the longest prompt takes {longest}: its answer ends at {left} tokens"
     return Prompts(
         tokenizer,
         tokens,
         tuple(min(training.answer_tokens, room - len(each)) for each in tokens),
         frozenset([*tokenizer.ends, *model.ends()]),
         model.remembers is not None and model.remembers(),
+        note if training.answer_tokens > left else None,
     )

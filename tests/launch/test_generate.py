@@ -111,7 +111,11 @@ def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
 def test_an_answer_that_the_model_has_no_room_for_is_announced(folder, capsys):
     """It ended at the model's last position without a word."""
     assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "53"]) == 0
-    assert "the model has 64 positions and the prompt takes 12: at most 52 tokens" in capsys.readouterr().err
+    said = "the model has 64 positions and the longest prompt takes 12: its answer ends at 52 tokens"
+    assert said in capsys.readouterr().err
+    prompted = ["--training.prompts", json.dumps([PROMPT]), "--training.answer_tokens", "53", "--training.steps", "0"]
+    assert cli.main(["simulate", "gpt2.yaml", *prompted, "--output", "answered"]) == 0
+    assert said in capsys.readouterr().out
     assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "52"]) == 0
     assert "positions" not in capsys.readouterr().err
 
