@@ -1,13 +1,16 @@
 """Layers of one's own are timed before training, and a cut that is far from even is spoken of."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.layer_times import advice
+from thinwire.models import costs
 
 MODEL = """
-import time
+from time import sleep
 from torch import nn
 
 class Slow(nn.Module):
@@ -16,11 +19,11 @@ class Slow(nn.Module):
         super().__init__()
         self.linear, self.seconds = nn.Linear(width, width), seconds
     def forward(self, x):
-        time.sleep(self.seconds)
+        sleep(self.seconds)
         return x + self.linear(x)
 
 def uneven(width=16):
-    seconds = [0.02, 0.02, 0.02, 0.0, 0.0, 0.0]
+    seconds = [0.0, 0.02, 0.02, 0.0, 0.0, 0.0]
     return nn.Sequential(nn.Embedding(256, width), *(Slow(width, one) for one in seconds), nn.Linear(width, 256))
 """
 LAYERS = ["--model.name", "uneven_model:uneven", "--model.config", "{}", "--training.steps", "1"]
@@ -47,6 +50,9 @@ def test_the_user_gets_the_line_before_training_and_the_line_mends_it(tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     write_recipe(tmp_path)
     (tmp_path / "uneven_model.py").write_text(MODEL)
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(costs, "time", clock)
+    monkeypatch.setattr("uneven_model.sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
     assert cli.main(["simulate", "tiny.yaml", *LAYERS, "--output", "counted"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "to use the best cut" in line]
     assert line.startswith("stage 0 (layers 0 to ")
