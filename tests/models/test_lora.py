@@ -30,6 +30,7 @@ TARGETS = {
     "phi3": {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"},
     "olmo2": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
     "granite": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    "mixtral": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "gpt_oss": {"q_proj", "k_proj", "v_proj", "o_proj"},
 }
 """The modules of all-linear, of cases of each kind: both sorts of linear modules, more behind the blocks, a head."""
@@ -201,7 +202,7 @@ def test_weights_of_4_bits_are_for_lora_and_for_linear_modules(folder, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
 def test_merged_it_is_the_model_that_peft_merges(folder, tmp_path, name):
     model = adapted(folder, name)
     [stage] = split(model, 1)
