@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -88,8 +89,11 @@ class _Seat(nn.Module):
 
     def __init__(self, block: nn.Module, length: int | None) -> None:
         super().__init__()
-        # forwards ask blocks for these: layer_idx, attention_type
-        vars(self).update({name: value for name, value in vars(block).items() if not name.startswith("_")})
+        # forwards ask blocks for these, of their own or of their class: layer_idx, attention_type
+        owners = [one for one in reversed(type(block).__mro__) if one not in nn.Module.__mro__]
+        plain = {name: value for one in owners for name, value in vars(one).items() if not hasattr(value, "__get__")}
+        given = plain | vars(block)
+        vars(self).update({name: value for name, value in given.items() if not name.startswith("_")})
         self.length = length
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -495,6 +499,8 @@ def _survey(skeleton: Skeleton) -> tuple[int | None, dict[str, set[int]], str | 
     for length in (None, 1, 2, 3, 4):
         try:
             places, source, shape = _run_without_blocks(skeleton, length)
+        except ModelError:
+            raise
         except Exception as error:  # of the library
             trouble = trouble or error
             continue
@@ -523,6 +529,11 @@ def _run_without_blocks(skeleton: Skeleton, length: int | None) -> tuple[dict[st
                 logits = model(input_ids=ids, **side).logits
         finally:
             hook.remove()
+    if uses.place != len(skeleton.blocks) + 1:
+        raise ModelError(
+            f"{skeleton.name} must run each of its {len(skeleton.blocks)} blocks once, one after the other, and does "
+            "not; give its layers as module:factory"
+        )
     parameters = model.named_parameters(remove_duplicate=False)
     places = {name: uses.places[id(parameter)] for name, parameter in parameters}
     return places, next((name for name, module in model.named_modules() if module is uses.source), None), logits.shape
@@ -650,15 +661,19 @@ def tasks_of(model_type: str) -> list[TaskName]:
     return [task for task in AUTO_CLASSES if model_type in tables[task]]
 
 
+OF_BLOCKS = "per_layer_config"
+"""The field with what some blocks have otherwise: {"05": {"head_dim": 512}}."""
+
+
 def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
     """The fields that make a configuration one of `count` blocks, at most as many as it has."""
-    layers = config.num_hidden_layers
+    layers, fields = config.num_hidden_layers, config.to_dict()
     # a list with an entry for each block gets shorter with them
-    shortened = {
-        name: value[:count]
-        for name, value in config.to_dict().items()
-        if isinstance(value, list) and len(value) == layers
+    shortened: dict[str, Any] = {
+        name: value[:count] for name, value in fields.items() if isinstance(value, list) and len(value) == layers
     }
+    if of_blocks := fields.get(OF_BLOCKS):
+        shortened[OF_BLOCKS] = {place: each for place, each in of_blocks.items() if int(place) < count}
     return {**shortened, config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
 
 
@@ -702,12 +717,17 @@ class _NeverReal(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch; `empty` for the meta device, if what it makes is large and has no device."""
+        """Call a function of torch; `empty` for the meta device, if what it makes is large and has no device.
+
+        Large zeros may be a buffer, whose values count. The system has no memory for these until they are used.
+        """
         kwargs = kwargs or {}
-        if func is torch.empty and kwargs.get("device") is None:
+        if func in (torch.empty, torch.zeros) and kwargs.get("device") is None:
             on_meta = func(*args, **{**kwargs, "device": "meta"})
-            if on_meta.numel() >= _LARGE:
+            if on_meta.numel() >= _LARGE and func is torch.empty:
                 return on_meta
+            if on_meta.numel() >= _LARGE and on_meta.dtype == torch.float32:
+                return torch.from_numpy(np.zeros(on_meta.shape, np.float32))
         return func(*args, **kwargs)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from thinwire.errors.calls import first_line
 from thinwire.models.architectures.library import (
     AUX_LOSS_WEIGHTS,
+    OF_BLOCKS,
     aux_loss_weight,
     fields_of_blocks,
     take_apart,
@@ -100,8 +101,7 @@ def _one_thread() -> Iterator[None]:
 
 def _compare(config: Any, task: TaskName, packed: bool) -> str:
     name = config.model_type
-    small, whole, blueprint = _tiny(config, task)
-    tokens, side = _samples(blueprint, small, task)
+    small, whole, blueprint, tokens, side = _tiny(config, task)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             expected = _run(whole, tokens, side, with_aux_loss=bool(aux_loss_weight(small)))
@@ -144,8 +144,7 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
 def remembers(config: Any, task: TaskName) -> bool:
     """Whether the layers of a tiny copy of a model, one token at a time, compute what they compute of all at once."""
     try:
-        small, whole, blueprint = _tiny(config, task)
-        tokens, side = _samples(blueprint, small, task)
+        _, whole, blueprint, tokens, side = _tiny(config, task)
         filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
         stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
         with torch.no_grad():
@@ -219,8 +218,11 @@ def _noise(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint]:
-    """The configuration with few blocks, tokens and small widths; the uncut model of it, and its layers."""
+def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint, Tensor, dict[str, Tensor]]:
+    """The configuration with few blocks, tokens and small widths; the uncut model of it, its layers, and their inputs.
+
+    The library builds some models whose widths do not fit each other. So the uncut one must run as well.
+    """
     said: Exception | None = None
     try:
         factors = _factors(config)
@@ -229,7 +231,11 @@ def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint]:
     for heads, numbers in factors:
         try:
             small = _smaller(config, heads, numbers)
-            return small, _filled(small, task), take_apart(small, task)
+            whole, blueprint = _filled(small, task), take_apart(small, task)
+            tokens, side = _samples(blueprint, small, task)
+            with torch.no_grad():
+                whole(input_ids=tokens, **side)
+            return small, whole, blueprint, tokens, side
         except Exception as error:  # of the library, which checks fields in its own ways
             said = said or error
     assert said is not None, "there are factors"
@@ -243,9 +249,13 @@ def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint]:
 
 def _factors(config: Any) -> list[tuple[int, int]]:
     """How many times fewer heads, each with how many times fewer numbers: the smallest first, the whole model last."""
-    heads = getattr(config, "num_attention_heads", None) or 4
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    fields, mapped = config.to_dict(), config.attribute_map
+    heads, groups, width = (
+        fields.get(mapped.get(name, name)) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    heads = heads or 4
+    groups = groups or heads
+    width = width or config.hidden_size // heads
     fewer = max(n for n in range(1, heads + 1) if heads % n == groups % n == 0 and heads // n >= min(heads, _HEADS))
     narrower = [2**n for n in range(10) if width % 2**n == 0 and width >> n >= _NUMBERS] or [1]
     return [(count, factor) for count in dict.fromkeys((fewer, 1)) for factor in reversed(narrower)]
@@ -258,16 +268,9 @@ def _smaller(config: Any, heads: int, numbers: int) -> Any:
     count = min(layers, max(3, 1 + max(kinds.index(kind) for kind in set(kinds))))
     fields = config.to_dict()
     changed = fields_of_blocks(config, count)
-    shrunk = {_OF_HEAD: numbers, _WIDTH: heads * numbers, _HEAD_COUNT: heads}
-    for name, value in fields.items():
-        if type(value) is not int:
-            continue
-        factor = next((factor for pattern, factor in shrunk.items() if pattern.search(name)), None)
-        if factor is not None and factor > 1:
-            # kernels of experts ask for whole lines of memory
-            changed[name] = value // factor if value % (8 * factor) == 0 else 8 * math.ceil(value / (8 * factor))
-        elif _EXPERTS.search(name):
-            changed[name] = min(value, _MANY)
+    changed |= _shrunk(fields, heads, numbers)
+    if OF_BLOCKS in changed:
+        changed[OF_BLOCKS] = {place: own | _shrunk(own, heads, numbers) for place, own in changed[OF_BLOCKS].items()}
     # so that the auxiliary loss shows beside the logits
     changed |= {name: 1.0 for name in AUX_LOSS_WEIGHTS if fields.get(name)}
     changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "use_cache": False}
@@ -278,6 +281,23 @@ def _smaller(config: Any, heads: int, numbers: int) -> Any:
         if isinstance(token, list) or (token or 0) >= changed["vocab_size"]:
             changed[name] = 0
     return type(config).from_dict(fields | changed)
+
+
+def _shrunk(fields: Mapping[str, Any], heads: int, numbers: int) -> dict[str, int]:
+    """The fields that change with so many times fewer heads, each of so many times fewer numbers, and few experts."""
+    changed = {}
+    factors = {_OF_HEAD: numbers, _WIDTH: heads * numbers, _HEAD_COUNT: heads}
+    for name, value in fields.items():
+        if type(value) is not int:
+            continue
+        factor = next((factor for pattern, factor in factors.items() if pattern.search(name)), None)
+        if factor is not None and factor > 1:
+            whole = _HEAD_COUNT.search(name) or value % (8 * factor) == 0
+            # kernels of experts ask for whole lines of memory
+            changed[name] = value // factor if whole else 8 * math.ceil(value / (8 * factor))
+        elif _EXPERTS.search(name):
+            changed[name] = min(value, _MANY)
+    return changed
 
 
 def _filled(config: Any, task: TaskName) -> Any:

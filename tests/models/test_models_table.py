@@ -1,11 +1,16 @@
-"""The table of models in docs/reference/models.md says what the tests below run with, and no more."""
+"""The tables of models in docs/reference/models.md say what the tests below run with, and no more."""
 
+import re
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from support.family_cases import ALL
 from thinwire.models.architectures.vision import VISION
+from thinwire.models.errors import ModelError
+from thinwire.models.model import blueprint
+from thinwire.models.options import ModelOptions
 
 TESTS = Path(__file__).parents[1]
 DOCUMENT = TESTS.parent / "docs" / "reference" / "models.md"
@@ -26,6 +31,18 @@ SHOWN = {
     "export round trip": EXPORTS,
 }
 """What a column says of a model -> the tests that show it."""
+
+
+REFUSED = {
+    "blocks hand on more than the hidden state": "blocks of this model hand on more than the hidden state",
+    "blocks run more than once": "must run each of its .* blocks once",
+    "the blocks are not one list": "must have its blocks in one list",
+    "weights stand outside of modules": "must hold its weights in modules",
+    "the forward does not run in parts": "must run block by block, and does not",
+    "no tiny copy can be made": "must be compared with a tiny copy of itself, and none can be made",
+    "images or sound are read too: name the text model inside": "must be one that reads text alone",
+}
+"""Why a language model is refused -> what the error says."""
 
 
 class Collector:
@@ -90,3 +107,20 @@ def test_the_table_of_models_is_what_the_tests_show(models_of):
     end = next((at for at, line in enumerate(lines) if at > start and not line.startswith("|")), len(lines))
     wanted = "\n".join(table(models_of))
     assert "\n".join(lines[start:end]) == wanted, f"docs/reference/models.md must have this table:\n{wanted}"
+
+
+def refused():
+    """Families that the page says are refused, in their usual sizes, and why."""
+    found = re.findall(r"^\| ((?:`[\w-]+`,? ?)+) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    return {name: why for names, why in found if why in REFUSED for name in re.findall("`(.+?)`", names)}
+
+
+def test_every_reason_is_on_the_page():
+    assert list(dict.fromkeys(refused().values())) == list(REFUSED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in refused() if name in CONFIG_MAPPING])
+def test_a_family_is_refused_for_the_reason_on_the_page(name):
+    with pytest.raises(ModelError, match=REFUSED[refused()[name]]):
+        blueprint(ModelOptions(name=name), task="causal-lm").compare()
