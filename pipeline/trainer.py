@@ -18,6 +18,7 @@ from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.measuring.meters import Section, spending
+from thinwire.pipeline.measuring.step_traffic import StepTraffic
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
 from thinwire.pipeline.processes import collectives
@@ -44,7 +45,8 @@ class StepRecord:
     """Samples of all replicas."""
     sections: dict[Section, float]
     bytes: int
-    """Bytes of the frames that this process's stages sent and received."""
+    """Bytes of the frames that all stages sent, in the process that reports; elsewhere, and beside other replicas, of
+    those that the stages there sent."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
     skipped: bool = False
@@ -104,6 +106,7 @@ class Trainer:
         self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
+        self.traffic = StepTraffic(runner.stages, placement, sync.replicas.count)
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
 
@@ -149,6 +152,7 @@ class Trainer:
         # 1. Make room for what other processes send in this step: it arrives while this one works.
         self.sync.begin(self.progress)
         self.update.expect()
+        self.traffic.begin()
         # 2. Forward and backward, all micro-batches. There is one pipeline, except in a simulation of replicas.
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
@@ -165,7 +169,8 @@ class Trainer:
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages"):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
-        seconds, spent = time.perf_counter() - started, spending(meters) - before
+        nbytes, uncompressed = self.traffic.end()
+        seconds, spent = time.perf_counter() - started, spending(meters)
         return StepRecord(
             step=step,
             epoch=batch.epoch,
@@ -174,9 +179,9 @@ class Trainer:
             grad_norm=grad_norm,
             seconds=seconds,
             samples=len(batch.ids),
-            sections=spent.sections,
-            bytes=spent.bytes,
-            uncompressed=spent.uncompressed,
+            sections={name: spent[name] - before[name] for name in spent},
+            bytes=nbytes,
+            uncompressed=uncompressed,
             skipped=scale.skipped > skipped,
             exchanged=exchanged,
         )

@@ -68,9 +68,9 @@ def progress_in_seconds(run: RunFiles) -> list[float]:
 def progress_in_megabytes(run: RunFiles) -> list[float]:
     """MB that all boundaries have sent: 0 at the start, then the sum after each step.
 
-    The log of steps counts only the bytes of the last process, so they are scaled to the total of all processes.
+    Beside other replicas the log of steps counts the bytes of one process, so they are scaled to those of all.
     """
-    seen = [float(step["process_bytes"]) for step in run.steps]
+    seen = [float(step["bytes"]) for step in run.steps]
     counted = math.fsum(seen[: run.summary["steps"]])  # a killed run may have logged steps after its last summary
     scale = training_bytes(run.summary["channels"]) / max(1.0, counted) / 1e6
     return [*accumulate((scale * count for count in seen), initial=0.0)]

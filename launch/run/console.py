@@ -40,8 +40,6 @@ class ProgressLine:
 
     Args:
         total: the steps of the run.
-        stages: those of this process: its steps count the bytes at their boundaries.
-        num_stages: those of the pipeline.
         tokens: those of a sample of text, whose speed is given in tokens; 0 for other samples.
         clock: gives the time in seconds.
     """
@@ -49,13 +47,11 @@ class ProgressLine:
     def __init__(
         self,
         total: int,
-        stages: Sequence[int] = (0,),
-        num_stages: int = 1,
         tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._tokens = Console(), tokens
-        self._total, self._where = total, "" if len(stages) == num_stages else f" at {numbered('stage', stages)}"
+        self._total = total
         self._bar = Progress(
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]}"),
@@ -83,8 +79,7 @@ class ProgressLine:
         """Show a finished step."""
         line = (
             f"loss {record.loss:.3f}  {self._speed(record)}  "
-            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes{self._where}  "
-            f"{_waiting(record)}"
+            f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  {_waiting(record)}"
         )
         self._taken += 1
         done, now = record.step + 1, self._clock()

@@ -163,9 +163,7 @@ class Reporting:
         if self._log is None:
             yield
             return
-        mine = [stage.stage_index for stage in self._trainer.stages]
-        steps, num_stages = self._recipe.training.steps, self._recipe.pipeline.num_stages
-        with ProgressLine(steps, mine, num_stages, tokens_of(self._prepared)) as self._line:
+        with ProgressLine(self._recipe.training.steps, tokens_of(self._prepared)) as self._line:
             yield
 
     def say(self, text: str) -> None:

@@ -178,11 +178,6 @@ class Meter:
         return inside[0][1] or inside[0][0] if inside else ""
 
     @property
-    def total(self) -> Traffic:
-        """Everything sent and received."""
-        return sum([*self.sent.values(), *self.received.values()], Traffic())
-
-    @property
     def exchanged(self) -> int:
         """Bytes of the frames to and from other replicas."""
         routes = [*self.sent.items(), *self.received.items()]
@@ -211,33 +206,9 @@ class Wait:
             seconds["wire"] += ended - departed
 
 
-@dataclass(frozen=True)
-class Spending:
-    """What stages spent together, in seconds and in bytes."""
-
-    sections: dict[Section, float]
-    """Seconds in each section."""
-    bytes: int
-    """Bytes of the frames sent and received."""
-    uncompressed: int
-    """Bytes of the tensors in those frames, uncompressed."""
-
-    def __sub__(self, before: Spending) -> Spending:
-        return Spending(
-            {name: seconds - before.sections[name] for name, seconds in self.sections.items()},
-            self.bytes - before.bytes,
-            self.uncompressed - before.uncompressed,
-        )
-
-
-def spending(meters: Sequence[Meter]) -> Spending:
-    """What the stages of these meters spent so far."""
-    traffic = sum((meter.total for meter in meters), Traffic())
-    return Spending(
-        {name: sum(meter.seconds[name] for meter in meters) for name in SECTIONS},
-        traffic.bytes,
-        traffic.uncompressed,
-    )
+def spending(meters: Sequence[Meter]) -> dict[Section, float]:
+    """The seconds that the stages of these meters spent so far in each section."""
+    return {name: sum(meter.seconds[name] for meter in meters) for name in SECTIONS}
 
 
 def count(into: dict[Route, Traffic], route: Route, traffic: Traffic) -> None:

@@ -62,6 +62,8 @@ class Kind(IntEnum):
     """What a step spent on the exchange between replicas."""
     STOP = 6
     """Whether a process was asked to stop."""
+    SENT = 7
+    """Bytes that stages sent in a step."""
 
 
 # 1. Notes

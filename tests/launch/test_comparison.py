@@ -54,7 +54,7 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
         "compression": {"activations": codec, "gradients": codec, "boundaries": {}},
         "training": {"seed": seed, "steps": STEPS},
     }
-    steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "process_bytes": 100} for n in range(STEPS)]
+    steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "bytes": 100} for n in range(STEPS)]
     evaluations = [{"step": 2, "on": {"loss": 3.5}}, {"step": STEPS, "on": {"loss": on}}]
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)

@@ -221,12 +221,6 @@ def test_the_speed_is_a_number_one_can_read(capsys, seconds, tokens, said):
     assert f"loss 5.123  {said}  8.0x fewer bytes" in capsys.readouterr().out
 
 
-def test_bytes_of_one_boundary_are_told_as_such(capsys):
-    """The last stage of a split pipeline, whose boundary sends more than the others, stood for all of them."""
-    ProgressLine(1, stages=[2, 3], num_stages=4).step(record(0))
-    assert "8.0x fewer bytes at stages 2 and 3  " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_step_and_the_time_left_stay_in_sight(monkeypatch, capsys, columns):
     """At 80 columns the words pushed the time left out."""

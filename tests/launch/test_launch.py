@@ -119,8 +119,8 @@ def test_metrics_have_a_line_a_step(trained, folder):
     for line in lines:
         assert 0 < line["loss"] < 2 * math.log(256)
         assert line["samples"] == 4
-        assert line["process_bytes"] == MICROBATCHES * sum(FRAME_BYTES.values())
-        assert line["process_uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
+        assert line["bytes"] == MICROBATCHES * sum(FRAME_BYTES.values())
+        assert line["uncompressed"] == MICROBATCHES * 2 * (2 * 16 * 16 * 4)
         assert set(line["sections"]) == {"compute", "encode", "neighbour", "wire", "wait", "decode"}
         assert line["sections"]["wait"] == 0, "every wait of a run over sockets is told apart"
         assert sum(line["sections"].values()) <= line["seconds"]
@@ -190,8 +190,8 @@ def test_tensorboard_reads_the_curves(trained, folder):
     assert {"train/lr", "train/grad_norm", "share/wait", "held-out/loss compression off"} <= set(
         events.Tags()["scalars"]
     )
-    sent = [point.value for point in events.Scalars("bytes/frames of the last process")]
-    assert sent == [line["process_bytes"] for line in metrics(folder / "trained")]
+    sent = [point.value for point in events.Scalars("bytes/frames")]
+    assert sent == [line["bytes"] for line in metrics(folder / "trained")]
     assert {"bytes/tensors in them", "seconds/compute", "train/seconds"} <= set(events.Tags()["scalars"])
     [recipe] = events.Tensors("recipe/text_summary")
     assert (folder / "trained/recipe.yaml").read_text() in recipe.tensor_proto.string_val[0].decode()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from support.commands import THINWIRE, completed
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
-from support.run_files import losses, summary, weights_of
+from support.run_files import losses, metrics, summary, weights_of
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler, prepare
@@ -115,6 +115,9 @@ def test_real_processes_train_as_a_simulation_with_dropout_too(folder):
     real, simulated = summary(folder / "real"), summary(folder / "simulated")
     for name in ("train_loss", "held_out", "weights_digest", "bytes_sent"):
         assert real[name] == simulated[name], name
+    sent = [line["bytes"] for line in metrics(folder / "real")]
+    assert sent == [line["bytes"] for line in metrics(folder / "simulated")]
+    assert sum(sent) == sum(channel["bytes"] for channel in real["channels"]), "both boundaries count in each step"
 
 
 def test_a_run_that_stops_goes_on_as_if_it_had_not(folder):

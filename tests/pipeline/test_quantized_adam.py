@@ -138,11 +138,11 @@ def test_gradients_travel_whole_until_the_momentum_travels_in_few_bits():
     replicas = make("ef(q(4))", 2, OPTIONS.sends_in_full)
     sizes = []
     for step in (FREEZE_AFTER - 1, FREEZE_AFTER):
-        before = [replica.meter.total.bytes for replica in replicas]
+        before = sum(replica.meter.exchanged for replica in replicas)
         for replica, flat in zip(replicas, given(step, 2), strict=True):
             replica.set_gradients(flat)
         exchange(replicas, step)
-        sizes.append(sum(replica.meter.total.bytes for replica in replicas) - sum(before))
+        sizes.append(sum(replica.meter.exchanged for replica in replicas) - before)
     # both replicas own rows: two frames of parts and two of sums, each counted where it leaves and where it arrives
     assert sizes == [2 * (4 * 64 + 2 * 7 * size) for size in (4 * 512, 256 + 2)]
 

@@ -172,7 +172,7 @@ def test_a_step_reports_what_it_was(alone):
     assert [(record.step, record.epoch, record.samples) for record in records] == [(step, 0, 8) for step in range(3)]
     assert [record.lr for record in records] == pytest.approx([0.05, 0.1, 0.1])
     assert {record.grad_norm for record in records} == {None}
-    frames = 2 * 2 * 4  # sent and received, both channels, four micro-batches
+    frames = 2 * 4  # both channels, four micro-batches
     assert {record.uncompressed for record in records} == {frames * 2 * 3 * 12 * 4}
     assert {record.bytes for record in records} == {frames * (64 + 2 * 3 * 12 * 4)}
     assert all(math.fsum(record.sections.values()) <= record.seconds for record in records)

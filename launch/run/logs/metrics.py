@@ -157,14 +157,12 @@ class MetricsLog:
         """Log a training step."""
         values = asdict(record)
         values.pop("exchanged")
-        # what this process sent and received is not what the run did
-        values |= {f"process_{name}": values.pop(name) for name in ("bytes", "uncompressed")}
         self._logs["metrics"].add(_line(values))
         points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
         points |= {
             "train/samples_per_second": record.samples / record.seconds,
             "train/seconds": record.seconds,
-            "bytes/frames of the last process": record.bytes,
+            "bytes/frames": record.bytes,
             "bytes/tensors in them": record.uncompressed,
         }
         for name, seconds in record.sections.items():
