@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -106,7 +107,8 @@ class Trainer:
         self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
-        self.traffic = StepTraffic(runner.stages, placement, sync.replicas.count)
+        timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
+        self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout, sync.replicas.count)
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
 

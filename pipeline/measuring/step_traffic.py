@@ -13,26 +13,25 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from thinwire.errors.words import numbered, were
-from thinwire.pipeline.measuring.meters import Traffic
+from thinwire.pipeline.measuring.meters import Meter, Traffic
 from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.stage import CompressedStage
 
 
 class StepTraffic:
     """The bytes that the stages of a pipeline send, step by step.
 
     Args:
-        stages: the stages of this process.
+        meters: of the stages of this process.
         where: where all stages live.
+        timeout: of a wait.
         num_replicas: replicas of the whole run. With several, nothing is sent.
     """
 
-    def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
-        self._stages, self._where = stages, where
+    def __init__(self, meters: Sequence[Meter], where: Placement, timeout: timedelta, num_replicas: int) -> None:
+        self._meters, self._where = meters, where
         self._notes: AsyncNotes | None = None
         if where.num_processes > 1 and num_replicas == 1:
-            timeout = timedelta(seconds=stages[0].wire.options.timeout)
             self._notes = AsyncNotes(where.pipeline, Kind.SENT, self._in_words, timeout, where.last_process)
         self._before = (0, 0)
 
@@ -52,13 +51,13 @@ class StepTraffic:
         told = [mine]
         if self._notes is not None:
             self._notes.send(mine)
-            with self._stages[0].meter.section("neighbour", "waiting for the bytes that all stages sent"):
+            with self._meters[0].section("neighbour", "waiting for the bytes that all stages sent"):
                 told += self._notes.receive()
         nbytes, uncompressed = (sum(each) for each in zip(*told, strict=True))
         return nbytes, uncompressed
 
     def _sent(self) -> tuple[int, int]:
-        sent = sum((traffic for stage in self._stages for traffic in stage.meter.sent.values()), Traffic())
+        sent = sum((traffic for meter in self._meters for traffic in meter.sent.values()), Traffic())
         return sent.bytes, sent.uncompressed
 
     def _in_words(self, process: int) -> str:
