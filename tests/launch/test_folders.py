@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -51,7 +52,9 @@ def test_a_folder_is_waited_for_that_the_stages_of_a_killed_launcher_still_hold(
             os.close(descriptor)
 
     monkeypatch.setattr(folders, "_PATIENCE", 60)
-    monkeypatch.setattr(folders.time, "sleep", wait)
+    monkeypatch.setattr(
+        folders, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait)
+    )  # other threads sleep too
     with held(tmp_path):
         assert len(turns) == 5
 
@@ -84,7 +87,8 @@ def test_a_command_that_only_looks_whether_a_folder_is_free_keeps_no_run_from_it
     """Two commands that began in one moment could refuse each other."""
     first, second = scratch.lock(tmp_path, alone=False), scratch.lock(tmp_path, alone=False)
     os.close(first)
-    monkeypatch.setattr(folders.time, "sleep", lambda seconds: os.close(second))
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: os.close(second))
+    monkeypatch.setattr(folders, "time", clock)
     with held(tmp_path), pytest.raises(BlockingIOError):
         scratch.lock(tmp_path, alone=False)
 
