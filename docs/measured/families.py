@@ -1,4 +1,4 @@
-"""Every language model that transformers knows, in its usual size: whether stages compute what it computes, or why not.
+"""Every language model that transformers knows, in its default configuration: can it be cut, or why not?
 
     python docs/measured/families.py
 

@@ -719,15 +719,16 @@ class _NeverReal(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch; `empty` for the meta device, if what it makes is large and has no device.
 
-        Large zeros may be a buffer, whose values count. The system has no memory for these until they are used.
+        Large zeros may be a buffer, whose values count. NumPy's take no memory until they are used.
         """
         kwargs = kwargs or {}
         if func in (torch.empty, torch.zeros) and kwargs.get("device") is None:
             on_meta = func(*args, **{**kwargs, "device": "meta"})
-            if on_meta.numel() >= _LARGE and func is torch.empty:
-                return on_meta
-            if on_meta.numel() >= _LARGE and on_meta.dtype == torch.float32:
-                return torch.from_numpy(np.zeros(on_meta.shape, np.float32))
+            if on_meta.numel() >= _LARGE:
+                if func is torch.empty:
+                    return on_meta
+                if on_meta.dtype == torch.float32:
+                    return torch.from_numpy(np.zeros(on_meta.shape, np.float32))
         return func(*args, **kwargs)
 
 

@@ -52,9 +52,8 @@ def test_a_folder_is_waited_for_that_the_stages_of_a_killed_launcher_still_hold(
             os.close(descriptor)
 
     monkeypatch.setattr(folders, "_PATIENCE", 60)
-    monkeypatch.setattr(
-        folders, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait)
-    )  # other threads sleep too
+    # of this module alone: other threads sleep too
+    monkeypatch.setattr(folders, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
     with held(tmp_path):
         assert len(turns) == 5
 

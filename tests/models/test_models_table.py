@@ -110,7 +110,7 @@ def test_the_table_of_models_is_what_the_tests_show(models_of):
 
 
 def refused():
-    """Families that the page says are refused, in their usual sizes, and why."""
+    """Families that the page says are refused in their default configurations, and why."""
     found = re.findall(r"^\| ((?:`[\w-]+`,? ?)+) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     return {name: why for names, why in found if why in REFUSED for name in re.findall("`(.+?)`", names)}
 

@@ -16,7 +16,7 @@ PUBLISHED = {
     # some blocks have larger heads than the rest
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
-"""Models of the library at their usual sizes, and what is changed of them."""
+"""Models in their default configurations, and what is changed of these."""
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name in CONFIG_MAPPING])
