@@ -1,4 +1,4 @@
-"""Every language model that transformers knows, in its default configuration: can it be cut, or why not?
+"""Every language model that transformers knows, in its default configuration: whether it can be cut, or why not.
 
     python docs/measured/families.py
 
