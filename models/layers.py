@@ -121,6 +121,8 @@ class Blueprint:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Weights of the head that the library's own model shares with another tensor: {"lm_head.weight":
     "transformer.wte.weight"}. Here the two are separate tensors."""
+    inside: str = ""
+    """The type of the library's model of text and images whose text model this is; empty for others."""
     compare: Callable[..., str] | None = None
     """Compares a tiny copy of the model, cut, with the uncut one, and says in a sentence what it found. ModelError if
     they differ. None where the layers are the model itself."""

@@ -181,17 +181,18 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     from thinwire.models.architectures.library import take_apart, tasks_of
     from thinwire.models.architectures.parity import check_parity, remembers
 
-    config = find_config(options)
+    config, inside = find_config(options)
     source = _source(options)
     method = getattr(config, "quantization_config", None)
-    able = tasks_of(config.model_type)
+    able = ["causal-lm"] if inside else tasks_of(config.model_type)
     if source is not None and method:
         quantized = method.get("quant_method", "") if isinstance(method, dict) else type(method).__name__
         raise ModelError(
             f"{source} must hold weights that are not quantized, got {quantized}; take the model that was quantized"
         )
     if task not in able:
-        raise ModelError(f"the task of {config.model_type} must be {' or '.join(able)}, got {task}; take another model")
+        name = inside or config.model_type
+        raise ModelError(f"the task of {name} must be {' or '.join(able)}, got {task}; take another model")
     if task == "classification" and "causal-lm" in able and getattr(config, "pad_token_id", None) is None:
         raise ModelError(
             f"a classifier of the type {config.model_type} reads the last token before the padding, so its config must "
@@ -200,21 +201,32 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     if num_labels is not None and task != "causal-lm":
         config.num_labels = num_labels
     made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied or "untie")
-    return replace(made, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task))
+    return replace(
+        made, inside=inside, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task)
+    )
 
 
-def find_config(options: ModelOptions) -> Any:
+def find_config(options: ModelOptions) -> tuple[Any, str]:
     """The configuration of a model of transformers, with the overrides of the options.
+
+    Of a model of text and images whose text model is one of its own, as Qwen3.5: that of the text model, and the type
+    of the whole. The type is empty for others.
 
     Raises:
         ModelError: there is no such model, no task here is one of its, or the library refuses the configuration.
     """
     from thinwire.models.architectures.library import tasks_of
 
-    config = _config(options)
+    config, inside = _config(options)
+    of_text = getattr(config, "text_config", None)
+    if of_text is not None and "causal-lm" in tasks_of(of_text.model_type):
+        raise ModelError(
+            f"a model must be one that reads text alone, and {config.model_type} reads more; save the text model "
+            "inside by itself (docs/reference/models.md shows how), and take that"
+        )
     if not tasks_of(config.model_type):
         raise ModelError(_no_such_type(config.model_type))
-    return config
+    return config, inside
 
 
 def _source(options: ModelOptions) -> str | None:
@@ -232,12 +244,12 @@ def _source(options: ModelOptions) -> str | None:
     return options.weights if other else place_of(options.name)
 
 
-def _config(options: ModelOptions) -> Any:
-    """The configuration, with the overrides of the options."""
+def _config(options: ModelOptions) -> tuple[Any, str]:
+    """The configuration, with the overrides of the options; and the type of the model that it is inside of."""
     from transformers import AutoConfig, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from thinwire.models.architectures.library import tasks_of
+    from thinwire.models.architectures.library import tasks_of, text_model_of
 
     is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
     by_type = options.weights != PRETRAINED and options.name in CONFIG_MAPPING and not is_folder
@@ -246,9 +258,9 @@ def _config(options: ModelOptions) -> Any:
     try:
         if by_type:
             _refuse_sizes(options.name, options.config)
-            defaults = AutoConfig.for_model(options.name)
+            defaults, inside = text_model_of(AutoConfig.for_model(options.name))
             _refuse_unknown(defaults, options.config)
-            return AutoConfig.for_model(options.name, **_without_special_tokens(defaults, options.config))
+            return type(defaults)(**_without_special_tokens(defaults, options.config)), inside
         rule = "a model must be a folder, a name on the hub, module:factory or a type of transformers such as gpt2"
         name = place_of(options.name)
         folder = local_path(name, rule, own=True)
@@ -257,9 +269,11 @@ def _config(options: ModelOptions) -> Any:
         with hub.reading(name):
             stored, _ = PreTrainedConfig.get_config_dict(str(folder or name))
         _refuse_sizes(options.name, {**stored, **options.config})
-        pretrained = hub.load(AutoConfig, name)
+        pretrained, inside = text_model_of(hub.load(AutoConfig, name))
         _refuse_unknown(pretrained, options.config)
-        return hub.load(AutoConfig, name, **options.config)
+        if inside:
+            return type(pretrained).from_dict(pretrained.to_dict(), **options.config), inside
+        return hub.load(AutoConfig, name, **options.config), inside
     except ModelError:
         raise
     except OSError as error:

@@ -29,7 +29,7 @@ def count_parameters(options: ModelOptions) -> int | None:
         with suppress(Exception), torch.device("meta"):  # of torchvision; it is reported when the model is built
             return _parameters_of(make_vision(options.name, options.config))
         return None
-    config = find_config(options)
+    config, _ = find_config(options)
     count = getattr(config, "num_hidden_layers", None)
     if type(count) is not int or count < 1:
         return None

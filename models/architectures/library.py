@@ -595,8 +595,8 @@ def take_apart(
     """
     if not isinstance(getattr(config, "hidden_size", None), int):
         raise ModelError(
-            f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; name "
-            "the text model inside, or give layers as module:factory"
+            f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; give "
+            "its layers as module:factory"
         )
     weight = aux_loss_weight(config) if task == "causal-lm" else 0.0  # the library's classifiers have no such loss
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
@@ -659,6 +659,27 @@ def tasks_of(model_type: str) -> list[TaskName]:
         "token-classification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
     return [task for task in AUTO_CLASSES if model_type in tables[task]]
+
+
+def text_model_of(config: Any) -> tuple[Any, str]:
+    """The configuration of the text model in a model of text and images, and the type of the whole.
+
+    It is taken where transformers takes it: AutoModelForCausalLM makes a Qwen3_5ForCausalLM of the weights of a
+    Qwen3_5ForConditionalGeneration. Other configurations stay as they are, and the type is empty.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    of_text = (config.sub_configs or {}).get("text_config")
+    if of_text is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config, ""
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    text = config.get_text_config()
+    if made.config_class != of_text or "causal-lm" not in tasks_of(text.model_type):
+        return config, ""
+    for name in ("dtype", "quantization_config"):  # which the whole has for all of its parts
+        if getattr(text, name, None) is None and getattr(config, name, None) is not None:
+            setattr(text, name, getattr(config, name))
+    return text, config.model_type
 
 
 OF_BLOCKS = "per_layer_config"

@@ -57,11 +57,6 @@ def test_an_unsupported_architecture_is_told(tmp_path):
         build(str(tmp_path))
 
 
-def test_a_model_of_text_and_images_is_told(tmp_path):
-    with pytest.raises(ModelError, match="gemma3 has no hidden_size of its own; name the text model inside"):
-        build("gemma3")
-
-
 def test_bad_options_are_named_all_at_once():
     with pytest.raises(ModelError, match=r"name must be .* nothing; weights must be fresh, .* got nothing"):
         ModelOptions(name="", weights="")

@@ -40,7 +40,7 @@ REFUSED = {
     "weights stand outside of modules": "must hold its weights in modules",
     "the forward does not run in parts": "must run block by block, and does not",
     "no tiny copy can be made": "must be compared with a tiny copy of itself, and none can be made",
-    "images or sound are read too: name the text model inside": "must be one that reads text alone",
+    "images or sound are read too": "must be one that reads text alone",
 }
 """Why a language model is refused -> what the error says."""
 
