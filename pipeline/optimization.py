@@ -198,7 +198,7 @@ class Update:
         for stage in self._stages:
             self.scale.undo_gradients(stage.submod.parameters())
         most = self._options.max_grad_norm
-        norm = self._norm(progress.step) if self._takes_norm else None
+        norm = self._norm() if self._takes_norm else None
         steps = not self.scale.active or self.scale.allows(norm or 0.0)
         if most is not None and norm is not None and steps:
             for stage in self._stages:
@@ -214,13 +214,11 @@ class Update:
                 optimizer.zero_grad()
         return norm
 
-    def _norm(self, step: int) -> float:
+    def _norm(self) -> float:
         """The norm of the gradients of all stages. Collective."""
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
         with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages", Work("norm")):
             self._squares.send(squares)
-            for stage in self._stages if step + 1 < self.steps else ():
-                stage.post_ahead()
             return math.sqrt(sum(self._squares.receive()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:

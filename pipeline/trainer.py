@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.step_exchanges import StepExchanged
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged, step_exchanged
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import PipelineBatch, Sync
@@ -46,14 +46,14 @@ class StepRecord:
     """Samples of all replicas."""
     sections: dict[Section, float]
     bytes: int
-    """Bytes of the frames that all stages sent, in the process that reports; elsewhere, and beside other replicas, of
-    those that the stages there sent."""
+    """Bytes of the frames that all stages of the first replica sent, in the process that reports; elsewhere those that
+    the stages there sent."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
     skipped: bool = False
     """Whether no stage stepped, because a gradient of fp16 was not finite."""
-    exchanged: list[StepExchanged] = field(default_factory=list)
-    """What the stages of the first replica exchanged with the others in earlier steps, as far as it was not known."""
+    exchanged: StepExchanged | None = None
+    """What the stages of the first replica exchanged with the others, in the process that reports; None if nothing."""
 
 
 class Batches(Protocol):
@@ -108,7 +108,7 @@ class Trainer:
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
         timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
-        self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout, sync.replicas.count)
+        self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout)
         self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
 
@@ -164,14 +164,16 @@ class Trainer:
                 self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
             losses = self._forward_and_backward(kind, own, batch.epoch)
             self.sync.after_backward(own, scale.undo(losses), self.update)
-        # 3. The step, by the gradients of all.
+        # 3. Make room for the next step's activations: what follows waits for other processes, one latency or more.
+        for stage in self.stages if step + 1 < self.update.steps else ():
+            stage.post_ahead()
+        # 4. The step, by the gradients of all.
         losses_of_all, grad_norm = self.sync.step(self.update)
         self.done = self.sync.step_after(step)
-        exchanged = self.sync.exchanges.end(step)
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages"):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
-        nbytes, uncompressed = self.traffic.end()
+        nbytes, uncompressed, exchanges = self.traffic.end(self.sync.exchanges.report())
         seconds, spent = time.perf_counter() - started, spending(meters)
         return StepRecord(
             step=step,
@@ -185,7 +187,7 @@ class Trainer:
             bytes=nbytes,
             uncompressed=uncompressed,
             skipped=scale.skipped > skipped,
-            exchanged=exchanged,
+            exchanged=step_exchanged(step, exchanges) if self.reports else None,
         )
 
     def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:

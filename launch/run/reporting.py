@@ -180,12 +180,6 @@ class Reporting:
                 self.say(news)
             self._line.step(record)
 
-    def log_exchanges(self) -> None:
-        """Log all exchanges between replicas so far; it waits for the last words of other stages."""
-        exchanges = self._trainer.sync.exchanges.settle()
-        if self._log is not None:
-            self._log.exchanged(exchanges)
-
     def evaluate_if_due(self, done: int) -> None:
         """Evaluate with compression on and off, if the recipe asks for it after so many steps."""
         if self._recipe.training.evaluates_after(done, self._prepared.steps_per_epoch):

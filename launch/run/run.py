@@ -129,7 +129,6 @@ class Run:
     def _end(self) -> None:
         """Evaluate, save and report after the last step."""
         steps = self.trainer.done if self.trainer.stopped else self.recipe.training.steps
-        self.reporting.log_exchanges()
         with self._stopping(steps):
             self.reporting.evaluate(steps)
             self._saves.best_if_better(steps)

@@ -146,7 +146,6 @@ class Saves:
         """Write a checkpoint; whether it `trains` on meanwhile."""
         self._last = done
         self._reporting.keep_folder()
-        self._reporting.log_exchanges()
         logged = self._reporting.written()
         values = {
             "seconds": self._reporting.times.state_dict(),

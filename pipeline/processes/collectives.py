@@ -58,12 +58,10 @@ class Kind(IntEnum):
     CLOCK = 1
     NORM = 3
     LOSSES = 4
-    EXCHANGED = 5
-    """What a step spent on the exchange between replicas."""
+    STEP = 5
+    """What stages sent in a step, and spent on the exchange between replicas."""
     STOP = 6
     """Whether a process was asked to stop."""
-    SENT = 7
-    """Bytes that stages sent in a step."""
 
 
 # 1. Notes

@@ -1,8 +1,5 @@
 """What each stage of a pipeline spent on the exchange between replicas in a step, in the process that reports.
 
-The others send it a word when their step is over, and go on. It receives the words of a step when the next one is over,
-so that nobody waits for them: a process that waited could not make room for the frames of its next step meanwhile.
-
 A stage begins to exchange when its last backward is done, while earlier stages still compute:
 
     stage 0   | backward | backward | backward | exchange |
@@ -18,16 +15,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.errors.words import numbered, were
-from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
@@ -59,73 +52,45 @@ class StepExchanges:
     Args:
         stages: the stages of this process.
         where: where all stages live.
-        num_replicas: replicas of the whole run. With one, nothing is sent.
+        num_replicas: replicas of the whole run. With one, there is nothing to report, as in all replicas but the first.
     """
 
     def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
         self._stages, self._where = stages, where
         self._tells = num_replicas > 1 and where.replica == 0
-        self._notes: AsyncNotes | None = None
-        if self._tells and where.num_processes > 1:
-            timeout = timedelta(seconds=stages[0].wire.options.timeout)
-            self._notes = AsyncNotes(where.pipeline, Kind.EXCHANGED, self._in_words, timeout, where.last_process)
         self._began, self._before = 0.0, [(0, 0.0)] * len(stages)
-        self._untold: deque[tuple[int, list[Any]]] = deque()
 
     def begin(self) -> None:
         """Say that a step begins."""
         self._began, self._before = time.perf_counter(), self._spent()
-        if self._notes is not None:
-            self._notes.expect()
 
-    def end(self, step: int) -> list[StepExchanged]:
-        """Say that a step is over: what was exchanged in the steps before it, and has not been returned yet.
-
-        Nothing except in the process of the last stage of the first replica. PeerError if a process is gone or silent.
-        """
+    def report(self) -> list[dict[str, Any]]:
+        """What the stages here exchanged since the step began, as JSON values."""
         if not self._tells:
             return []
-        mine = [
+        return [
             {"stage": stage.stage_index, "bytes": nbytes - bytes_before, "seconds": seconds - seconds_before}
             | last_exchanges(stage, self._where, self._began)
             for stage, (nbytes, seconds), (bytes_before, seconds_before) in zip(
                 self._stages, self._spent(), self._before, strict=True
             )
         ]
-        if self._notes is not None:
-            self._notes.send(mine)
-        if dist.get_rank() != self._where.last_process:
-            return []
-        self._untold.append((step, mine))
-        return self._receive(all_but=1)
-
-    def settle(self) -> list[StepExchanged]:
-        """What was exchanged in all steps so far, and has not been returned yet. It waits for the last words."""
-        return self._receive(all_but=0)
-
-    def _receive(self, *, all_but: int) -> list[StepExchanged]:
-        found = []
-        while len(self._untold) > all_but:
-            step, mine = self._untold.popleft()
-            everyone = [mine] if self._notes is None else [mine, *self._notes.receive()]
-            reports = sorted((each for reports in everyone for each in reports), key=lambda each: each["stage"])
-            if any(report["bytes"] or report["seconds"] for report in reports):
-                stages = [
-                    StageExchanged(report["stage"], report["bytes"], report["seconds"], share)
-                    for report, share in zip(reports, hidden_shares(reports), strict=True)
-                ]
-                found.append(StepExchanged(step, stages))
-        return found
 
     def _spent(self) -> list[tuple[int, float]]:
         """Bytes and seconds of the exchanges of each stage here so far."""
         return [(stage.meter.exchanged, sum(stage.meter.exchange.values())) for stage in self._stages]
 
-    def _in_words(self, process: int) -> str:
-        mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(process)
-        if process == dist.get_rank():
-            return f"{were(mine)} reporting the exchange between replicas to the last stage"
-        return f"{were(mine)} waiting for the report on the exchange of the replicas of {numbered('stage', theirs)}"
+
+def step_exchanged(step: int, told: Iterable[Sequence[Mapping[str, Any]]]) -> StepExchanged | None:
+    """What all stages of a pipeline exchanged in a step, by the reports of its processes; None if they did not."""
+    reports = sorted((each for reports in told for each in reports), key=lambda each: each["stage"])
+    if not any(report["bytes"] or report["seconds"] for report in reports):
+        return None
+    stages = [
+        StageExchanged(report["stage"], report["bytes"], report["seconds"], share)
+        for report, share in zip(reports, hidden_shares(reports), strict=True)
+    ]
+    return StepExchanged(step, stages)
 
 
 Moments = Sequence[tuple[float, float]]

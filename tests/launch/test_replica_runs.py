@@ -10,7 +10,7 @@ from torch import nn
 
 from support.commands import THINWIRE, completed, free_port, node_of_two, started
 from support.recipe_runs import simulate
-from support.run_files import losses, summary
+from support.run_files import losses, metrics, summary
 from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
@@ -71,6 +71,9 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
         assert stage["exchange"]["encode"] > 0 == stage["exchange"]["wait"], "the clocks of replicas are compared"
         assert 0 <= stage["exchange"]["hidden"] <= 1
     assert [stage["exchange"]["hidden"] for stage in wanted["stages"]] == [None, None]
+    sent = {name: [line["bytes"] for line in metrics(folder / name)] for name in ("real", "simulated")}
+    if steps_alone:  # else one sends more than the other
+        assert [2 * nbytes for nbytes in sent["real"]] == sent["simulated"], "those of all stages of a replica"
     # of replica 0 alone, or of all replicas in one process: what it sends and what it receives
     for name, share in (("real", 1), ("simulated", 2)):
         lines = [json.loads(line) for line in (folder / name / "exchanges.jsonl").open()]

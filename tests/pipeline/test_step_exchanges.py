@@ -4,66 +4,70 @@ import os
 import time
 
 import pytest
-import torch.distributed as dist
 
 from support import processes
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.processes.collectives import AsyncNotes
+from thinwire.pipeline.measuring.step_traffic import StepTraffic
+from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 
 pytestmark = pytest.mark.processes
 
 OPTIONS = {"replicas": 2, "steps": 4, "microbatches": 2, "microbatch_size": 1, "optimizer": {"lr": 0.05}}
 
 
-def kept_from_talking(rank):
-    """Stage 0 says nothing of a step until the last stage is through with it."""
-    trainer, store, send = make_trainer(rank, **OPTIONS), dist.distributed_c10d._get_default_store(), AsyncNotes.send
-    found, stepped = [], []
+def room_before_waiting(rank):
+    """The steps in which there was no room for the next activations when this process began to wait for reports."""
+    trainer, end = make_trainer(rank, **OPTIONS), StepTraffic.end
+    [stage] = trainer.stages
+    without = []
 
-    def send_late(words, mine):
-        if rank == 0:
-            store.get(f"through {len(stepped)}")
-        send(words, mine)
+    def noted(traffic, beside):
+        if stage.ends.upstream is not None and stage.ends.upstream.incoming._room != OPTIONS["microbatches"]:
+            without.append(len(records))
+        return end(traffic, beside)
 
-    AsyncNotes.send = send_late
-    for step in range(2):
-        found += trainer.train_step(step).exchanged
-        stepped.append(step)
-        if rank == 1:
-            store.set(f"through {step}", "")
-    found += trainer.sync.exchanges.settle()
-    dist.barrier()
-    return [(each.step, [stage.stage for stage in each.stages]) for each in found]
+    StepTraffic.end = noted
+    records = []
+    trainer.train(records.append)
+    told = [
+        (each.exchanged.step, [stage.stage for stage in each.exchanged.stages]) for each in records if each.exchanged
+    ]
+    return told, without, [each.bytes for each in records]
 
 
-def test_no_process_waits_for_the_words_of_a_step_before_the_next_one():
-    """The last stage waited for them, and made room for the next frames two latencies later."""
-    assert processes.run(kept_from_talking, 4) == [[], [(0, [0, 1]), (1, [0, 1])], [], []]
+def test_there_is_room_for_the_next_step_before_anyone_waits_for_the_reports_of_one():
+    """The last stage waited first: each step of a run without a norm took one more round trip between the stages."""
+    (_, *_), (told, without, total), *others = outcomes = processes.run(room_before_waiting, 4)
+    assert [each for each, *_ in (outcomes[0], *others)] == [[]] * 3, "the last stage of the first replica reports"
+    assert told == [(step, [0, 1]) for step in range(OPTIONS["steps"])]
+    last = OPTIONS["steps"] - 1
+    assert [each for _, each, _ in outcomes] == [[], [last], [], [last]], "nothing comes after the last step"
+    sent = [nbytes for _, _, nbytes in outcomes]
+    assert without == [last] and all(of_all > own > 0 for of_all, own in zip(total, sent[0], strict=True))
 
 
 def left(rank):
     trainer = make_trainer(rank, **OPTIONS)
     trainer.train_step(0)
     if rank == 0:
-        AsyncNotes.send = lambda words, mine: (time.sleep(1), os._exit(0))
-    trainer.train_step(1)
+        AsyncNotes.send = lambda notes, mine: (time.sleep(1), os._exit(0)) if notes._kind == Kind.STEP else None
     with pytest.raises(PeerError) as caught:
-        trainer.sync.exchanges.settle()
+        trainer.train_step(1)
     return str(caught.value)
 
 
 def test_who_says_nothing_is_named():
     returned, told = processes.outcomes_of(left, 4)[1]
-    assert returned and told.startswith(
-        "stage 1 was waiting for the report on the exchange of the replicas of stage 0: "
-    ), told
+    assert returned and told.startswith("stage 1 was waiting for the report on a step of stage 0: "), told
 
 
 def test_a_simulation_knows_its_own(alone):
     trainer = make_trainer(0, **OPTIONS, simulated=True)
     records = [trainer.train_step(step) for step in range(2)]
-    assert [[each.step for each in record.exchanged] for record in records] == [[], [0]]
-    [last] = trainer.sync.exchanges.settle()
-    assert [stage.bytes for stage in last.stages] == [stage.meter.exchanged // 2 for stage in trainer.stages]
-    assert all(stage.seconds > 0 and stage.hidden is None for stage in last.stages)
+    assert [record.exchanged.step for record in records] == [0, 1]
+    stages = records[0].exchanged.stages
+    assert [sum(each.exchanged.stages[stage.stage_index].bytes for each in records) for stage in trainer.stages] == [
+        stage.meter.exchanged for stage in trainer.stages
+    ]
+    assert all(stage.seconds > 0 and stage.hidden is None for stage in stages)

@@ -143,7 +143,6 @@ class Thinwire:
             stage.meter.sent.clear()
             stage.meter.exchange.clear()
         taken = [self._take(ids) for _ in range(steps)]
-        self._trainer.sync.exchanges.settle()  # the next contender would receive this one's last notes as its own
         return StepMeasures(
             sections={name: sum(record.sections[name] for record, _ in taken) / steps for name in SECTIONS},
             compute=self._compute_of_gpu or _means(chain.from_iterable(compute for _, compute in taken)),

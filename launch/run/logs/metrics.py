@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -168,26 +168,26 @@ class MetricsLog:
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
         self._add(record.step, points)
-        self.exchanged(record.exchanged)
+        if record.exchanged is not None:
+            self._exchanged(record.exchanged)
         if record.loss is not None:
             self._steps.append(record.step)
             self._losses.append(record.loss)
         if record.grad_norm:
             self._compare(record.step, record.grad_norm)
 
-    def exchanged(self, exchanges: Iterable[StepExchanged]) -> None:
-        """Log what all stages exchanged with other replicas; of a step it is known later than the rest."""
-        for each in exchanges:
-            self._logs["exchanges"].add(_line(asdict(each)))
-            points: dict[str, float] = {}
-            for of in each.stages:
-                points |= {
-                    f"bytes/to and from replicas, stage {of.stage}": of.bytes,
-                    f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
-                }
-                if of.hidden is not None:
-                    points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
-            self._add(each.step, points)
+    def _exchanged(self, exchanged: StepExchanged) -> None:
+        """Log what all stages exchanged with other replicas in a step."""
+        self._logs["exchanges"].add(_line(asdict(exchanged)))
+        points: dict[str, float] = {}
+        for of in exchanged.stages:
+            points |= {
+                f"bytes/to and from replicas, stage {of.stage}": of.bytes,
+                f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
+            }
+            if of.hidden is not None:
+                points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
+        self._add(exchanged.step, points)
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
