@@ -15,7 +15,7 @@ class WireOptions:
     transport: Literal["gloo", "zmq", "nccl", "auto"] = "gloo"
     """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; zmq, which
     encrypts them, lets nobody in without the keys, and goes on after a broken connection; nccl, which
-    carries frames from GPU to GPU, and never ran so far; or auto: nccl between two GPUs of a host, else gloo."""
+    carries frames from GPU to GPU, and was run on one GPU only; or auto: nccl between two GPUs of a host, else gloo."""
     keys: str | None = None
     """For zmq, and for replicas.server: the file that `thinwire keys` made, the same on every machine; null is for
     `thinwire train`, which makes fresh keys for each run on one machine."""

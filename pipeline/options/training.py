@@ -205,7 +205,7 @@ class TrainingOptions:
     backward needs none."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the stages compute: cpu, cuda (the GPUs of a host in turn, by LOCAL_RANK), or auto (a GPU if there is
-    one, else the CPU). No GPU has been tried yet."""
+    one, else the CPU)."""
     compile: bool = False
     """Whether torch compiles each block before the first step, which takes minutes and a C++ compiler. The last bits of
     results change."""
