@@ -4,10 +4,13 @@ import json
 import re
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from thinwire.launch.cli import main
+from thinwire.launch.predict.command import COMPARED_CODECS
 from thinwire.launch.report import reading
 from thinwire.launch.shared.tables import duration_text
+from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
@@ -35,6 +38,19 @@ def test_a_packaged_recipe_with_given_times(capsys):
     for cell in found["predictions"]:
         shares = zip(cell["busy"], cell["wait"], cell["bubble"], strict=True)
         assert [sum(parts) for parts in shares] == pytest.approx([cell["seconds"]] * 4)
+
+
+def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path, monkeypatch):
+    """The advice is by speed, and was q(2)/q(4), with which SmolLM2 answers nothing."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).save_pretrained("tiny")
+    (tmp_path / "text").write_text("words and words\n" * 200)
+    given = ["--data.name", "text", "--data.held_out", "0", "--model.name", "tiny", "--model.config", "{}"]
+    own = predicted(capsys, *GIVEN, *given, "--model.weights", "pretrained", "--bandwidth", "10mbit")
+    assert {cell["codec"] for cell in own["predictions"]} == {"none", *MILD}
+    fresh = predicted(capsys, *GIVEN, *given, "--bandwidth", "10mbit")
+    assert {cell["codec"] for cell in fresh["predictions"]} == {"none", "q(8, step=0.2)", *COMPARED_CODECS}
 
 
 def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
