@@ -212,7 +212,7 @@ def _targets(
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by a matrix and does no more: a router of Llama 4 is of a class below Linear."""
+    """Whether a module multiplies by a matrix and does no more; a router of Llama 4 is a Linear that does."""
     from transformers.pytorch_utils import Conv1D
 
     return type(module).forward in (nn.Linear.forward, Conv1D.forward)

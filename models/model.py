@@ -221,8 +221,9 @@ def find_config(options: ModelOptions) -> tuple[Any, str]:
     of_text = getattr(config, "text_config", None)
     if of_text is not None and "causal-lm" in tasks_of(of_text.model_type):
         raise ModelError(
-            f"a model must be one that reads text alone, and {config.model_type} reads more; save the text model "
-            "inside by itself (docs/reference/models.md shows how), and take that"
+            f"a model must be one that reads text alone, and {config.model_type} reads more; take "
+            f"{of_text.model_type}, or save the text model of a pretrained one by itself, as docs/reference/models.md "
+            "shows"
         )
     if not tasks_of(config.model_type):
         raise ModelError(_no_such_type(config.model_type))

@@ -293,6 +293,7 @@ class Automatic:
         self._wire.switch(self._compression.chosen(chosen))
         for stage in self._stages:
             stage.reconnect()
+            stage.keeps_codecs = True
 
     def _computed(self) -> dict[tuple[int, ChannelName], float]:
         return {

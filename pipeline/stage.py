@@ -58,7 +58,7 @@ class CompressedStage(PipelineStage):
         all_ends: these, and those that passes of other replicas use.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
-        keeps_codecs: whether its ends keep their codecs from step to step, as they do but for auto.
+        keeps_codecs: whether its ends keep their codecs from step to step; with auto, once it has chosen.
 
     Raises:
         OptionsError: torch needs examples and has none, or the wire is another process group's.

@@ -47,7 +47,7 @@ class StepRecord:
     sections: dict[Section, float]
     bytes: int
     """Bytes of the frames that all stages of the first replica sent, in the process that reports; elsewhere those that
-    the stages there sent."""
+    the stages there sent. In a simulation those of all replicas."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
     skipped: bool = False

@@ -140,7 +140,7 @@ def test_what_the_whole_says_of_all_its_parts_counts(tmp_path):
 def test_the_text_model_of_others_is_saved_as_the_page_shows(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     unsplit = whole(name, "whole")
-    with pytest.raises(ModelError, match=rf"reads text alone, and {name} reads more; save the text model .*models\.md"):
+    with pytest.raises(ModelError, match=rf"reads text alone, and {name} reads more; take .*models\.md"):
         build("whole")
     (code,) = blocks(DOCS / "reference" / "models.md", "python")
     exec("\n".join(line for line in code.splitlines() if not line.startswith("AutoTokenizer")), {})

@@ -284,7 +284,9 @@ def test_a_channel_with_a_codec_of_its_own_keeps_what_it_remembers(alone):
     chooser.end_step()
     ends = [trainer.stages[0].ends.downstream, trainer.stages[1].ends.upstream]
     before = trainer.stages[0].digests()
+    assert not any(stage.keeps_codecs for stage in trainer.stages)
     (choice,) = chooser.switch()
+    assert all(stage.keeps_codecs for stage in trainer.stages), "room for the next step may be made ahead"
     assert (choice.channel, choice.codec, choice.goodput) == ("gradients", "q(8)", None)
     now = [trainer.stages[0].ends.downstream, trainer.stages[1].ends.upstream]
     assert trainer.stages[0].digests() == before != {}
