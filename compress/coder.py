@@ -5,7 +5,7 @@ compression off) and the others through the method:
 
     payload = | full rows, in the tensor's own dtype | codec's payload of the other rows as one tensor |
 
-First visits may go through a codec of their own instead (`aqsgd(.., first="q(8)")`).
+First visits may go through a codec of their own instead (`aqsgd(.., first=q(8))`).
 
 Both ends make the same plan of a message, from the micro-batch and the slots they have seen. Encoding, decoding and
 the update of the buffers all follow it. Both ends write buffers from the decoded payload, never from the encoder's
@@ -74,10 +74,10 @@ class Coder:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
         bound = method.bound_to(activation.method.inner if activation else Uncompressed())
         self._feedback, self._codec = bound.feedback, bound.inner
-        self.varies = self._codec.varies
-        """Whether a payload may be shorter than its plan."""
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
         self._opening = self._feedback.opening if self._feedback else None
+        self.varies = self._codec.varies or (self._opening is not None and self._opening.varies)
+        """Whether a payload may be shorter than its plan."""
         self.rows = self._shape[0] if self._shape else 1
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
         self._none = Rows(torch.zeros(self.rows, dtype=torch.bool), 0)
@@ -154,10 +154,10 @@ class Coder:
         )
 
     def used(self, payload: Tensor, plan: MessagePlan) -> int:
-        """How many bytes of a payload [plan.nbytes] are sent."""
-        if not self.varies:
-            return plan.nbytes
-        return plan.full_bytes + (self._codec.used(plan.coded(payload)) if plan.rows.num_coded else 0)
+        """How many bytes of a payload [plan.nbytes] are sent: all but what its last part does not use."""
+        if plan.rows.num_coded:
+            return plan.full_bytes + self._codec.used(plan.coded(payload))
+        return plan.opening.used(payload)
 
     @property
     def capacity(self) -> int:
@@ -260,7 +260,10 @@ class Encoder(Coder):
         """Write the payload of `x` into `out`, uint8 [plan.nbytes]; then call `settle`, before the next plan."""
         rows, coded = plan.rows, plan.coded(out)
         if rows.num_full:
-            plan.opening.encode(rows.in_full(x), out[: plan.full_bytes], key)
+            first = out[: plan.full_bytes]
+            plan.opening.encode(rows.in_full(x), first, key)
+            if rows.num_coded:
+                first[plan.opening.used(first) :].zero_()  # sent too, as the codec's part begins behind it
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:

@@ -19,25 +19,20 @@ EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-m
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Described, Key, require_choice
-from thinwire.compress.codecs.cast import BFloat16, Uncompressed
-from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.codecs.cast import Uncompressed
 from thinwire.compress.codecs.sparse import TopK, mixed_indices
 from thinwire.compress.stores.store import FORMATS, Loan
 from thinwire.errors import attempt
 
 Slot = Literal["position", "sample"]
 Medium = Literal["memory", "device", "disk"]
-First = Literal["none", "bf16", "q(8)"]
-_OPENINGS: Mapping[First, Codec] = MappingProxyType({"none": Uncompressed(), "bf16": BFloat16(), "q(8)": Quantize(8)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,14 +214,18 @@ class ActivationDifference(DifferenceFeedback):
 
     slot: Slot = field(default="sample", kw_only=True)
     """What a buffer is kept for."""
-    first: First = field(default="none", kw_only=True)
-    """The codec of first visits: `none` as in 2206.01299, or one with fewer bytes."""
+    first: Codec = field(default=Uncompressed(), kw_only=True)
+    """The codec of first visits: `none` as in 2206.01299, or one with fewer bytes, such as `q(8, step=0.1)`."""
     eval_history: bool = field(default=True, kw_only=True)
     """Whether evaluation sends differences to the last evaluation; if not, it applies the codec to x itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice(self, "first", self.first, get_args(First))
+        if not (isinstance(self.first, Codec) and self.first.takes_feedback and not self.first.warm_starts):
+            raise CodecError(
+                f"aqsgd's first must be a codec that needs nothing of other messages, got {self.first!r}; write "
+                f"first=q(8, step=0.1), for example, without quotes"
+            )
         if type(self.eval_history) is not bool:
             raise CodecError(f"aqsgd's eval_history must be True or False, got {self.eval_history!r}")
 
@@ -238,7 +237,7 @@ class ActivationDifference(DifferenceFeedback):
     @property
     def opening(self) -> Codec:
         """The codec of a sample's first visit."""
-        return _OPENINGS[self.first]
+        return self.first.unscaled()
 
 
 Method = Codec | Feedback

@@ -37,8 +37,13 @@ def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, 
     return tuple(tensor.to(weights) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
 
 
-def tf32_note(precision: Precision, device_type: str) -> str | None:
-    """A sentence that says where fp32 on a GPU means TF32, which has 10 bits of digits; None elsewhere."""
+def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str) -> str | None:
+    """A sentence on arithmetic that is not what its name says; None if there is nothing to say.
+
+    On a GPU fp32 may mean TF32, which has 10 bits of digits; a CPU without products of 16 bits emulates them.
+    """
+    if device_type == "cpu":
+        return _emulated_note("bf16" if narrow_weights and precision == "fp32" else precision)
     if precision != "fp32" or device_type != "cuda":
         return None
     rounds = {
@@ -47,6 +52,19 @@ def tf32_note(precision: Precision, device_type: str) -> str | None:
     }
     said = [f"{what} {'round to TF32' if rounded else 'keep all digits'}" for what, rounded in rounds.items()]
     return f"fp32 on a GPU: {', '.join(said)}"
+
+
+def _emulated_note(precision: Precision) -> str | None:
+    fast = {
+        "bf16": lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "fp16": lambda: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+    }
+    if precision == "fp32" or not torch.backends.mkldnn.is_available() or fast[precision]():
+        return None
+    return (
+        f"this CPU has no products in {precision}, so torch emulates them, up to 16 times slower than float32; "
+        f"--training.precision fp32 --model.dtype fp32 is faster here"
+    )
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:

@@ -17,7 +17,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.lora import note_on_lora
-from thinwire.models.precision import tf32_note
+from thinwire.models.precision import arithmetic_note
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 
@@ -61,7 +61,7 @@ class Notes:
                 self._choosing.note,
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
                 recipe.optimizer.note_on_freezing(steps, per_epoch),
-                tf32_note(recipe.training.precision, stage.device.type),
+                arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", stage.device.type),
                 batch_norm_warning([*chain(*gathered)], recipe.pipeline.microbatch_size),
                 cut,
             )

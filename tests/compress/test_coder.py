@@ -73,7 +73,7 @@ def test_a_plan_is_made_once_for_all_micro_batches_until_something_is_remembered
     [("none", 4 * WIDTH, 0.0), ("bf16", 2 * WIDTH, 2**-8), ("q(8)", 2 + WIDTH, 2**-7)],
 )
 def test_first_visits_go_through_their_own_codec_and_fill_both_buffers_alike(first, row_bytes, close):
-    expression, x = f'aqsgd(q(4, grid="midrise"), first="{first}")', random()
+    expression, x = f'aqsgd(q(4, grid="midrise"), first={first})', random()
     sender, receiver = coder(Encoder, expression), coder(Decoder, expression)
     assert sender.plan(microbatch(ids=[0, 1, 2, 3])).nbytes == ROWS * row_bytes
     arrived = carry(sender, receiver, x, microbatch(ids=[0, 1, 2, 3]))
@@ -89,8 +89,33 @@ def test_first_visits_go_through_their_own_codec_and_fill_both_buffers_alike(fir
     assert sender.buffers.digests() == receiver.buffers.digests()
 
 
+@pytest.mark.parametrize("inner", ['q(4, grid="midrise")', 'q(4, code="entropy")'])
+def test_first_visits_may_take_fewer_bytes_than_planned(inner):
+    """A coded part with other rows behind it has its longest size, and zeros where it needs less."""
+    expression, x = f"aqsgd({inner}, first=q(8, step=0.2))", torch.randn(ROWS, 512)
+    sender, receiver = (coder(kind, expression, shape=(ROWS, 512)) for kind in (Encoder, Decoder))
+    assert sender.varies and receiver.varies
+    seen = []
+    for which, given in ((microbatch(ids=[0, 1, 2, 3]), x), (microbatch(ids=[2, 8, 0, 9]), x[[2, 1, 0, 3]])):
+        plan = sender.plan(which)
+        payload = torch.full((plan.nbytes,), 0x5A, dtype=torch.uint8)
+        sender.settle(sender.encode(given, payload, KEY, plan))
+        used = sender.used(payload, plan)
+        assert used == receiver.used(payload, receiver.plan(which))
+        payload[used:] = 0xA5
+        out = torch.empty_like(x)
+        receiver.decode(payload, out, KEY, receiver.plan(which))
+        assert ((out - given).abs() <= given.abs().amax(1, keepdim=True) / 4).all()
+        assert sender.buffers.digests() == receiver.buffers.digests()
+        seen.append((plan, payload, used))
+    (plan, payload, used), (mixed, both, _) = seen
+    assert used == parse("q(8, step=0.2)").used(payload) < plan.nbytes == plan.full_bytes <= sender.capacity
+    short = parse("q(8, step=0.2)").used(both[: mixed.full_bytes])
+    assert short < mixed.full_bytes and not both[short : mixed.full_bytes].any()
+
+
 def test_warm_up_and_evaluation_without_compression_stay_in_full_whatever_first_visits_do():
-    sender, receiver = (coder(kind, 'aqsgd(q(4, grid="midrise"), first="q(8)")') for kind in (Encoder, Decoder))
+    sender, receiver = (coder(kind, 'aqsgd(q(4, grid="midrise"), first=q(8))') for kind in (Encoder, Decoder))
     for kind in ("warmup", "eval-off"):
         assert torch.equal(carry(sender, receiver, random(), microbatch(kind, ids=[0, 1, 2, 3])), random())
     assert sender.capacity == 4 * ROWS * WIDTH

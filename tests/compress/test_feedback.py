@@ -160,7 +160,7 @@ def test_an_expression_is_what_it_prints(expression):
     assert parse(str(parse(expression))) == parse(expression)
 
 
-@pytest.mark.parametrize("method", ["ef(q(4))", "ef21(topk(0.25), store_bits=8)", 'aqsgd(q(2), first="q(8)")'])
+@pytest.mark.parametrize("method", ["ef(q(4))", "ef21(topk(0.25), store_bits=8)", "aqsgd(q(2), first=q(8))"])
 def test_torchs_default_dtype_does_not_matter(method):
     pairs = Pair(method), Pair(method)
     for step in range(4):

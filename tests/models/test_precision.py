@@ -13,7 +13,7 @@ from thinwire.models.architectures.chain import Chain
 from thinwire.models.costs import count
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
-from thinwire.models.precision import check_precision, tf32_note
+from thinwire.models.precision import arithmetic_note, check_precision
 
 CPU = torch.device("cpu")
 CUTS = [range(0, 2), range(2, 5)]
@@ -107,8 +107,21 @@ def test_counted_costs_know_the_size_of_narrow_weights():
 
 
 def test_where_fp32_on_a_gpu_means_tf32_is_said(monkeypatch):
-    assert tf32_note("fp32", "cpu") is tf32_note("bf16", "cuda") is None
+    assert arithmetic_note("fp32", False, "cpu") is arithmetic_note("bf16", False, "cuda") is None
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert tf32_note("fp32", "cuda") == "fp32 on a GPU: matrix products keep all digits, convolutions round to TF32"
+    said = arithmetic_note("fp32", False, "cuda")
+    assert said == "fp32 on a GPU: matrix products keep all digits, convolutions round to TF32"
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert "matrix products round to TF32" in tf32_note("fp32", "cuda")
+    assert "matrix products round to TF32" in arithmetic_note("fp32", False, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("precision", "narrow", "emulated"), [("bf16", False, "bf16"), ("fp16", False, "fp16"), ("fp32", True, "bf16")]
+)
+def test_a_cpu_that_emulates_products_of_16_bits_is_named(monkeypatch, precision, narrow, emulated):
+    for name in ("bf16", "fp16"):
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert f"no products in {emulated}" in arithmetic_note(precision, narrow, "cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{emulated}_supported", lambda: True)
+    assert arithmetic_note(precision, narrow, "cpu") is None

@@ -15,7 +15,7 @@ from thinwire.pipeline.options.compression import BoundaryOptions
     [
         ("q(4)", "q(4)"),
         ("aqsgd(q(2))", "none"),
-        ('aqsgd(q(2), first="q(8)")', "q(8)"),
+        ("aqsgd(q(2), first=q(8))", "q(8)"),
         ("aqsgd(q(2), eval_history=False)", "q(2)"),
         ("ef21(topk(0.1))", "topk(0.1)"),
         ("efmixed(topk(0.1))", "topk(0.1)"),

@@ -40,7 +40,8 @@ AROUND = [
 ]
 KEPT_BY_BOTH = [
     *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),
-    *("aqsgd(q(4))", "aqsgd(topk(0.3))", 'aqsgd(q(2), first="q(8)")', 'aqsgd(nf(2), first="bf16")'),
+    *("aqsgd(q(4))", "aqsgd(topk(0.3))", "aqsgd(q(2), first=q(8))", "aqsgd(nf(2), first=bf16)"),
+    "aqsgd(q(2), first=q(8, step=0.2))",
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
 CODED = [
