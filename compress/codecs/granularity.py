@@ -59,6 +59,18 @@ class BlockRange:
             elements = torch.cat([elements, elements[-1:].expand(prod(self.shape) - len(elements))])
         return elements.view(self.shape)
 
+    def measured(self, elements: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `measure` finds for each block [outer, count, inner] of its elements [n]: [count, ..].
+
+        A shorter last block is measured alone, because copies of one element would change a mean.
+        """
+        if not self.is_padded:
+            return measure(elements.view(self.shape))
+        _, count, inner = self.shape
+        whole, rest = elements.tensor_split([(count - 1) * inner])
+        last = measure(rest.view(1, 1, -1))
+        return torch.cat([measure(whole.view(1, count - 1, inner)), last]) if len(whole) else last
+
 
 @dataclass(frozen=True)
 class Blocks:

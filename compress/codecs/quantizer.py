@@ -78,9 +78,9 @@ class GridQuantizer(Quantizer):
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The grid's largest error, plus the rounding of the tensor's dtype."""
-        blocks = self.blocks(x.shape)
-        values = blocks.view(x.float())
-        error, largest = self.grid.bound(values, self._sent(self.grid.measure(values)))
+        blocks, elements = self.blocks(x.shape), x.float().reshape(-1)
+        scales = blocks.whole.measured(elements, self.grid.measure)
+        error, largest = self.grid.bound(blocks.view(elements), self._sent(scales))
         return blocks.spread(error + rounding_bound(largest, x.dtype), x.shape)
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
@@ -101,7 +101,7 @@ class GridQuantizer(Quantizer):
         size, scales = grid.scales_size(blocks.count), None
         if not by_part:
             whole = make(0, blocks.numel)
-            out[:size] = grid.pack_scales(grid.measure(blocks.view(whole)))
+            out[:size] = grid.pack_scales(blocks.whole.measured(whole, grid.measure))
             scales = grid.unpack_scales(out[:size], blocks.count)
         words = key.words(device) if grid.stochastic else None
         for part in blocks.parts(most):
@@ -128,7 +128,7 @@ class GridQuantizer(Quantizer):
         """Write the packed codes of a part's elements into `out`, and their scales into `room` if none are given."""
         grid, values = self.grid, part.padded(elements)
         if scales is None:
-            scales = grid.measure(values)
+            scales = part.measured(elements, grid.measure)
             room.copy_(grid.pack_scales(scales))
         codes = grid.codes(values, scales, None if words is None else grid.noise(values, words))
         pack(codes.view(-1)[: len(elements)], grid.bits, out)

@@ -12,6 +12,7 @@ from support.codec_helpers import KEY, assert_identical, encode, few, gaussian, 
 from support.pages import defined
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs import quantizer
+from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.codecs.granularity import Blocks, blocks_of_group, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, MinMaxGrid
 from thinwire.compress.codecs.quantize import Quantize
@@ -257,6 +258,19 @@ def test_the_last_group_is_a_group_of_its_own(expression):
     assert codec.nbytes((38,), torch.float32) - codec.nbytes((35,), torch.float32) == (2, 8)["minmax" in expression] + 1
     alone, scale = encode(codec, x[-3:]), (2, 8)["minmax" in expression]
     assert_identical(encode(codec, x)[5 * scale : 6 * scale], alone[:scale])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "expression", ["q(8, step=0.2", "nf(4", 'q(1, clip="mse"', 'q(2, clip="mse"', 'q(2, grid="auto", clip="mse"']
+)
+def test_the_scale_of_a_shorter_last_group_follows_from_its_own_elements(monkeypatch, expression):
+    """The copies of one element that fill it up counted in its root mean square, but not where a kernel measured."""
+    expression, x = f"{expression}, group=64)", gaussian(2 * 64 + 40)
+    x[-1] = 0
+    for messages in (0, cpu.LEAST_MESSAGES):  # with the second, kernels if there are any
+        monkeypatch.setattr(cpu._coded, "messages", messages)
+        assert_identical(roundtrip(expression, x)[-40:], roundtrip(expression, x[-40:]))
 
 
 @pytest.mark.parametrize("size", [8, 64, 1000])

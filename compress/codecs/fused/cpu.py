@@ -8,7 +8,7 @@ more than a few threads, whatever torch traces or compiles, and the first messag
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ def encode(
         )
         return
     if scales is None:
-        scales = grid.measure_by(KernelPasses(), part.padded(elements))
+        scales = part.measured(elements, partial(grid.measure_by, KernelPasses()))
         room.copy_(grid.pack_scales(scales))
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"
