@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -83,13 +83,17 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[
     differing = differences(runs)
     seeds = _by_seed(runs, names, baseline)
     busy = busyness(runs)
+    predicted = {
+        name: [_step_seconds(run, link, times) for run, times in zip(runs, busy, strict=True)]
+        for name, link in links.items()
+    }
     tables = [
         _costs(runs, names, baseline),
         *([seeds] if seeds else []),
-        *([_predicted(runs, names, links, busy)] if links else []),
+        *([_predicted(runs, names, predicted, busy)] if links else []),
         *([_recipes(names, differing)] if differing else []),
     ]
-    return Comparison(tables, _charts(runs, names, links, busy), " ".join(filter(None, _warnings(differing, busy))))
+    return Comparison(tables, _charts(runs, names, predicted), " ".join(_warnings(differing, busy)))
 
 
 def busyness(runs: Sequence[RunFiles]) -> list[float]:
@@ -144,11 +148,11 @@ def _warnings(differing: Mapping[str, Sequence[Any]], busy: Sequence[float]) -> 
 
 def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
     """One row for each run: its bytes, its scores, and their difference to the baseline."""
-    measures = [("loss", "loss"), *([("accuracy", "accuracy")] if _has(runs, "accuracy") else [])]
+    measures = ["loss", *(["accuracy"] if any(score(run, "on", "accuracy") is not None for run in runs) else [])]
     columns = [
         *("run", "activations/gradients", "bits, activations", "bits, gradients", "MB in training", "fewer bytes"),
-        *(f"held-out {word}, {mode}" for word, _ in measures for mode in MODES),
-        *(f"{word} {mode}, difference" for word, _ in measures for mode in MODES if baseline is not None),
+        *(f"held-out {name}, {mode}" for name in measures for mode in MODES),
+        *(f"{name} {mode}, difference" for name in measures for mode in MODES if baseline is not None),
         *("steps", "samples/s"),
     ]
     rows: list[list[Value]] = [
@@ -156,8 +160,8 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
             *(name, codecs(run), *(rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
             _megabytes(training_bytes(run.summary["channels"])),
             round(ratio(run.summary["channels"]), 2),
-            *(rounded(score(run, mode, key), 4) for _, key in measures for mode in MODES),
-            *(_change(run, baseline, mode, key) for _, key in measures for mode in MODES if baseline is not None),
+            *(rounded(score(run, mode, measure), 4) for measure in measures for mode in MODES),
+            *(_change(run, baseline, mode, measure) for measure in measures for mode in MODES if baseline is not None),
             *(run.summary["steps"], round(speed(run), 1)),
         ]
         for name, run in zip(names, runs, strict=True)
@@ -198,15 +202,14 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
 
 
 def _predicted(
-    runs: Sequence[RunFiles], names: Sequence[str], links: Mapping[str, Network], busy: Sequence[float]
+    runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[str, Sequence[float]], busy: Sequence[float]
 ) -> Table:
     """Seconds of a step: measured, and predicted for each link."""
     rows: list[list[Value]] = []
-    for name, run, times in zip(names, runs, busy, strict=True):
-        steps = [_step_seconds(run, link, times) for link in links.values()]
+    for name, run, times, *steps in zip(names, runs, busy, *predicted.values(), strict=True):
         measured = fmean(float(step["seconds"]) for step in run.steps) if run.steps else None
         rows.append([name, measured, round(times, 2), *steps])
-    columns = ["run", "s a step, measured", "compute, x least", *(f"at {name}, predicted" for name in links)]
+    columns = ["run", "s a step, measured", "compute, x least", *(f"at {name}, predicted" for name in predicted)]
     note = (
         "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
         "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute. Runs "
@@ -220,48 +223,39 @@ def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Ta
     return Table("What differs between the recipes", ["field", *names], rows)
 
 
-def _charts(
-    runs: Sequence[RunFiles], names: Sequence[str], links: Mapping[str, Network], busy: Sequence[float]
-) -> list[Chart]:
+def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[str, Sequence[float]]) -> list[Chart]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
-    times = {run.folder: factor for run, factor in zip(runs, busy, strict=True)}
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
-    axes: list[tuple[str, str, Callable[[RunFiles], list[float]], str]] = [
-        ("Loss over steps", "optimizer step", progress_in_steps, told),
-        ("Loss over bytes sent", "MB over all boundaries, in training", progress_in_megabytes, told),
-        ("Loss over time, measured", "seconds of training steps", progress_in_seconds, told),
+    steps = [progress_in_steps(run) for run in runs]
+    axes = [
+        ("Loss over steps", "optimizer step", steps, told),
+        (
+            "Loss over bytes sent",
+            "MB over all boundaries, in training",
+            [progress_in_megabytes(run) for run in runs],
+            told,
+        ),
+        ("Loss over time, measured", "seconds of training steps", [progress_in_seconds(run) for run in runs], told),
         *(
             (
                 f"Loss over time, predicted at {name}",
                 f"seconds of training steps at {name}",
-                lambda run, link=link: _predicted_progress(run, link, times[run.folder]),
+                [[each * index for index in range(len(done))] for each, done in zip(seconds, steps, strict=True)],
                 f"{told} The prediction assumes that all steps take the same time.",
             )
-            for name, link in links.items()
+            for name, seconds in predicted.items()
         ),
     ]
-    return [
-        Chart(title, _losses_over(runs, names, window, f"{title} of {', '.join(names)}", label, progress), caption)
-        for title, label, progress, caption in axes
-    ]
-
-
-def _losses_over(
-    runs: Sequence[RunFiles],
-    names: Sequence[str],
-    window: int,
-    title: str,
-    label: str,
-    progress: Callable[[RunFiles], list[float]],
-) -> str:
-    lines = []
-    for name, run in zip(names, runs, strict=True):
-        places = progress(run)
-        lines.append(Curve(f"{name}: training", running_mean(losses(run, places), window)))
-        lines.append(Curve(f"{name}: held out", held_out_losses(run, "on", places), "o"))
-    return curves(lines, title, x_label=label)
+    charts = []
+    for title, label, places, caption in axes:
+        lines = []
+        for name, run, at in zip(names, runs, places, strict=True):
+            lines.append(Curve(f"{name}: training", running_mean(losses(run, at), window)))
+            lines.append(Curve(f"{name}: held out", held_out_losses(run, "on", at), "o"))
+        charts.append(Chart(title, curves(lines, f"{title} of {', '.join(names)}", x_label=label), caption))
+    return charts
 
 
 def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
@@ -273,15 +267,6 @@ def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
         )
     pipeline = read_fields(PipelineOptions, run.fields["pipeline"], str(run.folder / "recipe.yaml"))
     return step_seconds(pipeline, run.summary, link, busy=busy)
-
-
-def _predicted_progress(run: RunFiles, link: Network, busy: float) -> list[float]:
-    seconds = _step_seconds(run, link, busy)
-    return [seconds * step for step in range(len(run.steps) + 1)]
-
-
-def _has(runs: Sequence[RunFiles], name: str) -> bool:
-    return any(score(run, mode, name) is not None for run in runs for mode in MODES)
 
 
 def _alike(run: RunFiles, *others: str) -> str:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.shared.strict_json import with_nan
 from thinwire.pipeline.frames import CHANNELS
 
 Points = list[tuple[float, float]]
@@ -79,19 +80,15 @@ def progress_in_megabytes(run: RunFiles) -> list[float]:
 def losses(run: RunFiles, progress: Sequence[float] | None = None) -> Points:
     """Points (progress after a step, training loss of the step); progress is in steps by default."""
     places = progress or progress_in_steps(run)
-    return [(places[i + 1], _or_nan(step["loss"])) for i, step in enumerate(run.steps)]
+    return [(places[i + 1], with_nan(step["loss"])) for i, step in enumerate(run.steps)]
 
 
 def held_out_losses(run: RunFiles, mode: str, progress: Sequence[float] | None = None) -> Points:
     """Points (progress at an evaluation, its held-out loss); progress is in steps by default."""
     places = progress or progress_in_steps(run)
     scored = [line for line in run.evaluations if mode in line]
-    return [(places[min(line["step"], len(places) - 1)], _or_nan(line[mode]["loss"])) for line in scored]
+    return [(places[min(line["step"], len(places) - 1)], with_nan(line[mode]["loss"])) for line in scored]
 
 
 def _rows(run: RunFiles, channel: str) -> list[Mapping[str, Any]]:
     return [row for row in run.summary["channels"] if row["channel"] == channel]
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -72,12 +72,12 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The few numbers to see first: (name, value)."""
     summary = run.summary
     replicas = summary.get("replicas", [])
-    held_out = [
-        (f"held-out loss, compression {mode}", _number(score["loss"], 4)) for mode, score in summary["held_out"].items()
-    ]
     return [
-        *held_out,
-        ("samples a second", _number(speed(run), 1)),
+        *(
+            (f"held-out loss, compression {mode}", tables.score_text(score["loss"]))
+            for mode, score in summary["held_out"].items()
+        ),
+        ("samples a second", f"{speed(run):,.1f}"),
         ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
         ("sent in training", size_text(training_bytes(summary["channels"]), digits=1)),
         *([("sent between replicas", size_text(training_bytes(replicas), digits=1))] if replicas else []),
@@ -104,16 +104,9 @@ def _loss_picture(run: RunFiles) -> str:
     return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
 
 
-def _split(seconds: Mapping[str, float], total: float) -> dict[str, float]:
-    """Seconds by section, and the rest as `other`."""
-    return {**{name: seconds.get(name, 0.0) for name in SECTIONS}, "other": max(0.0, total - sum(seconds.values()))}
-
-
 def _shares(seconds: Mapping[str, float], total: float) -> list[Share]:
-    parts = _split(seconds, total)
+    """Seconds by section, and the rest as `other`."""
+    parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in SECTIONS}
+    parts["other"] = max(0.0, total - sum(seconds.values()))
     whole = max(1e-9, sum(parts.values()))
     return [Share(name, spent / whole, f"{name}: {spent:.1f} s, {spent / whole:.0%}") for name, spent in parts.items()]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "NaN" if value is None else f"{value:,.{digits}f}"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SERIES = tuple(f"series-{index}" for index in range(6))
@@ -34,7 +33,13 @@ class Curve:
 
 def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer step") -> str:
     """A plot of losses, over what `x_label` names. Curves whose labels agree up to the colon share a colour."""
-    figure, axes = _plot(width=8.0, height=3.4)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.4), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(STAND_INS["muted"])
+    axes.tick_params(colors=STAND_INS["muted"], labelcolor=STAND_INS["ink"], labelsize=9)
     groups = list(dict.fromkeys(curve.label.partition(":")[0] for curve in curves))
     for curve in curves:
         if not curve.points:
@@ -46,8 +51,8 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
         else:
             style |= {"linewidth": 1.4, "linestyle": STROKES[index % len(STROKES)]}
         axes.plot(*zip(*curve.points, strict=True), **style)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("loss")
+    axes.set_xlabel(x_label, color=STAND_INS["muted"])
+    axes.set_ylabel("loss", color=STAND_INS["muted"])
     axes.grid(color=STAND_INS["grid"], linewidth=0.8)
     legend = axes.legend(frameon=False, labelcolor=STAND_INS["ink"], fontsize=9)
     legend.set_in_layout(True)
@@ -61,19 +66,6 @@ def running_mean(points: Sequence[tuple[float, float]], window: int) -> list[tup
         recent = [y for _, y in points[max(0, index - window + 1) : index + 1] if math.isfinite(y)]
         smoothed.append((x, math.fsum(recent) / len(recent) if recent else math.nan))
     return smoothed
-
-
-def _plot(width: float, height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
-    axes = figure.add_subplot(facecolor="none")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(STAND_INS["muted"])
-    axes.tick_params(colors=STAND_INS["muted"], labelcolor=STAND_INS["ink"], labelsize=9)
-    axes.xaxis.label.set_color(STAND_INS["muted"])
-    axes.yaxis.label.set_color(STAND_INS["muted"])
-    return figure, axes
 
 
 def _svg(figure: Figure, title: str) -> str:

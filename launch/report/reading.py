@@ -94,17 +94,11 @@ def _read_run(folder: Path) -> RunFiles:
         return None
 
     summary, recipe = part("summary.json", _summary), part("recipe.yaml", _recipe)
-    steps, evaluations, answers = (
-        part(name, _json_lines, missing)
-        for name, missing in (("metrics.jsonl", None), ("evaluations.jsonl", []), ("answers.jsonl", []))
-    )
+    steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, [])
+    answers = part("answers.jsonl", _json_lines, [])
     if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
         mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
-    found: list[Document] = []
-    try:
-        found = _documents_in(folder)
-    except OptionsError as error:
-        mistakes += error.mistakes
+    found = part("", _documents_in)
     if mistakes:
         raise OptionsError(mistakes)
     return RunFiles(folder, summary, recipe, steps, evaluations, found, answers)
@@ -118,9 +112,7 @@ def _documents_in(folder: Path) -> list[Document]:
             if is_document(json.loads(text := read_text(path))):
                 found.append(Document(*read_document(text)))
         except (OSError, ValueError, RecursionError) as error:
-            if not isinstance(error, OptionsError):
-                raise OptionsError(f"{path} cannot be read: {error}") from error
-            raise
+            raise OptionsError(f"{path} cannot be read: {error}") from error
     return found
 
 

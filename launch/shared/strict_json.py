@@ -20,3 +20,8 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def with_nan(value: float | None) -> float:
+    """The number, or NaN for the null that `without_nan` wrote."""
+    return math.nan if value is None else value

@@ -21,7 +21,7 @@ from torch.utils.tensorboard.summary import text as text_summary
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.files import LogFile, keep_lines
 from thinwire.launch.run.logs.hooks import Hooks
-from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.trainer import StepRecord
@@ -106,7 +106,7 @@ class MetricsLog:
         self._growth: str | None = None
         # 16 bytes a step: a run may have millions
         self._steps = array("q", [line["step"] for line in steps])
-        self._losses = array("d", [_with_nan(line["loss"]) for line in steps])
+        self._losses = array("d", [with_nan(line["loss"]) for line in steps])
         self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
             (line["step"], {kind: _score(line[kind]) for kind in get_args(Compression)}) for line in evaluations
         ]
@@ -255,13 +255,8 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 def _score(values: Mapping[str, Any]) -> Score:
     """The score in a line of evaluations.jsonl."""
-    metrics = {name: _with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
-    return Score(_with_nan(values["loss"]), values["num_targets"], metrics)
-
-
-def _with_nan(value: float | None) -> float:
-    """The number, or NaN for the null that `without_nan` wrote."""
-    return math.nan if value is None else value
+    metrics = {name: with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
+    return Score(with_nan(values["loss"]), values["num_targets"], metrics)
 
 
 def _moment(folder: Path) -> int:
