@@ -20,9 +20,8 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.costs import time_once
-from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import build_stage
-from thinwire.pipeline.devices.device import CPU, choose, put_all, seconds_now
+from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.optimization import WholeBatchLoss
@@ -84,9 +83,9 @@ def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
         device=device,
     )
     data = prepared.data
-    ids = some_ids(data.training, prepared.recipe.pipeline.microbatch_size)
-    inputs = stage_inputs(index, prepared.outputs, data.training, ids, device)
-    targets, side = put(data.training.targets(ids), device), put_all(data.training.side(ids), device)
+    rows = prepared.recipe.pipeline.microbatch_size
+    ids, inputs, side = stage_inputs(index, prepared.outputs, data.training, rows, device)
+    targets = put(data.training.targets(ids), device)
     last, loss = index == len(prepared.cuts) - 1, WholeBatchLoss(data.task, Meter())
 
     def run() -> Tensor | tuple[Tensor, ...]:

@@ -16,11 +16,9 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
-from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
-from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
@@ -64,10 +62,9 @@ def compile_stages(
 def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samples: Samples) -> None:
     module, index = stage.submod, stage.stage_index
     assert isinstance(module, Stage)
-    ids = some_ids(samples, outputs[index][0].shape[0])
-    inputs = stage_inputs(index, outputs, samples, ids, stage.device)
+    _, inputs, side = stage_inputs(index, outputs, samples, outputs[index][0].shape[0], stage.device)
     try:
-        compile_layers(module, inputs, put_all(samples.side(ids), stage.device))
+        compile_layers(module, inputs, side)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(

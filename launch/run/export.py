@@ -26,8 +26,9 @@ from thinwire.launch.run.assembly import model_of
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
-from thinwire.launch.run.tables import score_text
+from thinwire.launch.run.tables import scores_of
 from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.tables import Table
 from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library
 from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
@@ -210,6 +211,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     else:
         loads = _WITHOUT.format(makes=library_code(run.recipe.model, num_labels))
     wanted, scores = run.recipe, run.held_out
+    by_mode = {f"compression {mode}": score for mode, score in scores.items()}
     lines = [
         f"# {wanted.name}",
         "",
@@ -221,33 +223,21 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
         "",
         *(f"- {note}" for note in notes),
         *([""] if notes else []),
-        "## Boundaries in training",
-        "",
-        "| boundary | channel | codec |",
-        "|---|---|---|",
-        *(
-            f"| {boundary} | {channel} | `{run.compression.method(boundary, channel)}` |"
-            for boundary in range(wanted.num_boundaries)
-            for channel in CHANNELS
-        ),
+        Table(
+            "Boundaries in training",
+            ["boundary", "channel", "codec"],
+            [
+                [str(boundary), channel, f"`{run.compression.method(boundary, channel)}`"]
+                for boundary in range(wanted.num_boundaries)
+                for channel in CHANNELS
+            ],
+        ).markdown,
         "",
         "## Compression at inference",
         "",
         _verdict(scores),
         "",
-    ]
-    if scores:
-        names = [name for name in scores["on"] if name != "num_targets"]
-        lines += [
-            "| held out | " + " | ".join(names) + " |",
-            "|---|" + "---|" * len(names),
-            *(
-                f"| compression {mode} | " + " | ".join(score_text(score[name]) for name in names) + " |"
-                for mode, score in scores.items()
-            ),
-            "",
-        ]
-    lines += [
+        *([scores_of("Held-out scores", "held out", by_mode).markdown, ""] if scores else []),
         "`thinwire eval` with this folder measures both again. The export does not hold the buffers of feedback. They "
         "start empty, so the first evaluation with AQ-SGD or EF21 differs from the evaluations of the run.",
         "",

@@ -1,4 +1,4 @@
-"""The inputs of a stage where it runs by itself: to be timed or compiled before the first step."""
+"""What a stage is given where it runs by itself: to be timed or compiled before the first step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.transfer import put
+from thinwire.models.data.clients import some_ids
 from thinwire.models.data.samples import Samples
+from thinwire.pipeline.devices.device import put_all
 
 
 def stage_inputs(
-    index: int, outputs: Sequence[tuple[Tensor, ...]], samples: Samples, ids: Tensor, device: torch.device
-) -> tuple[Tensor, ...]:
-    """One micro-batch of inputs of a stage: samples for the first one, Gaussian values for the others.
+    index: int, outputs: Sequence[tuple[Tensor, ...]], samples: Samples, rows: int, device: torch.device
+) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+    """One micro-batch of a stage: the ids of its samples, its inputs, and the side inputs by name.
+
+    The inputs are samples for the first stage, Gaussian values for the others.
 
     Args:
         index: the stage.
-        outputs: of each stage of the pipeline, as meta tensors.
+        outputs: of each stage of the pipeline for a micro-batch, as meta tensors.
         samples: the training data.
-        ids: those of the samples.
+        rows: the samples of a micro-batch.
         device: where the stage computes.
     """
+    ids = some_ids(samples, rows)
     given = (samples.inputs(ids, 0),) if index == 0 else tuple(map(_values, outputs[index - 1]))
     # a moved tensor is no leaf, and needs its gradient asked for again
-    return tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in given)
+    inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in given)
+    return ids, inputs, put_all(samples.side(ids), device)
 
 
 def _values(example: Tensor) -> Tensor:

@@ -268,7 +268,7 @@ class Reporting:
     def write(self) -> None:
         """Write what waits, and wait until the disk has it. OSError if there is no room."""
         if self._log is not None:
-            self._log.sync()
+            self._log.written()()
 
     def summarize(self, done: int) -> dict[str, Any] | None:
         """The summary after `done` steps, from the reports of all stages; None in other processes. Collective.

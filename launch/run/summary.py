@@ -135,7 +135,8 @@ def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, 
 
 def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:
     """Size, seconds and memory of each stage, and the seconds of its exchange between replicas, if it has one."""
-    rows = [_without(stage, "digest_lines", "traffic", "exchange") for stage in stages]
+    gathered = ("digest_lines", "traffic", "exchange")
+    rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
     if not with_exchange:
         return rows
     exchanges = reported([stage["exchange"] for stage in stages])
@@ -181,7 +182,3 @@ def replica_rows(sent: Mapping[Route, Traffic], num_stages: int, codec: str) -> 
         for traffic in [sent.get((stage, channel, "train"), Traffic())]
         if traffic.frames or channel == "parts"
     ]
-
-
-def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}

@@ -13,11 +13,15 @@ Summary = Mapping[str, Any]
 
 def scores(summary: Summary) -> Table | None:
     """The last held-out scores; None if there are none."""
-    if not (found := summary["held_out"]):
-        return None
-    names = [name for name in next(iter(found.values())) if name != "num_targets"]
-    rows = [[mode, *(score_text(score[name]) for name in names)] for mode, score in found.items()]
-    return Table(title_of(summary), ["held out, compression", *names], rows)
+    found = summary["held_out"]
+    return scores_of(title_of(summary), "held out, compression", found) if found else None
+
+
+def scores_of(title: str, first: str, held_out: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Scores by compression and by name, a mode of compression a row, under the name of the first column."""
+    names = [name for name in next(iter(held_out.values())) if name != "num_targets"]
+    rows = [[mode, *(score_text(score[name]) for name in names)] for mode, score in held_out.items()]
+    return Table(title, [first, *names], rows)
 
 
 def score_text(score: float | None) -> str:

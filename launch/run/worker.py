@@ -8,7 +8,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -91,7 +90,9 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         host_data.discard()
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or reads our heartbeat
             refuse_replacing(prepared, where)
-            listen(prepared, where, rank, pulse, lost)
+            wire = prepared.recipe.wire
+            silence = Silence(wire.heartbeat, wire.timeout)
+            Neighbours(where, rank, pulse, silence, wire.timeout).begin(lost)
         timeout = prepared.recipe.wire.timeout
         across = prepared.recipe.replicas.longest_wait(timeout)
         run = Run(
@@ -146,12 +147,6 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
         said = " and ".join(named(sorted(stages), replica) for replica, stages in done.items())
         one = sum(map(len, done.values())) == 1
         print(f"{said} {'is' if one else 'are'} done; what this host keeps is in {prepared.recipe.folder}")
-
-
-def listen(prepared: Prepared, where: Placement, rank: int, pulse: Pulse, lost: Callable[[int, str], None]) -> None:
-    """Read the heartbeats of this process's neighbours, and let them read its own; collective."""
-    wire = prepared.recipe.wire
-    Neighbours(where, rank, pulse, Silence(wire.heartbeat, wire.timeout), wire.timeout).begin(lost)
 
 
 def refuse_replacing(prepared: Prepared, where: Placement) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.run.layer_times import advice
+from thinwire.launch.run.notes import advice
 from thinwire.models import costs
 
 MODEL = """

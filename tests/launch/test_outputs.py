@@ -105,7 +105,7 @@ def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_pa
     assert path.read_bytes() == entry(0)
     assert log.waiting == 3 * len(entry(0))
     with pytest.raises(OSError, match="No space left"):
-        log.sync()
+        log.written()()
     log._file.room = 10**6
     log.add(entry(4))
     assert log.waiting == 0

@@ -59,14 +59,10 @@ class LogFile:
         self.write()
         return partial(_sync_and_close, os.dup(self._file.fileno()))
 
-    def sync(self) -> None:
-        """Write what waits, and wait until every entry is on the disk. OSError if there is no room for them."""
-        self.written()()
-
     def close(self) -> None:
         """Write what waits, and close the file. OSError if there is no room."""
         with self._file:
-            self.sync()
+            self.written()()
 
     def write(self) -> None:
         """Write what waits. OSError if there is no room for it."""

@@ -237,10 +237,6 @@ class MetricsLog:
 
         return wait
 
-    def sync(self) -> None:
-        """Write what waits, and wait until the disk has every line. OSError if there is no room."""
-        self.written()()
-
     def close(self) -> None:
         """Write what waits, and close the files. OSError if there is no room."""
         for file in self._files:
