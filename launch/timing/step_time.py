@@ -1,4 +1,4 @@
-r"""One step of a pipeline, simulated event by event: when every action starts and ends, and every frame arrives.
+r"""One step of a pipeline, simulated event by event: how long it takes, and how long each process computes and waits.
 
     process p    | decode | forward | encode |   wait   | decode | backward | encode | ...
                                              \
@@ -68,19 +68,13 @@ class ChannelTiming:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Course:
-    """The times of all events: seconds from the start of the step, arrays of [actions] or [processes]."""
+    """What a step takes: seconds from its start, arrays of [actions] or [processes]."""
 
     table: Timetable
-    start: Seconds = field(repr=False)
-    """[actions]: when each began to decode, or to compute if it decodes nothing."""
-    end: Seconds = field(repr=False)
-    """[actions]: when each had computed and encoded its output."""
     departure: Seconds = field(repr=False)
-    """[actions]: when the first byte of its output left; `end` if it sends nothing to another process."""
+    """[actions]: when the first byte of its output left; its end if it sends nothing to another process."""
     sent: Seconds = field(repr=False)
     """[actions]: when its last byte had left."""
-    arrival: Seconds = field(repr=False)
-    """[actions]: when its output had arrived."""
     seconds: float
     """The whole step, fill and drain included."""
     begun: list[float]
@@ -163,7 +157,7 @@ def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], o
     """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
     begun, done, busy, wait = ([first] * table.num_processes for first in (math.inf, 0.0, 0.0, 0.0))
     link_free = defaultdict[tuple[int, int | None], float](float)
-    start, end, departure, arrival = (list[float]() for _ in range(4))
+    end, departure, arrival = (list[float]() for _ in range(3))
     for action, duration, frame, carried in zip(table.actions, durations, sent, on_wire.tolist(), strict=True):
         process, idle_from = action.process, done[action.process]
         given, there = (0.0, 0.0) if action.source is None else (end[action.source], arrival[action.source])
@@ -177,18 +171,14 @@ def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], o
             wait[process] += begins - max(idle_from, given)
         begun[process], done[process] = min(begun[process], begins), ends
         busy[process] += duration
-        start.append(begins)
         end.append(ends)
         departure.append(leaves)
         arrival.append(leaves + (carried + frame.latency))
     seconds = max(done)
     return Course(
         table=table,
-        start=np.array(start),
-        end=np.array(end),
         departure=np.array(departure),
         sent=np.array(departure) + on_wire,
-        arrival=np.array(arrival),
         seconds=seconds,
         begun=begun,
         done=done,

@@ -186,15 +186,6 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
     assert folders.foreign(Recipe(output=str(tmp_path))) == []
 
 
-def test_a_second_run_is_refused_in_a_sentence(tmp_path, capsys):
-    options = [*TINY["gpt2-tiny"], *SHORT, "--output", str(tmp_path)]
-    with held(tmp_path):
-        for command in ("train", "simulate"):
-            assert cli.main([command, "gpt2-tiny", *options]) == 2
-            said = capsys.readouterr().err
-            assert said.startswith("output must name a folder that no other run uses") and said.count("\n") == 1
-
-
 def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys):
     def instantiate(*_):
         raise AssertionError("the checks of options import torch")
@@ -207,7 +198,8 @@ def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch,
         folder.mkdir(parents=True)
         with held(folder):
             assert cli.main([command, "gpt2-tiny"]) == 2
-            assert "output must name a folder that no other run uses" in capsys.readouterr().err
+            said = capsys.readouterr().err
+            assert said.startswith("output must name a folder that no other run uses") and said.count("\n") == 1
         mark(folder, "")
         (folder / "summary.json").write_text("{}")
         assert cli.main([command, "gpt2-tiny"]) == 2
@@ -215,13 +207,6 @@ def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch,
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-
-
-def test_an_output_that_is_a_file_is_refused(tmp_path):
-    check_folders(Recipe(output=str(tmp_path / "runs" / "new")))
-    (tmp_path / "text").touch()
-    with pytest.raises(OptionsError, match=r"output must name a folder that can be written, got .*text"):
-        check_folders(Recipe(output=str(tmp_path / "text")))
 
 
 @needs_root
@@ -310,15 +295,6 @@ def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
     assert cli.main(["simulate", "gpt2-tiny", *options, "--training.seed", "7", "--overwrite"]) == 0
     assert results_of(tmp_path) != first
     assert cli.main(["simulate", str(tmp_path / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
-
-
-@pytest.mark.parametrize("command", ["train", "simulate"])
-def test_a_run_is_refused_before_its_data_are_read(tmp_path, capsys, command):
-    mark(tmp_path, "")
-    (tmp_path / "summary.json").touch()
-    data = ["--data.name", str(tmp_path / "missing.txt"), "--output", str(tmp_path)]
-    assert cli.main([command, "gpt2-tiny", *data]) == 2
-    assert capsys.readouterr().err.startswith("output must name a folder without a run")
 
 
 def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
