@@ -3,18 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
+from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
-from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize(
@@ -51,12 +45,6 @@ def test_mistakes_of_data_and_model_are_told_at_once():
 )
 def test_the_recipe_says_where_to_cut(layers, cuts):
     assert prepared("--pipeline.layers", layers).cuts == cuts
-
-
-def test_every_layer_is_in_one_stage_where_the_recipe_does_not_say_where_to_cut():
-    ready = prepared("--pipeline.num_stages", "3")
-    assert [layer for cut in ready.cuts for layer in cut] == list(range(len(ready.blueprint.layers)))
-    assert all(len(cut) for cut in ready.cuts)
 
 
 def test_outputs_are_known_before_anything_is_built():
@@ -138,27 +126,17 @@ def test_a_process_builds_the_stages_of_its_rank_only():
     assert sorted(build_modules(ready, simulated, 0)) == [0, 1]
 
 
-@pytest.mark.slow
-def test_weights_at_start_do_not_depend_on_the_number_of_stages():
-    digests = set()
-    for stages in ("1", "2", "3"):
-        ready = prepared("--pipeline.num_stages", stages)
-        modules = build_modules(ready, simulated_placement(ready.recipe), 0)
-        digests.add(weights_digest(line for module in modules.values() for line in tensor_lines(module.full_state())))
-    assert len(digests) == 1
-
-
 @pytest.mark.parametrize(
-    ("options", "folder"),
+    ("options", "stores"),
     [(["--output", "runs/a"], "runs/a/stores"), (["--compression.store_folder", "disk", "--name", "b"], "disk/b")],
 )
-def test_stores_lie_in_a_folder_of_the_run(options, folder):
+def test_stores_lie_in_a_folder_of_the_run(options, stores):
     method = ["--compression.activations", 'aqsgd(q(4), store="disk")']
     with alone():
         ready = prepared(*options, *method)
         trainer = assemble(ready, simulated_placement(ready.recipe), rank=0).trainer
         wire = trainer.stages[0].wire
-        assert {str(path.parent) for _, path in wire.stores if path is not None} == {folder}
+        assert {str(path.parent) for _, path in wire.stores if path is not None} == {stores}
         for stage in trainer.stages:
             stage.close()
         wire.discard_stores()

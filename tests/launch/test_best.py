@@ -8,19 +8,15 @@ from shutil import rmtree
 import pytest
 import torch
 
-from support.tiny_run import prepared, ran, write_recipe
+from support.tiny_run import prepared, ran
 from thinwire.launch.run.saved import read_run
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import TrainingOptions
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 STANDS = ("--optimizer.lr", "0", "--training.evaluate_every", "2 steps", "--training.steps", "20")
-
-
-@pytest.fixture(autouse=True)
-def recipe(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
 
 
 def summary():

@@ -7,61 +7,53 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.hostile import sign, snapshot
-from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, manifests
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
 
 SAVING = ["--checkpoint.folder", "kept", "--checkpoint.every", "1 steps"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-    return tmp_path
 
 
 def simulate(output, *options):
     return cli.main(["simulate", "tiny.yaml", "--output", output, *options])
 
 
-def test_a_run_without_checkpoints_leaves_their_folder_alone(here):
+def test_a_run_without_checkpoints_leaves_their_folder_alone(folder):
     """It removed base/, every step-N/ and passed-over-N."""
     for name in ("base", "step-12", "step-00000012", "passed-over-00000001"):
-        (here / "kept" / name).mkdir(parents=True)
-        (here / "kept" / name / "img").touch()
-    before = snapshot(here / "kept")
+        (folder / "kept" / name).mkdir(parents=True)
+        (folder / "kept" / name / "img").touch()
+    before = snapshot(folder / "kept")
     assert simulate("run", "--checkpoint.folder", "kept") == 0
-    assert snapshot(here / "kept") == before
+    assert snapshot(folder / "kept") == before
 
 
 @pytest.mark.parametrize("name", ["base", "step-00000001", "step-00000012"])
-def test_what_stands_in_the_way_of_checkpoints_is_refused_before_training(here, capsys, name):
-    (here / "kept" / name).mkdir(parents=True)
-    (here / "kept" / name / "img").touch()
+def test_what_stands_in_the_way_of_checkpoints_is_refused_before_training(folder, capsys, name):
+    (folder / "kept" / name).mkdir(parents=True)
+    (folder / "kept" / name / "img").touch()
     assert simulate("run", *SAVING) == 2
     assert capsys.readouterr().err == (
         f"checkpoint.folder must name a folder where checkpoints have room: no run made kept/{name}/img; move that "
         f"away, or name another folder\n"
     )
-    assert (here / "kept" / name / "img").exists() and not list((here / "run").iterdir())
+    assert (folder / "kept" / name / "img").exists() and not list((folder / "run").iterdir())
 
 
-def test_checkpoints_stand_beside_what_is_somebody_elses(here):
+def test_checkpoints_stand_beside_what_is_somebody_elses(folder):
     for name in ("step-12", "film"):
-        (here / "kept" / name).mkdir(parents=True)
-        (here / "kept" / name / "img").touch()
+        (folder / "kept" / name).mkdir(parents=True)
+        (folder / "kept" / name / "img").touch()
     for more in ([], ["--overwrite"]):
         assert simulate("run", *SAVING, *more) == 0
-        assert [manifest.step for manifest in manifests(here / "kept")] == [1, 2]
-        assert (here / "kept/film/img").exists() and (here / "kept/step-12/img").exists()
+        assert [manifest.step for manifest in manifests(folder / "kept")] == [1, 2]
+        assert (folder / "kept/film/img").exists() and (folder / "kept/step-12/img").exists()
 
 
-def test_overwrite_leaves_the_checkpoints_of_a_run_with_another_output(here, capsys):
+def test_overwrite_leaves_the_checkpoints_of_a_run_with_another_output(folder, capsys):
     assert simulate("one", *SAVING) == 0
-    before = snapshot(here / "kept")
+    before = snapshot(folder / "kept")
     capsys.readouterr()
     assert simulate("two", *SAVING, "--overwrite") == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -69,23 +61,23 @@ def test_overwrite_leaves_the_checkpoints_of_a_run_with_another_output(here, cap
         "run; name another checkpoint.folder, or move it away"
     )
     assert simulate("two", "--checkpoint.folder", "kept", "--overwrite") == 0
-    assert snapshot(here / "kept") == before
-    (here / "one").rename("moved")
+    assert snapshot(folder / "kept") == before
+    (folder / "one").rename("moved")
     assert simulate("moved", *SAVING, "--overwrite") == 0
 
 
-def test_a_run_whose_output_is_gone_goes_on_from_its_checkpoints(here):
+def test_a_run_whose_output_is_gone_goes_on_from_its_checkpoints(folder):
     """A host that came back has an empty disk, and the checkpoints lie on another."""
     assert simulate("run", *SAVING) == 0
     shutil.rmtree("run")
     assert simulate("run", *SAVING, "--training.steps", "4") == 0
-    assert [manifest.step for manifest in manifests(here / "kept")] == [3, 4]
+    assert [manifest.step for manifest in manifests(folder / "kept")] == [3, 4]
 
 
-def test_a_part_without_what_the_optimizer_keeps_is_refused(here, capsys):
+def test_a_part_without_what_the_optimizer_keeps_is_refused(folder, capsys):
     """The run went on with empty moments, and without a word."""
     assert simulate("run", *SAVING) == 0
-    part = here / "kept/step-00000002/stage-1"
+    part = folder / "kept/step-00000002/stage-1"
     tensors = load_file(part / TENSORS)
     moments = [name for name in tensors if name.startswith("optimizer/")]
     save_file({name: tensor for name, tensor in tensors.items() if name not in moments}, part / TENSORS)
@@ -96,9 +88,9 @@ def test_a_part_without_what_the_optimizer_keeps_is_refused(here, capsys):
     assert "stage-1 must hold what the optimizer keeps for" in said and "exp_avg, exp_avg_sq, step is missing" in said
 
 
-def test_moments_of_another_shape_are_refused(here, capsys):
+def test_moments_of_another_shape_are_refused(folder, capsys):
     assert simulate("run", *SAVING) == 0
-    part = here / "kept/step-00000002/stage-1"
+    part = folder / "kept/step-00000002/stage-1"
     tensors = load_file(part / TENSORS)
     name = next(name for name in tensors if name.endswith("/exp_avg"))
     save_file({**tensors, name: torch.zeros(3)}, part / TENSORS)

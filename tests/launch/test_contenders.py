@@ -7,16 +7,12 @@ import torch
 import torch.distributed as dist
 
 from support.gpus import GPU
-from support.tiny_run import alone, prepared, write_recipe
+from support.tiny_run import alone, prepared
 from thinwire.launch.bench.links import contenders, worker
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
 from thinwire.launch.run.assembly import simulated_placement
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def measured(folder, between, *options):

@@ -66,17 +66,6 @@ def test_a_store_folder_that_cannot_be_written_is_a_sentence(here, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_with_the_weights_it_saved(here, capsys):
-    """Its recipe names the weights that it started with, whose scores nobody asked for."""
-    run = simulate("tiny.yaml", here / "run")
-    capsys.readouterr()
-    assert cli.main(["eval", "run", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
-    ended = json.loads((run / "summary.json").read_text())["held_out"]
-    assert [row[:2] for row in rows] == [[mode, score["loss"]] for mode, score in ended.items()]
-
-
-@pytest.mark.slow
 def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
     """The scores without compression stood in the row of those with it."""
     simulate("tiny.yaml", here / "named")

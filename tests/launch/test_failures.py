@@ -250,17 +250,6 @@ def test_a_report_under_way_when_its_process_was_killed_is_none(tmp_path):
     assert read_reports(tmp_path) == {}
 
 
-def test_no_reports_are_no_error(tmp_path):
-    assert read_reports(tmp_path) == {}
-
-
-def test_without_a_folder_a_report_is_printed(capfd, monkeypatch):
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    report(2, "peer", "stage 2 was waiting for stage 1").save()
-    written = capfd.readouterr()
-    assert (written.out, written.err) == ("", "stage 2 lost a peer: stage 2 was waiting for stage 1\n")
-
-
 # --- being stopped ------------------------------------------------------------------------------------------------
 
 WAITING = """

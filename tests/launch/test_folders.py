@@ -302,11 +302,3 @@ def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "recipe.yaml").touch()
     assert replacing(Recipe(output=str(tmp_path))) is None
-
-
-def test_a_run_with_a_checkpoint_goes_on_and_is_not_refused(tmp_path):
-    saved = ["--checkpoint.every", "1 steps", "--output", str(tmp_path)]
-    options = [*TINY["gpt2-tiny"], *SHORT, *saved]
-    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
-    assert cli.main(["simulate", "gpt2-tiny", *options, "--training.steps", "3"]) == 0
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]

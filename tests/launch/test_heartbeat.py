@@ -225,10 +225,6 @@ def test_a_launcher_that_does_not_read_keeps_nobody_waiting(monkeypatch):
     beating._listeners.clear()
 
 
-def test_who_names_no_option_hears_no_silence():
-    assert math.isinf(stage_processes.run.__kwdefaults__["heartbeat"])
-
-
 @pytest.mark.slow
 def test_a_start_longer_than_the_heartbeat_is_no_silence():
     """A library may keep Python's lock all the while it is loaded."""

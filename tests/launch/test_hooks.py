@@ -6,8 +6,10 @@ from types import ModuleType
 import pytest
 
 from support.own_code import add_module
-from support.tiny_run import prepared, ran, write_recipe
+from support.tiny_run import prepared, ran
 from thinwire.errors import ThinwireError
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 OWN = """
 lines = []
@@ -23,12 +25,6 @@ def fails(points):
 
 PLACE = 3
 """
-
-
-@pytest.fixture(autouse=True)
-def recipe(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 
 from support.data_files import write_tokenizer
 from support.recipe_runs import TINY
-from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import MARK
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import prepare
@@ -15,12 +14,7 @@ from thinwire.launch.run.folders import replacing
 from thinwire.launch.run.recipe import dump, parse
 from thinwire.launch.run.smoke import STEPS, smoke
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_it_is_three_steps_of_the_same_model_cut_and_codecs():
@@ -32,10 +26,10 @@ def test_it_is_three_steps_of_the_same_model_cut_and_codecs():
     assert short.data.limit < 30_000
 
 
-def test_the_recipe_that_it_leaves_is_the_same_smoke_run(here):
+def test_the_recipe_that_it_leaves_is_the_same_smoke_run(folder):
     short = parse(["tiny.yaml", "--smoke", "--output", "out/", "--compression.warmup", "3 epochs"])
     assert (short.output, short.compression.warmup) == ("out-smoke", "1 step")
-    (here / "again.yaml").write_text(dump(short))
+    (folder / "again.yaml").write_text(dump(short))
     assert parse(["again.yaml"]) == short
 
 
@@ -54,9 +48,9 @@ def test_little_data_is_enough_for_every_batch_and_an_evaluation(held_out):
 
 
 @pytest.mark.slow
-def test_every_part_leaves_what_it_makes(here, capsys):
+def test_every_part_leaves_what_it_makes(folder, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "auto"]) == 0
-    run = here / "runs/tiny-smoke-simulated"
+    run = folder / "runs/tiny-smoke-simulated"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["smoke"], summary["steps"], summary["running"]) == (True, 3, False)
     assert {"on", "off"} == set(summary["held_out"]) and len(summary["choices"]) == 2
@@ -69,33 +63,33 @@ def test_every_part_leaves_what_it_makes(here, capsys):
 
 
 @pytest.mark.slow
-def test_a_tokenizer_with_several_chat_templates_is_exported(here, capsys):
+def test_a_tokenizer_with_several_chat_templates_is_exported(folder, capsys):
     """It trained, and could never be exported: `Is a directory; free some space`. A smoke run did not show it."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(here / "words"))
+    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(folder / "words"))
     tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    tokenizer.save_pretrained(here / "words")
-    assert (here / "words/additional_chat_templates").is_dir()
-    (here / "text.txt").write_text("a b c d " * 2000)
+    tokenizer.save_pretrained(folder / "words")
+    assert (folder / "words/additional_chat_templates").is_dir()
+    (folder / "text.txt").write_text("a b c d " * 2000)
     options = ["--data.name", "text.txt", "--data.tokenizer", "words", "--output", "run"]
     assert cli.main(["simulate", "tiny.yaml", *options, "--smoke"]) == 0
     assert "its model was exported and loaded again" in capsys.readouterr().out
-    assert not list((here / "run-smoke").glob("thinwire-*"))
+    assert not list((folder / "run-smoke").glob("thinwire-*"))
     assert cli.main(["export", "run-smoke", "--to", "exported"]) == 0
-    exported = AutoTokenizer.from_pretrained(here / "exported")
+    exported = AutoTokenizer.from_pretrained(folder / "exported")
     assert exported.chat_template == tokenizer.chat_template
-    assert MARK not in [path.name for path in (here / "exported").iterdir()]
+    assert MARK not in [path.name for path in (folder / "exported").iterdir()]
 
 
 @pytest.mark.slow
-def test_it_replaces_no_other_run(here, capsys):
+def test_it_replaces_no_other_run(folder, capsys):
     assert cli.main(["simulate", "tiny.yaml", "--output", "run-smoke", "--training.steps", "1"]) == 0
     assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--smoke"]) == 2
     assert "a smoke run must not replace run-smoke, which holds another run" in capsys.readouterr().err
     assert replacing(parse(["tiny.yaml", "--output", "other", "--smoke"])) is None
     for text in ("a: [", "[]", "debug: 3"):  # each was a traceback
-        (here / "run-smoke" / "recipe.yaml").write_text(text)
+        (folder / "run-smoke" / "recipe.yaml").write_text(text)
         assert "a smoke run must not replace" in replacing(parse(["tiny.yaml", "--output", "run", "--smoke"]))
 
 
