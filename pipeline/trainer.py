@@ -19,6 +19,7 @@ from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.measuring.meters import Section, spending
+from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.measuring.step_traffic import StepTraffic
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
@@ -171,7 +172,7 @@ class Trainer:
         losses_of_all, grad_norm = self.sync.step(self.update)
         self.done = self.sync.step_after(step)
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
-            with meters[0].section("neighbour", "waiting for the step of all stages"):
+            with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
         nbytes, uncompressed, exchanges = self.traffic.end(self.sync.exchanges.report())
         seconds, spent = time.perf_counter() - started, spending(meters)

@@ -14,7 +14,7 @@ class Work(NamedTuple):
 
     task: str = ""
     """For compute: forward, backward, weights, loss or optimizer. For encode and decode: the channel. For wait: the
-    channel, flush, norm or exchange."""
+    channel, flush, norm, step, report or exchange."""
     pass_index: int | None = None
     """The pass through the schedule, counted in its phase."""
     microbatch: int | None = None

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from thinwire.errors.words import numbered, were
 from thinwire.pipeline.measuring.meters import Meter, Traffic
+from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 
@@ -51,7 +52,8 @@ class StepTraffic:
         told = [mine]
         if self._notes is not None:
             self._notes.send(mine)
-            with self._meters[0].section("neighbour", "waiting for the reports of all stages on a step"):
+            what = "waiting for the reports of all stages on a step"
+            with self._meters[0].section("neighbour", what, Work("report")):
                 told += self._notes.receive()
         nbytes, uncompressed, others = zip(*told, strict=True)
         return sum(nbytes), sum(uncompressed), list(others)

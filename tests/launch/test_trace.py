@@ -22,6 +22,7 @@ NANOSECOND = 2e-3  # in microseconds, the unit of the format: two roundings
 def _train(rank):
     """Four steps of two passes each, the last two traced: (stage -> trace, step -> seconds by section)."""
     trainer = toy.make_trainer(rank, schedule="1f1b", steps=4, accumulation=PASSES, trace=len(KEPT))
+    trainer.asked = lambda: False
     sections = {}
     trainer.train(lambda record: sections.update({record.step: record.sections}))
     return trainer.tracer.traces(), sections
@@ -104,6 +105,15 @@ def test_spans_add_up_to_the_meters(chrome, results):
                 ]
                 allowed = 1e-6 * NANOSECOND * len(spans)
                 assert math.fsum(spans) / 1e6 == pytest.approx(seconds, rel=0, abs=allowed), (stage, step, section)
+
+
+def test_every_span_says_what_it_is_for(traces):
+    spans = [span for trace in traces for step in trace.steps for span in step.spans]
+    waits = {"activations", "gradients", "flush", "norm", "step", "report"}
+    assert {span.task for span in spans if span.kind == "wait"} <= waits
+    assert all(span.task for span in spans)
+    assert {span.task for span in traces[0].steps[0].spans} >= {"step"}
+    assert {span.task for span in traces[-1].steps[0].spans} >= {"step", "report"}
 
 
 def test_every_forward_and_backward_of_every_micro_batch_is_there(chrome):
