@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
+    from thinwire.launch.run.folders import all_held, check_folders, check_unused, early_refusal
 
     say_repeated(argv)
     wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))
@@ -36,7 +36,7 @@ def _main(argv: Sequence[str]) -> int:
         check_memory(wanted, replicas=1)  # all replicas share one copy of the weights
     prepared = prepare(wanted)
     check_folders(wanted)
-    with held(wanted.folder), working():
+    with all_held(wanted), working():
         check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)
         if wanted.debug.smoke:

@@ -47,7 +47,7 @@ def _main(argv: Sequence[str]) -> int:
         forks.use_one_thread()
     rank = own_rank()
     from thinwire.launch.run import recipe
-    from thinwire.launch.run.folders import check_folders, check_unused, early_refusal, held
+    from thinwire.launch.run.folders import all_held, check_folders, check_unused, early_refusal
 
     if rank in (None, 0) and parent.VARIABLE not in os.environ:
         say_repeated(argv)
@@ -77,9 +77,9 @@ def _main(argv: Sequence[str]) -> int:
         _check_transport(wanted)
     check_folders(wanted)
     if not is_stage:
-        with held(wanted.folder) as descriptor:
+        with all_held(wanted) as descriptors:
             check_unused(wanted)  # again: no other run can begin there now
-            launch(prepared, argv, descriptor)
+            launch(prepared, argv, descriptors)
             if wanted.debug.smoke:
                 from thinwire.launch.run.smoke import check_export
 
@@ -87,9 +87,9 @@ def _main(argv: Sequence[str]) -> int:
         return OK
     from thinwire.launch.run.worker import work
 
-    # one process holds the folder for all: the launcher, or the first that torchrun started
+    # one process holds the folders for all: the launcher, or the first that torchrun started
     first = parent.VARIABLE not in os.environ and rank == 0
-    with held(wanted.folder) if first else nullcontext():
+    with all_held(wanted) if first else nullcontext():
         return work(prepared, beating)
 
 
@@ -136,8 +136,8 @@ def make_parser() -> Parser:
     return Parser(prog="thinwire train", description="Train a recipe.", takes_recipe=True)
 
 
-def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> None:
-    """Start the stage processes on this machine, and wait until all have ended. They inherit `descriptor`.
+def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> None:
+    """Start the stage processes on this machine, and wait until all have ended. They inherit the descriptors.
 
     Where one dies, all start again from the newest checkpoint, as often as the recipe allows; or those of its replica
     alone, if replicas may be lost.
@@ -158,11 +158,11 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
     here = len(wanted.replicas.here)
     copies = f"{here} times " if here > 1 else ""
     show(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
-    start = _starting(prepared, arguments, descriptor)
+    start = _starting(prepared, arguments, descriptors)
     scratch.remove_orphans()
     with gathered_signals() as came:
         if wanted.replicas.elastic:
-            Launcher(prepared, lambda again: _again(prepared, arguments, descriptor) if again else start, came).run()
+            Launcher(prepared, lambda again: _again(prepared, arguments, descriptors) if again else start, came).run()
             return
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
@@ -187,27 +187,27 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Non
                 began, left_over = left < wanted.checkpoint.restarts, folders.what_is_left(wanted)
                 told = "\n".join(filter(None, [told, left_over]))
                 raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)
-            if gone := folders.departed(wanted, descriptor):
+            if gone := folders.departed(wanted, descriptors[0]):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
-            start = _again(prepared, arguments, descriptor)
+            start = _again(prepared, arguments, descriptors)
 
 
-def _again(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:
+def _again(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:
     """How a stage process is started to go on from the newest checkpoint, also where the run was to start anew."""
     wanted = prepared.recipe
     going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))
-    return _starting(replace(prepared, recipe=going_on), [*arguments, "--checkpoint.resume", "auto"], descriptor)
+    return _starting(replace(prepared, recipe=going_on), [*arguments, "--checkpoint.resume", "auto"], descriptors)
 
 
-def _starting(prepared: Prepared, arguments: Sequence[str], descriptor: int) -> Start:
+def _starting(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:
     """How a stage process is started: forked, or, where that is not safe, as a new interpreter."""
     from thinwire.launch.run import stage_processes
     from thinwire.launch.run.worker import work
 
     if forks.is_safe():
         return partial(forks.Forked, lambda: work(prepared, heartbeat.begin()))
-    return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *arguments], [descriptor])
+    return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *arguments], descriptors)
 
 
 if __name__ == "__main__":

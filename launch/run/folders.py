@@ -291,10 +291,29 @@ def held(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _locked(folder: Path, *, alone: bool = True) -> int:
+@contextmanager
+def all_held(recipe: Recipe) -> Iterator[list[int]]:
+    """As `held`, of the output folder of a run and of the folder that `checkpoint.folder` names; the descriptors.
+
+    A run takes the checkpoints that it finds there for its own, even where it saves none. Two at once removed each
+    other's.
+    """
+    checkpoints = recipe.checkpoint.folder and Path(recipe.checkpoint.folder)
+    with held(recipe.folder) as descriptor:
+        if not checkpoints or not checkpoints.is_dir() or os.path.samestat(checkpoints.stat(), os.fstat(descriptor)):
+            yield [descriptor]
+            return
+        other = _locked(checkpoints, field="checkpoint.folder")
+        try:
+            yield [descriptor, other]
+        finally:
+            os.close(other)
+
+
+def _locked(folder: Path, *, alone: bool = True, field: str = "output") -> int:
     """The descriptor of a folder that this process has locked, or shares with others that look into it.
 
-    OptionsError if another run holds the lock.
+    OptionsError if another run holds the lock; `field` is the option that names the folder.
     """
     deadline = time.monotonic() + _PATIENCE
     try:
@@ -307,8 +326,8 @@ def _locked(folder: Path, *, alone: bool = True) -> int:
                 time.sleep(_LOOK_SECONDS)
     except BlockingIOError as error:
         raise OptionsError(
-            f"output must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
-            f"ended, or name another --output"
+            f"{field} must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
+            f"ended, or name another --{field}"
         ) from error
 
 

@@ -17,6 +17,7 @@ from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder, replaced_folders, set_aside
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
+from thinwire.launch.run.weights import pass_over
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -108,6 +109,7 @@ class Resumption:
         found = None if anew else find(prepared, where, self._stages)
         self._manifest: Manifest | None = found[0] if found else None
         self._passed_over: list[str] = found[1] if found else []
+        self._anew = self._manifest is not None and goes_another_way(self._manifest, prepared, where)
         self.same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
@@ -158,6 +160,8 @@ class Resumption:
         else:
             resume_model(self._trainer, self.checkpoints.folder, self._manifest)
             self.checkpoints.go_on_from(self._manifest)
+        if self._anew:
+            self._passed_over += pass_over(self._recipe.folder, self.first)
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:
@@ -213,6 +217,12 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
 def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool:
     """Whether a checkpoint has the same layers in the same parts."""
     return bool(manifest.cut == header(prepared, where)["cuts"])
+
+
+def goes_another_way(manifest: Manifest, prepared: Prepared, where: Placement) -> bool:
+    """Whether a run that goes on from a checkpoint has a setting that changes what comes after it."""
+    old, new = manifest.header.get("fields", {}), header(prepared, where)["fields"]
+    return any(old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT) for name in old.keys() | new)
 
 
 def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manifest, list[str]] | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.stores.durable import remove_parts
 from thinwire.compress.stores.marks import remove, run_of, stray
-from thinwire.errors.files import as_written
+from thinwire.errors.files import as_written, read_object
 from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
@@ -63,6 +64,27 @@ def remove_leftovers(run: Path) -> None:
     for place in (run, weights_folder(run)):
         if run_of(place) is not None:
             remove_parts(place)
+
+
+def pass_over(run: Path, step: int) -> list[str]:
+    """Put weights that were saved after a step out of the way: the run goes on from that step in another way.
+
+    They stay, under another name, until the next save. A sentence for each; other processes may do the same.
+    """
+    told = []
+    for folder in (weights_folder(run), best_folder(run)):
+        for path in [path for path in steps_of(folder) if step_of(path) > step and run_of(path) is not None]:
+            aside = path.with_name(path.name.replace("step-", "passed-over-"))
+            with suppress(OSError):  # another process was first
+                path.rename(aside)
+            told.append(
+                f"{path} is of steps that come again, with other settings; it is kept as {aside.name} until the next "
+                f"save there"
+            )
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none, or a damaged one
+        if read_object(run / "summary.json")["steps"] > step:
+            (run / "summary.json").unlink()
+    return told
 
 
 @dataclass(frozen=True)

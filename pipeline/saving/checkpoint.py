@@ -430,10 +430,10 @@ class WeightsCheckpoint:
         return _complete_part(part, values, {TENSORS: digest})
 
     def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
-        """Write the manifest, with the digests of all stages, and remove the checkpoint before. All have written."""
+        """Write the manifest, with the digests of all stages, and remove those before. All have written."""
         manifest = Manifest(self._step, {"weights_only": True}, files)
         write_durably(self._path / MANIFEST, manifest.text().encode())
-        for path in steps_of(self._folder):
+        for path in [*steps_of(self._folder), *self._folder.glob("passed-over-*")]:
             if path != self._path:
                 remove(path)  # other processes remove it as well
         for part in _parts_of(self._path):

@@ -1,5 +1,6 @@
 """The folder that `checkpoint.folder` names: it may hold what is somebody else's."""
 
+import os
 import shutil
 
 import pytest
@@ -8,6 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from support.hostile import sign, snapshot
 from thinwire.launch import cli
+from thinwire.launch.run import folders, recipe
+from thinwire.launch.shared import scratch
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, manifests
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
@@ -64,6 +67,26 @@ def test_overwrite_leaves_the_checkpoints_of_a_run_with_another_output(folder, c
     assert snapshot(folder / "kept") == before
     (folder / "one").rename("moved")
     assert simulate("moved", *SAVING, "--overwrite") == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "train"])
+def test_two_runs_at_once_do_not_share_checkpoints(folder, capsys, monkeypatch, command):
+    """The second went on from those of the first and removed them, and both were exported as the same model."""
+    monkeypatch.setattr(folders, "_PATIENCE", 0.0)
+    assert simulate("one", *SAVING) == 0
+    before = snapshot(folder / "kept")
+    lock = scratch.lock(folder / "kept")
+    capsys.readouterr()
+    assert cli.main([command, "tiny.yaml", "--output", "two", "--checkpoint.folder", "kept"]) == 2
+    assert capsys.readouterr().err == (
+        "checkpoint.folder must name a folder that no other run uses, but a run writes to kept now; wait until it has "
+        "ended, or name another --checkpoint.folder\n"
+    )
+    os.close(lock)
+    assert snapshot(folder / "kept") == before
+    assert simulate("kept", *SAVING) == 0, "checkpoints may lie in the folder of their run"
+    with folders.all_held(recipe.parse(["tiny.yaml", "--output", "two", *SAVING])), pytest.raises(BlockingIOError):
+        scratch.lock(folder / "kept")
 
 
 def test_a_run_whose_output_is_gone_goes_on_from_its_checkpoints(folder):

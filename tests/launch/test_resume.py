@@ -11,6 +11,7 @@ from support.run_files import losses, summary
 from thinwire.launch import cli
 from thinwire.launch.run import reporting, resume
 from thinwire.launch.run.run import Run
+from thinwire.launch.run.weights import find_checkpoint
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
@@ -147,6 +148,20 @@ def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
     assert "training.seed: 0 there, 3 here" in told
     assert cli.main([*again, "--training.steps", "9", "--optimizer.lr", "0.002", "--checkpoint.keep", "1"]) == 0
     assert len(losses(stopped_run)) == 9 and checkpoints(stopped_run) == ["step-00000009"]
+
+
+@pytest.mark.parametrize(("more", "newest"), [([], 7), (["--optimizer.lr", "0.1"], 5)])
+def test_weights_of_steps_that_come_again_in_another_way_are_not_the_newest(tmp_path, capsys, more, newest):
+    """A run that was stopped again before its next save was exported as it had been before."""
+    options = [*TINY, "--output", str(tmp_path / "run")]
+    stopped_behind(7, *options, "--checkpoint.every", "4 steps", "--save_every", "7")
+    stopped_behind(5, *options, "--checkpoint.every", "1 steps", *more)
+    assert ("step-00000007 is of steps that come again" in capsys.readouterr().out) == bool(more)
+    assert find_checkpoint(tmp_path / "run").manifest.step == newest
+    assert (tmp_path / "run/summary.json").exists() == (not more)
+    assert cli.main(["simulate", *options, *more]) == 0
+    assert [path.name for path in (tmp_path / "run/weights").glob("*-*[0-9]")] == ["step-00000007"]
+    assert summary(tmp_path / "run")["steps"] == 7
 
 
 def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys):
