@@ -20,6 +20,13 @@ from thinwire.errors import ThinwireError
 
 SIGNATURE = "written by Thinwire"
 """What a file that a user names says at its beginning, in the way of its format. Only such a file is replaced."""
+MARK = "written-by-thinwire.txt"
+"""The file in each folder that a run made."""
+RUN_FILES = (
+    *("recipe.yaml", "summary.json", "loss.png"),
+    *("metrics.jsonl", "evaluations.jsonl", "exchanges.jsonl", "answers.jsonl"),
+)
+"""The files that a run writes into its own folder, beside what somebody else may have there."""
 MOST_BYTES = 64_000_000
 """Bytes of a file that is read whole."""
 MOST_OF_A_LINE = 1_000_000

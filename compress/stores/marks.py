@@ -17,9 +17,8 @@ from itertools import chain
 from pathlib import Path
 
 from thinwire.compress.stores.durable import make_folder, write_durably
-from thinwire.errors.files import read_text
+from thinwire.errors.files import MARK, read_text
 
-MARK = "written-by-thinwire.txt"
 ALL = ("*",)
 _TEXT = (
     "A run of Thinwire writes here. It may replace or remove what it wrote: keep files of your own elsewhere.\nrun {}\n"

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.compress.stores.marks import MARK, claim, obstacle, remove, run_of, stray
-from thinwire.errors.files import read_text
+from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stray
+from thinwire.errors.files import MARK, RUN_FILES, read_text
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import newest, remove_leftovers, weights_folder
@@ -38,9 +38,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
 if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
 
-_LOGS = ("metrics", "evaluations", "exchanges", "answers")
-_FILES = ("recipe.yaml", "summary.json", "loss.png", *(f"{name}.jsonl" for name in _LOGS))
-"""The files that a run writes into its folder."""
 _REPLACED, _REPLACING = "replaced", "replacing"
 """A run that another one replaces, until that one has saved; and its name while it is moved there."""
 _FOLDERS = ("weights", "best", "model", "tensorboard", "trace", _REPLACED, _REPLACING)
@@ -64,8 +61,7 @@ def check_folders(recipe: Recipe) -> None:
     if recipe.checkpoint.wanted and recipe.checkpoint.folder:
         folders["checkpoint.folder"] = Path(recipe.checkpoint.folder)
     removed = {
-        field: _within_another(folder, None if field == "output" else recipe.folder)
-        for field, folder in folders.items()
+        field: within_another(folder, None if field == "output" else recipe.folder) for field, folder in folders.items()
     }
     OptionsError.require(
         *(
@@ -102,10 +98,10 @@ _WAY_OUT = "move that away, or name another folder"
 def _foreign(folder: Path) -> list[str]:
     run = run_of(folder) or ""
     said = [
-        _within_another(folder, None),
-        obstacle(folder, run, _FILES),
+        within_another(folder, None),
+        obstacle(folder, run, RUN_FILES),
         *(obstacle(folder / name, run) for name in _FOLDERS),
-        *(stray(path, run) for name in ("stores", "replica-*", *_FILES) for path in sorted(folder.glob(name))),
+        *(stray(path, run) for name in ("stores", "replica-*", *RUN_FILES) for path in sorted(folder.glob(name))),
     ]
     return [
         f"output must name a new folder or that of a run, because a run replaces files there: {each}; {_WAY_OUT}"
@@ -114,7 +110,7 @@ def _foreign(folder: Path) -> list[str]:
     ]
 
 
-def _within_another(folder: Path, own: Path | None) -> str | None:
+def within_another(folder: Path, own: Path | None = None) -> str | None:
     """A sentence about a run, but that in `own`, that would remove this folder, because it lies within its folders."""
     path, here = folder.resolve(), own and own.resolve()
     for inner in (path, *path.parents):
@@ -143,7 +139,7 @@ def claim_folder(recipe: Recipe, where: Placement) -> list[str]:
 
 def mark(folder: Path, run: str) -> None:
     """Make the folder of a run and that of its weights with their marks, as far as they have none."""
-    claim(folder, run, _FILES)
+    claim(folder, run, RUN_FILES)
     claim(folder / "weights", run_of(folder) or run)
 
 
@@ -181,7 +177,7 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
         claim(half, runs[0])
         own = [folder / name for name in _FOLDERS if name not in (weights.name, _REPLACED, _REPLACING)]
         own = [path for path in own if run_of(path) is not None and not path.is_symlink()]
-        files = [path for name in _FILES for path in folder.glob(name)]
+        files = [path for name in RUN_FILES for path in folder.glob(name)]
         for path in [*saved, *replicas, *own, *files]:
             inside = path.is_relative_to(folder)
             target = half / path.relative_to(folder) if inside else elsewhere[0] / path.name

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from thinwire.compress.stores.marks import MARK, claim, remove, run_of, stray
-from thinwire.errors.files import MOST_BYTES, read_object
+from thinwire.compress.stores.marks import claim, remove, run_of, stray
+from thinwire.errors.files import MARK, MOST_BYTES, read_object
 from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.logs.metrics import MetricsLog

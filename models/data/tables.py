@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from thinwire.errors import attempt
 from thinwire.errors.calls import first_line
+from thinwire.errors.files import MARK, RUN_FILES
 from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
@@ -110,24 +112,51 @@ def open_folder(part: Part) -> Splits:
             _check_readable(file)
     if glob.has_magic(str(path.resolve())):
         raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
+    place = str(path.resolve())  # the library takes the data's name from the last part, and "." has none
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        return _opened(part, "text", data_dir=str(path), keep_linebreaks=True)
-    return _opened(part, str(path), part.subset)
+        return _opened(part, "text", data_dir=place, keep_linebreaks=True)
+    return _opened(part, place, part.subset)
 
 
 def _opened(part: Part, *arguments: str | None, **options: Any) -> Splits:
     """The splits that `datasets` makes of a file or folder, from its cache if the files are those of then."""
     import datasets
 
-    folder = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(Path(part.name))}")
-    builder = datasets.load_dataset_builder(*arguments, cache_dir=str(folder), **options)
+    source = Path(part.name)
+    cache = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(source)}")
+    try:
+        builder = datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
+    except Exception:
+        _check_no_run(source, map(str, source.rglob("*")))  # among the files of a run it may not know what the data are
+        raise
     if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
+    if source.is_dir():
+        _check_no_run(source, chain(*(builder.config.data_files or {}).values()))
     if part.streamed:
         return dict(builder.as_streaming_dataset())
     builder.download_and_prepare()
     return dict(builder.as_dataset())
+
+
+def _check_no_run(folder: Path, files: Iterable[str]) -> None:
+    """Raise ModelError if one of the files that are read as data is what a run wrote, in the folder or within it."""
+    if wrote := _of_runs(folder, map(Path, files)):
+        raise ModelError(
+            f"{folder} must hold data alone, but {min(wrote)} would be read as data too, and a run of Thinwire wrote "
+            f"it; move the run to a place outside {folder}: it can go on from there"
+        )
+
+
+def _of_runs(folder: Path, files: Iterable[Path]) -> set[Path]:
+    """Those of some files in a folder that a run wrote, in the folder itself or within it."""
+    made = {mark.parent.resolve() for mark in folder.rglob(MARK)}
+    if not made:
+        return set()
+    where = {path: made.intersection(path.resolve().parents) for path in files}
+    beside = {folder.resolve()}  # there may be files of somebody else
+    return {path for path, inside in where.items() if inside - beside or (inside and path.name in (MARK, *RUN_FILES))}
 
 
 def _version(path: Path) -> str:
@@ -320,12 +349,13 @@ def _holds_csv(path: Path) -> bool:
 
 
 def _holds_text_alone(folder: Path) -> bool:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = {path for path in folder.rglob("*") if path.is_file()}
+    files -= _of_runs(folder, files)
     suffixes = {path.suffix.lower() for path in files}
     alone = ".txt" in suffixes and not suffixes & {*TABLES, ".png", ".jpg", ".jpeg"}
     if not (alone or (suffixes and suffixes <= _TEXTS)):
         return False
-    for path in files:
+    for path in sorted(files):
         require_text(path)
     return True
 

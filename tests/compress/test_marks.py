@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from thinwire.compress.stores.durable import write_for_user, write_own
-from thinwire.compress.stores.marks import MARK, claim, obstacle, remove, run_of, stray
-from thinwire.errors.files import SIGNATURE
+from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stray
+from thinwire.errors.files import MARK, SIGNATURE
 
 
 def test_a_folder_is_marked_once_and_goes_with_all_that_is_in_it(tmp_path):

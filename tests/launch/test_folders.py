@@ -13,7 +13,8 @@ import pytest
 
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
-from thinwire.compress.stores.marks import MARK, claim
+from thinwire.compress.stores.marks import claim
+from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run import folders, recipe, room
 from thinwire.launch.run.folders import check_folders, held, mark, replacing
@@ -147,6 +148,17 @@ def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch,
         )
     assert [path.name for path in (tmp_path / "outer").rglob("*") if path.is_dir()] == ["weights"], "none was made"
     assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, "--output", "outer/again"]) == 0
+
+
+def test_an_export_within_what_a_run_removes_is_refused(tmp_path, capsys):
+    """The next --resume removed it with the rest of model/."""
+    claim(tmp_path, "0af3")
+    claim(tmp_path / "model", "0af3")
+    assert cli.main(["export", str(tmp_path), "--to", str(tmp_path / "model/out")]) == 2
+    assert capsys.readouterr().err == (
+        f"--to must name a folder that no run removes: {tmp_path}/model belongs to the run in {tmp_path}; name another "
+        f"folder\n"
+    )
 
 
 def test_files_beside_those_of_a_run_stay(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
-from thinwire.compress.stores.marks import MARK, claim
+from thinwire.compress.stores.marks import claim
+from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
 from thinwire.launch.run import recipe, room

@@ -10,7 +10,8 @@ import pytest
 
 from support.processes import begin
 from support.tiny_run import write_recipe
-from thinwire.compress.stores.marks import MARK, claim
+from thinwire.compress.stores.marks import claim
+from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.folders import set_aside, what_is_left

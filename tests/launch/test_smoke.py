@@ -7,7 +7,7 @@ import pytest
 
 from support.data_files import write_tokenizer
 from support.recipe_runs import TINY
-from thinwire.compress.stores.marks import MARK
+from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.folders import replacing

@@ -5,7 +5,8 @@ import torch
 
 from support.run_files import weights_of
 from thinwire.compress.stores.durable import part_of
-from thinwire.compress.stores.marks import MARK, claim
+from thinwire.compress.stores.marks import claim
+from thinwire.errors.files import MARK
 from thinwire.launch.run.weights import find_checkpoint, newest, remove_leftovers, weights_folder, with_run_weights
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint

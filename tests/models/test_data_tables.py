@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows, write_tokenizer
+from thinwire.compress.stores.marks import claim
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Part
@@ -181,6 +183,40 @@ def test_a_folder_holds_files_alone(tmp_path):
     os.mkfifo(tmp_path / "b.jsonl")
     with pytest.raises(ModelError, match=r"b\.jsonl is neither a file nor a folder"):
         read_texts(Part(str(tmp_path)))
+
+
+def write_run(folder):
+    """What a run leaves in a folder, as far as it may be taken for data."""
+    claim(folder, "0af3", ("metrics.jsonl",))
+    claim(folder / "model", "0af3")
+    write_json(folder / "metrics.jsonl", [{"step": 0}])
+    (folder / "summary.json").write_text("{}")
+    (folder / "loss.png").write_bytes(png(random_pixels(1)[0]))
+
+
+@pytest.mark.parametrize("place", [".", "runs/tiny"])
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_what_a_run_wrote_is_not_read_as_data(tmp_path, monkeypatch, name, place):
+    """Of a table in CSV nothing was read but those files; a text had their lines in it."""
+    monkeypatch.chdir(tmp_path)
+    content = {"a.txt": "one\n", "a.csv": "text\none\n", "a.jsonl": '{"text": "one"}\n'}[name]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text(content)
+    before = read_texts(Part("data"))
+    write_run(tmp_path / "data" / place)
+    with pytest.raises(ModelError, match=r"data must hold data alone, but .* would be read as data too, and a run of"):
+        read_texts(Part("data"))
+    shutil.rmtree("data")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name.replace("a.", "train.")).write_text(content)
+    write_run(tmp_path / "data" / place)
+    assert read_texts(Part("data")) == before, "a name that says what it is for is enough"
+
+
+def test_the_folder_of_the_data_may_be_the_current_one(tmp_path, monkeypatch):
+    write_json(tmp_path / "a.jsonl", [{"text": "a"}])
+    monkeypatch.chdir(tmp_path)
+    assert read_texts(Part(".")) == ["a"]
 
 
 def image_rows(path, *names):

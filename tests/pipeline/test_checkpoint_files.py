@@ -23,7 +23,8 @@ from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
 from support.small_disk import mounted
-from thinwire.compress.stores.marks import MARK, claim
+from thinwire.compress.stores.marks import claim
+from thinwire.errors.files import MARK
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving import checkpoint

@@ -8,7 +8,7 @@ from support.recipe_runs import SHORT, TINY
 from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
 from thinwire.compress.feedback import DifferenceFeedback
-from thinwire.compress.stores.marks import MARK
+from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.pipeline import CompressionOptions, Wire
 from thinwire.pipeline.errors import MismatchError, OptionsError
