@@ -83,6 +83,7 @@ class CompressedStage(PipelineStage):
         self._examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
         self._rows = 0
         self._knows_shapes = self._input_trains = self._connected = False
+        self._tells_gradients = [False, False]  # whether a description said which inputs and which outputs need some
         self._versions: dict[int, int] = {}
         self._to_load: Mapping[str, Any] = {}
         if inputs is not None and outputs is not None:
@@ -96,7 +97,7 @@ class CompressedStage(PipelineStage):
         self._pass = Pass()
         self._open = False
         self._unused: Phase | None = None
-        self._scales = False
+        self._scales = self._is_scaled = False
         self._counts: dict[bool, int] = {}
         self._backwards = 0
         self._leaves: tuple[Tensor, ...] = ()
@@ -213,7 +214,7 @@ class CompressedStage(PipelineStage):
     def clear_runtime_states(self) -> None:
         """Called by every schedule at the start of a step."""
         super().clear_runtime_states()
-        self._open = False
+        self._open = self._is_scaled = False
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
         # torch 2.11 asks every receive buffer for a gradient, even integers, if it expects a backward
@@ -296,30 +297,47 @@ class CompressedStage(PipelineStage):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Tensor | None, ...], Any]:
         """Run a backward, or a part of one: both in the first part, where the graph cannot be split."""
-        if backward_type == "full":
-            return super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
         if backward_type == "weight":
             if (split := bwd_kwargs["param_groups"]) is not None:
                 split.of_weights()
             return (), None
         outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
-        if not isinstance(self.submod, DistributedDataParallel | FSDPModule):
-            pairs = zip(outputs, gradients or [None] * len(outputs), strict=True)
-            needed = [(output, gradient) for output, gradient in pairs if output.requires_grad]
+        if gradients is not None:  # nothing goes back from an output that has none, not even zeros
+            pairs = [(output, one) for output, one in zip(outputs, gradients, strict=True) if one is not None]
+            outputs, gradients = [output for output, _ in pairs], [one for _, one in pairs]
+            bwd_kwargs = {**bwd_kwargs, "stage_output": outputs, "output_grads": gradients}
+        if backward_type == "full":
+            return super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+        if not self._adds_up:
+            needed = [index for index, output in enumerate(outputs) if output.requires_grad]
             split = SplitBackward(
-                [output for output, _ in needed], [gradient for _, gradient in needed], bwd_kwargs["input_values"]
+                [outputs[index] for index in needed],
+                [None if gradients is None else gradients[index] for index in needed],
+                bwd_kwargs["input_values"],
             )
             if split.is_possible:
                 return split.of_inputs(), split
-        whole = {**bwd_kwargs, "stage_output": outputs if gradients else outputs[0]}
+        whole = {**bwd_kwargs, "stage_output": outputs[0] if gradients is None else outputs}
         is_last = self._backwards == self._num_microbatches
         return super().backward_maybe_with_nosync("full", whole, is_last)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
-        """Called by a schedule that divides gradients by the number of micro-batches, at the end of a step."""
+        """Called by a schedule that divides gradients by the number of micro-batches, when this stage is through.
+
+        The last stage of this process that holds a weight divides its gradient: the others may still add to it.
+        """
         self._scales = grad_scale_factor != 1
         self._require_unscaled()
-        super().scale_grads(grad_scale_factor)
+        self._is_scaled = True
+        waiting = [
+            stage
+            for stage in self.wire.members
+            if isinstance(stage, CompressedStage) and stage._number == self._number and not stage._is_scaled
+        ]
+        later = {id(parameter) for stage in waiting for parameter in stage.submod.parameters()}
+        for parameter in self.submod.parameters():
+            if self._scales and parameter.grad is not None and id(parameter) not in later:
+                parameter.grad.div_(grad_scale_factor)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         assert self.ends.upstream is not None, "the first stage receives no activations"
@@ -339,10 +357,13 @@ class CompressedStage(PipelineStage):
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         assert self.ends.downstream is not None, "the last stage receives no gradients"
         received = iter(self.ends.downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
-        return tuple(
-            _or_zeros(next(received), example, self.device) if example.requires_grad else None
-            for example in self._examples[1]
-        )
+        gradients = [next(received) if example.requires_grad else None for example in self._examples[1]]
+        if self._adds_up:  # it waits for each weight, so a None becomes zeros
+            gradients = [
+                _or_zeros(gradient, example, self.device) if example.requires_grad else None
+                for gradient, example in zip(gradients, self._examples[1], strict=True)
+            ]
+        return tuple(gradients)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The schedule receives nothing itself. This is the earliest call of a step, so receives are posted here."""
@@ -426,6 +447,11 @@ class CompressedStage(PipelineStage):
         return self.has_backward and torch.is_grad_enabled()
 
     @property
+    def _adds_up(self) -> bool:
+        """Whether the module itself adds up its gradients over several processes."""
+        return isinstance(self.submod, DistributedDataParallel | FSDPModule)
+
+    @property
     def _boundaries(self) -> list[BoundaryShape]:
         index = self.stage_index
         sides = zip((index - 1, index), self._examples, strict=True)
@@ -447,29 +473,38 @@ class CompressedStage(PipelineStage):
         self._to_load = {}
 
     def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Take what crosses the boundaries from examples, or from torch's description of them, which may be another."""
-        examples = (_examples(inputs), _examples(outputs))
+        """Take what crosses the boundaries from examples, or from torch's description of them, which may be another.
+
+        Descriptions of an evaluation do not say what needs gradients: those of training do, before or after it.
+        """
+        sides = zip((inputs, outputs), self._examples, self._tells_gradients, strict=True)
+        left, right = (_examples(*side) for side in sides)
+        self._tells_gradients = [
+            told or any(one.requires_grad for one in given)
+            for given, told in zip((inputs, outputs), self._tells_gradients, strict=True)
+        ]
         if not self._knows_shapes:
             self._knows_shapes = True
             self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
         else:
-            sides = [(shape, examples[shape.index - self.stage_index + 1]) for shape in self._boundaries]
-            changed = [(shape, new) for shape, new in sides if not _alike(shape.examples, new)]
+            pairs = [(shape, left if shape.index < self.stage_index else right) for shape in self._boundaries]
+            changed = [(shape, new) for shape, new in pairs if not _alike(shape.examples, new)]
             if not changed:
                 return
-            self._require_one_shape(*changed[0])
+            for shape, new in changed:
+                self._require_one_shape(shape, new)
             self.flush()
-            self._connected = False
             for shape, _ in changed:
-                self._versions[shape.index] = shape.version + 1
+                self._versions[shape.index] = shape.version + self._connected
                 self.wire.forget(self, shape.index, self._number)
-        self._examples = examples
-        self._rows = _num_rows(examples[0])
+            self._connected = False
+        self._examples = (left, right)
+        self._rows = _num_rows(left)
 
     def _require_one_shape(self, shape: BoundaryShape, new: Sequence[Tensor]) -> None:
+        got, had = ([list(one.shape) for one in tensors] for tensors in (new, shape.examples))
         methods = [coder.method for coder in self.all_ends.coders().values() if coder.method.feedback is not None]
-        if methods:
-            got, had = ([list(one.shape) for one in tensors] for tensors in (new, shape.examples))
+        if methods and got != had:
             raise PipelineError(
                 f"what crosses boundary {shape.index} must keep its shapes, because {methods[0]} keeps a buffer for "
                 f"each sample, got {got} after {had}; build another stage around the same module for it, with the same "
@@ -550,19 +585,31 @@ def _side(shape: BoundaryShape, stage: int) -> str:
     return "downstream" if shape.index == stage else "upstream"
 
 
-def _examples(given: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Meta copies of example tensors, or of torch's descriptions, requires_grad set on those that need gradients."""
-    marked = any(one.requires_grad for one in given)
-    examples = []
-    for one in given:
-        needs_gradient = one.requires_grad if marked else one.dtype.is_floating_point or one.dtype.is_complex
-        examples.append(torch.empty(one.shape, dtype=one.dtype, device="meta").requires_grad_(needs_gradient))
-    return tuple(examples)
+def _examples(given: Sequence[Any], known: Sequence[Tensor] = (), told: bool = False) -> tuple[Tensor, ...]:
+    """Meta copies of example tensors, or of torch's descriptions, requires_grad set on those that need gradients.
+
+    Where none is marked, those need gradients that do in `known`, if these are of the same dtypes, else all floating
+    ones. What was `told` of tensors of the same sizes stays.
+    """
+    copies = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in given)
+    marks = [one.requires_grad for one in given]
+    if told and _sizes(copies) == _sizes(known):
+        marks = [one.requires_grad for one in known]
+    elif not any(marks):
+        same = [one.dtype for one in known] == [one.dtype for one in copies]
+        floating = [one.dtype.is_floating_point or one.dtype.is_complex for one in copies]
+        marks = [one.requires_grad for one in known] if same else floating
+    return tuple(copy.requires_grad_(mark) for copy, mark in zip(copies, marks, strict=True))
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(one.shape, one.dtype) for one in tensors]
 
 
 def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two tuples of tensors have the same shapes and dtypes."""
-    return [(x.shape, x.dtype) for x in some] == [(x.shape, x.dtype) for x in others]
+    """Whether two tuples of tensors have the same shapes and dtypes, and the same ones need gradients."""
+    marks, other_marks = ([one.requires_grad for one in each] for each in (some, others))
+    return _sizes(some) == _sizes(others) and marks == other_marks
 
 
 def _num_rows(examples: Sequence[Tensor]) -> int:
@@ -579,7 +626,7 @@ def _as_tuple(output: Any) -> tuple[Any, ...]:
 
 
 def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:
-    """A gradient that was None at the next stage, as zeros, because autograd needs a tensor."""
+    """A gradient that was None at the next stage, as zeros."""
     return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype, device=device)
 
 

@@ -169,7 +169,7 @@ class Sender(ChannelEnd):
         channel, work = self.channel, self.channel.work(microbatch)
         with self._meter.section("encode", work=work), _lasting(), torch.set_grad_enabled(False):
             # 1. Refuse wrong tensors first, before anything is changed.
-            tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
+            tensors = [None if tensor is None else _plain(tensor.detach()) for tensor in tensors]
             self._check(tensors, microbatch)
             for observer in self.observers:
                 observer(channel, microbatch, tensors)
@@ -414,6 +414,11 @@ class BoundaryEnd:
                     end.prefetch(microbatch)
                 if isinstance(end, Receiver):
                     end.post(len(microbatches))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers in memory, where torch only notes that they are conjugate or negative."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _lasting() -> AbstractContextManager[Any]:

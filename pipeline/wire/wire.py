@@ -193,6 +193,11 @@ class Wire:
         self._silent.append(stage)
         return sum(member.stage_index == stage.stage_index for member in self._members[:-1])
 
+    @property
+    def members(self) -> Sequence[WireStage]:
+        """The stages of this process, in the order in which they joined."""
+        return self._members
+
     def forget(self, stage: WireStage, boundary: int, number: int) -> None:
         """Drop what connects a stage over a boundary whose tensors change; the stage announces itself again."""
         if stage not in self._silent:

@@ -177,6 +177,10 @@ CASES = {
     ),
     "an empty tensor": lambda: among(Several(lambda self, x, y: (y, y[:, :0])), lambda y, e: y + e.sum()),
     "an unused tensor": lambda: among(Several(lambda self, x, y: (torch.tanh(x), y)), lambda x, y: y),
+    "a weight of an unused tensor": lambda: among(
+        Several(lambda self, x, y: (y, (self.query * 2).expand_as(y))), lambda y, q: y
+    ),
+    "a detached output": lambda: among(Several(lambda self, x, y: y.detach())),
     "only an integer": lambda: [
         Plain().requires_grad_(False),
         Several(lambda self, x, y: y.argmax(-1)).requires_grad_(False),
@@ -422,6 +426,19 @@ def test_compiled_stages_have_the_gradients_of_the_unsplit_model(schedule, alone
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
+def test_conjugate_and_negative_numbers_cross_as_they_are(schedule, alone):
+    """torch only notes that they are, and leaves the numbers in memory as they were."""
+    modules = among(Several(lambda self, x, y: (torch.complex(x, y).conj(), torch.complex(y, x).conj().imag)))
+    modules[2] = Join(lambda z, negative: z.real * z.imag + negative)
+    wanted, crossing = unsplit(modules)
+    assert crossing[2][0].is_conj() and crossing[2][1].is_neg()
+    nn.ModuleList(modules).zero_grad()
+    stages = stages_of(modules, crossing, "none")
+    build_merged(order_of(schedule), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
+    assert_gradients(gradients_of(modules), wanted)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
 def test_accumulated_passes_have_the_gradients_of_one_batch(schedule, alone):
     wanted, crossing = expected("plain")
     modules = built("plain")
@@ -431,6 +448,27 @@ def test_accumulated_passes_have_the_gradients_of_one_batch(schedule, alone):
             stage.begin(Pass(accumulation=index))
         build_merged(order_of(schedule), stages, COUNT, loss_of).step(part, target=torch.zeros(ROWS * COUNT))
     assert_gradients(gradients_of(modules), {name: 2 * gradient for name, gradient in wanted.items()})
+
+
+@pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"])
+def test_a_weight_that_stages_of_a_process_share_is_divided_once(name, alone):
+    """Also in the second step, and where the stage that is through first is the last one."""
+    torch.manual_seed(0)
+    modules = [Plain() for _ in range(2)]
+    modules[1].last = modules[0].last
+    wanted, crossing = unsplit(modules), [torch.empty(ROWS, WIDTH)] * 3
+    nn.ModuleList(modules).zero_grad()
+    wire = Wire(CompressionOptions(**CODECS["none"]))
+    stages = [
+        CompressedStage(module, index, 2, torch.device("cpu"), *crossing[index : index + 2], wire=wire)
+        for index, module in enumerate(modules)
+    ]
+    schedule = next(each for each in MULTI if each.__name__ == name)(stages, COUNT, loss_fn=loss_of)
+    for _ in range(2):
+        nn.ModuleList(modules).zero_grad()
+        schedule.step(batch(), target=torch.zeros(ROWS * COUNT))
+        found = gradients_of(modules)
+        assert_gradients(found, {key: gradient / COUNT for key, gradient in wanted[0].items()})
 
 
 SHARDED = {

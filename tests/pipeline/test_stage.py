@@ -220,6 +220,40 @@ def test_sizes_may_change_where_torch_looks_at_them_again_unless_buffers_hang_on
         )
 
 
+class Noting(nn.Module):
+    """Hands on a scale beside its output, or takes one and notes it."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.layer, self.is_first, self.scales = layer(index), index == 0, []
+
+    def forward(self, x, scale=None):
+        if self.is_first:
+            return self.layer(x), x * 1.2345
+        self.scales.append(scale.clone())
+        return self.layer(x) * scale
+
+
+@needs_inference
+@pytest.mark.parametrize("codec", ["q(4)", "ef(q(4))"])
+@pytest.mark.parametrize("rows", [8, 16])
+def test_what_needs_no_gradient_crosses_as_it_is_though_an_evaluation_came_first(codec, rows, alone):
+    """And in an evaluation after training, of the same size or another; torch describes none as needing gradients."""
+    modules = [Noting(0), Noting(1)]
+    with compressed(codec if rows == 8 else "q(4)"):
+        stages = [CompressedStage(module, index, 2, torch.device("cpu")) for index, module in enumerate(modules)]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
+    inputs, targets = batch()
+    larger = inputs.repeat(rows // BATCH, 1), targets.repeat(rows // BATCH, 1)
+    schedule.eval(larger[0], target=larger[1])
+    step = schedule.step, (inputs, targets)
+    for act, (x, y) in (step, step, (schedule.eval, larger)):
+        modules[1].scales.clear()
+        act(x, target=y)
+        assert torch.equal(torch.cat(modules[1].scales[-4:]), x * 1.2345)
+    assert [example.requires_grad for example in stages[0].outputs] == [True, False]
+
+
 class FullOnce(nn.Module):
     """Has no memory for its first micro-batch."""
 
