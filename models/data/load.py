@@ -157,12 +157,12 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         ),
     )
     held_out = TextBlocks(rest[0], options.block_size) if rest else None
-    stored = [int(part.max()) + 1 for part in texts if isinstance(part, Tensor)]
+    sizes = [int(part.max()) + 1 if isinstance(part, Tensor) else tokenizer.vocab_size for part in texts]
     return Data(
         TextBlocks(tokens, options.block_size),
         held_out,
         LanguageModeling(),
-        vocab_size=max(stored, default=tokenizer.vocab_size),
+        vocab_size=max(sizes),
         notes=tuple(notes),
     )
 
@@ -173,6 +173,8 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
         lambda: Pretrained(options.tokenizer),
         *(partial(read_chats, part, columns) for part in _parts(options) if part),
     )
+    given = (each.tokens for part in parts for each in part if isinstance(each, ChatTokens))
+    sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]
     names = (options.name, options.evaluation or "")
     training, *rest = [
         tokenizer.chats(chats[:limit], name) if isinstance(chats[0], Conversation) else chats[:limit]
@@ -189,7 +191,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
         samples,
         held[0] if held else None,
         LanguageModeling(),
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=max(sizes),
         notes=(*notes, *samples.notes(), f"the first conversation, where the loss counts what is in [[ ]]:\n{said}"),
     )
 

@@ -44,7 +44,7 @@ class Data:
     num_labels: int | None = None
     """The number of classes; None for text."""
     vocab_size: int | None = None
-    """One more than the largest token the tokenizer can give; None for images."""
+    """One more than the largest token that the tokenizer can give, or that is in the data; None for images."""
     classes: tuple[str, ...] = ()
     """The names of the classes, by number; empty if the source names none."""
     notes: tuple[str, ...] = ()

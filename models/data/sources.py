@@ -58,19 +58,21 @@ class Source:
 def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Source:
     """A source of rows."""
 
-    def split(part: Part) -> Dataset:
-        return tables.open_split(part, opened, RULE)
+    def split(part: Part, columns: Columns) -> Dataset:
+        return tables.open_split(part, columns, opened, RULE)
 
     return Source(
         name=name,
         fits=fits,
-        texts=lambda part, columns: tables.read_texts(split(part), part, columns),
-        stream=lambda part, columns, buffer, seed: tables.stream_texts(split(part), part, columns, buffer, seed),
-        chats=lambda part, columns: tables.read_chats(split(part), part, columns),
+        texts=lambda part, columns: tables.read_texts(split(part, columns), part, columns),
+        stream=lambda part, columns, buffer, seed: tables.stream_texts(
+            split(part, columns), part, columns, buffer, seed
+        ),
+        chats=lambda part, columns: tables.read_chats(split(part, columns), part, columns),
         labelled={
-            "pairs": lambda part, columns: tables.read_pairs(split(part), part, columns),
-            "tags": lambda part, columns: tables.read_tags(split(part), part, columns),
-            "images": lambda part, columns: tables.read_pictures(split(part), part, columns),
+            "pairs": lambda part, columns: tables.read_pairs(split(part, columns), part, columns),
+            "tags": lambda part, columns: tables.read_tags(split(part, columns), part, columns),
+            "images": lambda part, columns: tables.read_pictures(split(part, columns), part, columns),
         },
     )
 

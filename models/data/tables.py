@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Splits = dict[str, "Dataset"]
-Open = Callable[[Part], Splits]
-"""Opens the splits of one source."""
+Open = Callable[[Part, Columns], Splits]
+"""Opens the splits of one source, and reports what of it is not read."""
 Rows = Callable[[], Iterator[list[str] | Tensor]]
 """Begins to read texts, or token ids in a row, int32 [N]: a part of them at a time, the same each time."""
 _STREAMED = 1000
@@ -63,7 +63,7 @@ _EXTRA = "__index_level_0__"
 """The column into which pandas puts what stands before the columns of a header."""
 
 
-def open_file(part: Part) -> Splits:
+def open_file(part: Part, columns: Columns) -> Splits:
     """Open a table file as one split."""
     path = Path(part.name)
     if path.suffix.lower() not in TABLES:
@@ -74,7 +74,7 @@ def open_file(part: Part) -> Splits:
         raise OSError(f"it is {said}")
     _check_readable(path)
     # the library takes the path for a pattern
-    return _opened(part, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path)))
+    return _opened(part, _built(part, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path))))
 
 
 def _check_readable(path: Path) -> None:
@@ -104,36 +104,57 @@ def _check_json(path: Path) -> None:
         raise OSError(f"{path.name} must be nested at most {_MOST_NESTED} levels deep: write it flatter")
 
 
-def open_folder(part: Part) -> Splits:
-    """Open a folder of text, tables or images. `datasets` finds the splits in the names of files."""
+def open_folder(part: Part, columns: Columns) -> Splits:
+    """Open a folder of text, tables or images. `datasets` finds the splits in the names of files.
+
+    It reads one format, and where a name says train or test, no file whose name says nothing.
+    """
     path = Path(part.name)
-    for file in path.rglob("*"):
-        if file.is_file():
-            _check_readable(file)
+    files = [file for file in path.rglob("*") if file.is_file()]
+    for file in files:
+        _check_readable(file)
     if glob.has_magic(str(path.resolve())):
         raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
     place = str(path.resolve())  # the library takes the data's name from the last part, and "." has none
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        return _opened(part, "text", data_dir=place, keep_linebreaks=True)
-    return _opened(part, place, part.subset)
+        builder = _built(part, "text", data_dir=place, keep_linebreaks=True)
+    else:
+        builder = _built(part, place, part.subset)
+    found = builder.config.data_files or {}
+    _check_no_run(path, chain(*found.values()))
+    unread = _unread(path, files, found)
+    if unread and part.subset is None:
+        columns.report(f"files of {part.name} that are not read: {first_of(unread, _NAMED)}")
+    return _opened(part, builder)
 
 
-def _opened(part: Part, *arguments: str | None, **options: Any) -> Splits:
-    """The splits that `datasets` makes of a file or folder, from its cache if the files are those of then."""
+def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[str]]) -> list[str]:
+    """The files of a folder that look like its data, and are none of those that `datasets` found for the splits."""
+    read = {Path(name).resolve() for names in found.values() for name in names}
+    suffixes = {*TABLES, *_TEXTS, *(path.suffix.lower() for path in read)}
+    others = {file.relative_to(folder) for file in files if file.resolve() not in read}
+    hidden = {name for name in others if name.name == "README.md" or any(each[0] in "._" for each in name.parts)}
+    return sorted(str(name) for name in others - hidden if name.suffix.lower() in suffixes)
+
+
+def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
+    """What `datasets` reads a file or folder with, and keeps in its cache for as long as the files are those of now."""
     import datasets
 
     source = Path(part.name)
     cache = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(source)}")
     try:
-        builder = datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
+        return datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
     except Exception:
         _check_no_run(source, map(str, source.rglob("*")))  # among the files of a run it may not know what the data are
         raise
+
+
+def _opened(part: Part, builder: Any) -> Splits:
+    """The splits that `datasets` makes, from its cache if it has them."""
     if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
-    if source.is_dir():
-        _check_no_run(source, chain(*(builder.config.data_files or {}).values()))
     if part.streamed:
         return dict(builder.as_streaming_dataset())
     builder.download_and_prepare()
@@ -171,7 +192,7 @@ def _version(path: Path) -> str:
     return hashed.hexdigest()[:16]
 
 
-def open_on_hub(part: Part) -> Splits:
+def open_on_hub(part: Part, columns: Columns) -> Splits:
     """Open a data set on the hub."""
     from datasets import load_dataset
 
@@ -258,7 +279,22 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
         for name, least in zip(names, (0, IGNORE), strict=False):
             _integers(table, name, least)
         return [encoded_of(row, at) for row, at in zip(rows, places, strict=True)]
-    return [conversation_of(values, at) for values, at in zip(rows, places, strict=True)]
+    features = [table.features[name] for name in names]
+    return [
+        conversation_of([*map(_without_filling, values, features)], at) for values, at in zip(rows, places, strict=True)
+    ]
+
+
+def _without_filling(value: Any, feature: Any) -> Any:
+    """A value of a column, without the fields that hold nothing: parquet gives each object the fields of all.
+
+    The arguments of one tool would have those of the others as null, and a part of text an image.
+    """
+    if isinstance(value, dict) and isinstance(feature, dict):
+        return {name: _without_filling(each, feature[name]) for name, each in value.items() if each is not None}
+    if isinstance(value, list) and hasattr(feature, "feature"):
+        return [_without_filling(each, feature.feature) for each in value]
+    return value
 
 
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
@@ -310,7 +346,7 @@ def _report(part: Part, columns: Columns, names: Sequence[str]) -> None:
     columns.report(f"of {part.name}, column {' and '.join(names)} is read, and the class from {columns.label}")
 
 
-def open_split(part: Part, opened: Open, rule: str) -> Dataset:
+def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset:
     """One split of a table.
 
     Raises:
@@ -319,7 +355,7 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     """
     try:
         with _quiet(), hub.reading(part.name):
-            splits = opened(part)
+            splits = opened(part, columns)
     except ModelError:
         raise
     except Exception as error:  # of the readers of every format

@@ -211,9 +211,15 @@ class Pretrained:
         return encoded
 
     def _require_template(self) -> None:
+        known = self._tokenizer.chat_template
         require(
             (
-                bool(self._tokenizer.chat_template),
+                not isinstance(known, dict) or "default" in known,
+                f"tokenizer {self.name!r} must have one chat template, or one of them as the default, got "
+                f"{', '.join(known or ())}; put one of them into its folder as chat_template.jinja",
+            ),
+            (
+                bool(known),
                 f"tokenizer {self.name!r} must have a chat template, got none; take that of a model for chats, or put "
                 "a chat_template.jinja into its folder",
             ),
@@ -236,25 +242,31 @@ class Pretrained:
 
     def _answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
         """From where to where each answer goes in the text that the template makes of a conversation."""
+        begun = range(max(chat.first, 1), len(chat.messages))  # to begin with, nothing is asked
+        places = [index for index in begun if chat.messages[index]["role"] == ANSWERS]
+        fewer = ", or take conversations of one answer" if len(places) > 1 else ""
         return [
             (
-                self._length(text, chat.messages[:index], place, add_generation_prompt=True),
-                self._length(text, chat.messages[: index + 1], place),
+                self._length(text, chat.messages[:index], place, fewer, add_generation_prompt=True),
+                self._length(text, chat.messages[: index + 1], place, fewer),
             )
-            for index in range(max(chat.first, 1), len(chat.messages))  # to begin with, nothing is asked
-            if chat.messages[index]["role"] == ANSWERS
+            for index in places
         ]
 
-    def _length(self, whole: str, messages: Sequence[dict[str, Any]], place: str, **options: Any) -> int:
-        """The length of the first messages by themselves, which must be the beginning of the whole conversation."""
+    def _length(
+        self, whole: str, messages: Sequence[dict[str, Any]], place: str, fewer: str = "", **options: Any
+    ) -> int:
+        """The length of the first messages by themselves, which must be the beginning of the whole conversation.
+
+        `fewer` is what the user can do beside marking answers in the template.
+        """
         text = self._render(messages, place, **options)
         require(
             (
                 whole.startswith(text),
                 f"the chat template of tokenizer {self.name!r} must write the first {len(messages)} messages of "
                 f"{place} alike whatever follows, and does not, so it is not known where answers begin and end; put "
-                "{% generation %} and {% endgeneration %} around answers in its chat_template.jinja, or take "
-                "conversations of one answer",
+                "{% generation %} and {% endgeneration %} around answers in its chat_template.jinja" + fewer,
             )
         )
         return len(text)

@@ -93,6 +93,21 @@ def test_messages_of_unlike_fields_are_read_as_they_are(tmp_path):
     assert read_chats(Part(str(path))) == [Conversation(ASKED), Conversation(parts)]
 
 
+@uses_datasets
+def test_an_object_of_parquet_has_no_fields_that_others_have(tmp_path):
+    """A call of a tool would have the arguments of all other tools, and the template would write them as null."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": given}} for given in ({"a": 1}, {"b": "x"})]
+    rows = [{"messages": [ASKED[0], {"role": "assistant", "tool_calls": [call]}]} for call in calls]
+    parts = [{"type": "text", "text": "why"}], [{"type": "image", "image": "a.png"}, {"type": "text", "text": "it"}]
+    asked = [{"prompt": said(part), "completion": "the cat"} for part in parts]
+    for name in ("a.parquet", "a.jsonl"):
+        write = write_rows if name == "a.parquet" else write_json
+        chats = read_chats(Part(str(write(tmp_path / "calls" / name, rows))))
+        assert [chat.messages for chat in chats] == [row["messages"] for row in rows]
+        chats = read_chats(Part(str(write(tmp_path / "parts" / name, asked))))
+        assert [chat.messages[0]["content"] for chat in chats] == list(parts)
+
+
 OWN = f"""
 def messages(split):
     return [{ASKED!r}]
@@ -151,6 +166,9 @@ def test_a_template_that_changes_earlier_turns_is_refused(tmp_path):
     assert counted_words(tmp_path, Conversation(ASKED), FORGETS) == "user why did it [SEP] assistant THE CAT SAT [SEP]"
     with pytest.raises(ModelError, match=r"write the first 2 messages of row 0 of a\.jsonl alike whatever follows"):
         counted_words(tmp_path, Conversation(TWICE), FORGETS)
+    opens = CHAT.replace("'assistant '", "'assistant the '")
+    with pytest.raises(ModelError, match=r"around answers in its chat_template\.jinja$"):
+        counted_words(tmp_path, Conversation(ASKED[:1] + said("it", roles=("assistant",))), opens)
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):
@@ -158,6 +176,10 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path):
         Pretrained(write_tokenizer(tmp_path)).chats([Conversation(ASKED)], "a.jsonl")
     with pytest.raises(ModelError, match="tokenizer must be that of a model with a chat template"):
         DataOptions(kind="chat")
+    several = Pretrained(write_tokenizer(tmp_path / "several", chat={"rag": CHAT, "tool_use": CHAT}))
+    for of in (lambda: several.chats([Conversation(ASKED)], "a.jsonl"), lambda: several.prompt("why", chat=True)):
+        with pytest.raises(ModelError, match=r"one chat template, or one of them as the default, got rag, tool_use; "):
+            of()
     refuses = CHAT + "{{ raise_exception('no such turn') }}"
     with pytest.raises(ModelError, match=r"must take the messages of row 0 of a\.jsonl: .*no such turn"):
         counted_words(tmp_path, Conversation(ASKED), refuses)

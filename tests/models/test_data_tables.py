@@ -176,6 +176,27 @@ def test_a_folder_of_text_holds_text(tmp_path):
         read_texts(Part(str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("read", "unread", "texts"),
+    [
+        (["train_to_busan.txt"], ["dracula.txt", "emma.md"], ["a\n"]),
+        (["train.jsonl"], ["extra.jsonl", "more/old.csv"], ["a"]),
+        (["a.jsonl", "b/a.jsonl"], ["c.csv"], ["a", "a"]),
+        (["a.txt", "b/a.md"], [], ["a\n", "a\n"]),
+    ],
+)
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, read, unread, texts):
+    """A name that begins with train hid all other files, and only the most frequent format is read."""
+    content = {".jsonl": '{"text": "a"}\n', ".csv": "text\na\n"}
+    of_the_hub = ["README.md", ".cache/a.jsonl"] if read[0].endswith(".jsonl") else []
+    for path in map(tmp_path.joinpath, (*read, *unread, *of_the_hub)):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content.get(path.suffix, "a\n"))
+    notes = []
+    assert read_texts(Part(str(tmp_path)), Columns(report=notes.append)) == texts
+    assert notes[:-1] == [f"files of {tmp_path} that are not read: {', '.join(unread)}"] * bool(unread)
+
+
 def test_a_folder_holds_files_alone(tmp_path):
     write_json(tmp_path / "a.jsonl", [{"text": "a"}])
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
@@ -279,6 +300,19 @@ def test_token_ids_are_read_as_they_are(tmp_path):
         assert (tokens.tolist(), tokens.dtype) == ([5, 6, 7] if name == "a.parquet" else [5, 6, 7, 8, 9], torch.int32)
     data = load(DataOptions(name=str(tmp_path / "a.jsonl"), block_size=2, held_out=0))
     assert (data.training.inputs(torch.arange(2)).tolist(), data.vocab_size) == ([[5, 6], [7, 8]], 10)
+
+
+def test_the_vocabulary_is_that_of_texts_and_token_ids(tmp_path):
+    """A model with too few rows for some of them failed in its embedding, when the first one came."""
+    words = write_tokenizer(tmp_path / "words", pairs=False)
+    texts = str(write_json(tmp_path / "texts.jsonl", [{"text": "why did it"}]))
+    few, many = (str(write_json(tmp_path / f"{top}.jsonl", [{"input_ids": [1, 2, top]}])) for top in (3, 99))
+    for name, evaluation, size in ((texts, few, 19), (few, texts, 19), (texts, many, 100), (few, few, 4)):
+        data = load(DataOptions(name=name, evaluation=evaluation, tokenizer=words, block_size=2))
+        assert data.vocab_size == size
+    for name, evaluation, size in ((few, few, 19), (few, many, 100), (many, few, 100)):
+        data = load(DataOptions(name=name, evaluation=evaluation, kind="chat", tokenizer=words, block_size=2))
+        assert data.vocab_size == size
 
 
 def test_token_ids_with_labels_are_conversations(tmp_path):
