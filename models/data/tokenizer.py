@@ -216,7 +216,7 @@ class Pretrained:
             (
                 not isinstance(known, dict) or "default" in known,
                 f"tokenizer {self.name!r} must have one chat template, or one of them as the default, got "
-                f"{', '.join(known or ())}; put one of them into its folder as chat_template.jinja",
+                f"{', '.join(sorted(known or ()))}; put one of them into its folder as chat_template.jinja",
             ),
             (
                 bool(known),
