@@ -131,9 +131,9 @@ def open_folder(part: Part, columns: Columns) -> Splits:
 
 def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[str]]) -> list[str]:
     """The files of a folder that look like its data, and are none of those that `datasets` found for the splits."""
-    read = {Path(name).resolve() for names in found.values() for name in names}
+    read, runs = {Path(name).resolve() for names in found.values() for name in names}, _of_runs(folder, files)
     suffixes = {*TABLES, *_TEXTS, *(path.suffix.lower() for path in read)}
-    others = {file.relative_to(folder) for file in files if file.resolve() not in read}
+    others = {file.relative_to(folder) for file in files if file.resolve() not in read and file not in runs}
     hidden = {name for name in others if name.name == "README.md" or any(each[0] in "._" for each in name.parts)}
     return sorted(str(name) for name in others - hidden if name.suffix.lower() in suffixes)
 

@@ -231,7 +231,9 @@ def test_what_a_run_wrote_is_not_read_as_data(tmp_path, monkeypatch, name, place
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name.replace("a.", "train.")).write_text(content)
     write_run(tmp_path / "data" / place)
-    assert read_texts(Part("data")) == before, "a name that says what it is for is enough"
+    notes = []
+    assert read_texts(Part("data"), Columns(report=notes.append)) == before, "a name that says what it is for is enough"
+    assert not any("not read" in note for note in notes), "nobody misses what a run wrote"
 
 
 def test_the_folder_of_the_data_may_be_the_current_one(tmp_path, monkeypatch):
