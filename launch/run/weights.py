@@ -199,8 +199,14 @@ def _folders_of(place: Path) -> tuple[list[Path], int | None]:
     if not of_run or not (place / "recipe.yaml").is_file():
         return [place], None
     newest(place)  # which refuses a link
-    chosen = recipe.parse([str(place / "recipe.yaml")]).checkpoint.folder
-    return [Path(chosen) if chosen else place / "checkpoints", weights_folder(place)], None
+    options = recipe.parse([str(place / "recipe.yaml")]).checkpoint
+    if options.folder and options.wanted and not Path(options.folder).is_dir():
+        print(
+            f"the checkpoints of {place} are in {options.folder}, and from here no such folder is found, so only "
+            f"{weights_folder(place)} is looked into",
+            file=sys.stderr,
+        )
+    return [Path(options.folder or place / "checkpoints"), weights_folder(place)], None
 
 
 def _run_of(place: Path, checkpoints: Path) -> Path:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from support.hostile import sign, snapshot
 from thinwire.launch import cli
 from thinwire.launch.run import folders, recipe
+from thinwire.launch.run.weights import find_checkpoint
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, manifests
 
@@ -121,3 +122,17 @@ def test_moments_of_another_shape_are_refused(folder, capsys):
     capsys.readouterr()
     assert simulate("run", *SAVING, "--training.steps", "4") == 1
     assert "numbers of exp_avg of" in capsys.readouterr().err
+
+
+def test_checkpoints_that_are_not_found_from_here_are_missed_in_a_sentence(folder, capsys, monkeypatch):
+    """An export from another folder took the weights of the run's last save, which may be older, without a word."""
+    assert simulate("run", *SAVING) == 0
+    capsys.readouterr()
+    assert find_checkpoint(folder / "run").folder == folder / "run" / "weights"
+    assert capsys.readouterr().err == ""
+    monkeypatch.chdir(folder / "run")
+    assert find_checkpoint(folder / "run").manifest.step == 2
+    assert capsys.readouterr().err == (
+        f"the checkpoints of {folder}/run are in kept, and from here no such folder is found, so only "
+        f"{folder}/run/weights is looked into\n"
+    )
