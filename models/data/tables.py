@@ -131,11 +131,16 @@ def open_folder(part: Part, columns: Columns) -> Splits:
 
 def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[str]]) -> list[str]:
     """The files of a folder that look like its data, and are none of those that `datasets` found for the splits."""
-    read, runs = {Path(name).resolve() for names in found.values() for name in names}, _of_runs(folder, files)
-    suffixes = {*TABLES, *_TEXTS, *(path.suffix.lower() for path in read)}
-    others = {file.relative_to(folder) for file in files if file.resolve() not in read and file not in runs}
-    hidden = {name for name in others if name.name == "README.md" or any(each[0] in "._" for each in name.parts)}
-    return sorted(str(name) for name in others - hidden if name.suffix.lower() in suffixes)
+    read, place, runs = {name for names in found.values() for name in names}, folder.resolve(), _of_runs(folder, files)
+    suffixes = {*TABLES, *_TEXTS, *(Path(name).suffix.lower() for name in read)}
+    unread = []
+    for file in files:
+        name = file.relative_to(folder)
+        hidden = name.name == "README.md" or any(part[0] in "._" for part in name.parts)
+        known = hidden or name.suffix.lower() not in suffixes or file in runs or str(place / name) in read
+        if not known and str(file.resolve()) not in read:  # slow, so last
+            unread.append(str(name))
+    return sorted(unread)
 
 
 def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
