@@ -223,8 +223,8 @@ class ActivationDifference(DifferenceFeedback):
         super().__post_init__()
         if not (isinstance(self.first, Codec) and self.first.takes_feedback and not self.first.warm_starts):
             raise CodecError(
-                f"aqsgd's first must be a codec that needs nothing of other messages, got {self.first!r}; write "
-                f"first=q(8, step=0.1), for example, without quotes"
+                f"aqsgd's first must be a codec that reads no other message, got {self.first!r}; write it without "
+                f"quotes, first=q(8, step=0.1) for example"
             )
         if type(self.eval_history) is not bool:
             raise CodecError(f"aqsgd's eval_history must be True or False, got {self.eval_history!r}")

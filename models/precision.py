@@ -40,7 +40,7 @@ def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, 
 def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str) -> str | None:
     """A sentence on arithmetic that is not what its name says; None if there is nothing to say.
 
-    On a GPU fp32 may mean TF32, which has 10 bits of digits; a CPU without products of 16 bits emulates them.
+    On a GPU fp32 may mean TF32, which has 10 bits of digits; a CPU without instructions for 16 bits emulates them.
     """
     if device_type == "cpu":
         return _emulated_note("bf16" if narrow_weights and precision == "fp32" else precision)
@@ -55,14 +55,12 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
 
 
 def _emulated_note(precision: Precision) -> str | None:
-    fast = {
-        "bf16": lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        "fp16": lambda: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    if precision == "fp32" or not torch.backends.mkldnn.is_available() or fast[precision]():
+    if precision == "fp32" or not torch.backends.mkldnn.is_available():
+        return None
+    if getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")():
         return None
     return (
-        f"this CPU has no products in {precision}, so torch emulates them, up to 16 times slower than float32; "
+        f"this CPU has no instructions for {precision}, so torch emulates it, which can make a step ten times slower; "
         f"--training.precision fp32 --model.dtype fp32 is faster here"
     )
 

@@ -183,3 +183,15 @@ def test_both_ends_agree_after_fifty_steps(rule, codec, bits):
     for step in range(50):
         ids = [(step * 3 + row * 5) % 16 for row in range(ROWS)]
         pair.carry(random(step % 7), ids, step=step)  # compares the digests of both ends
+
+
+@pytest.mark.parametrize("first", ['"q(8)"', "reuse", "lowrank(4)", "ef(q(4))", "8"])
+def test_first_visits_take_a_codec_that_reads_no_other_message(first):
+    with pytest.raises(CodecError, match="aqsgd's first must be a codec that reads no other message, got "):
+        parse(f"aqsgd(q(2), first={first})")
+
+
+@pytest.mark.parametrize("first", ["q(8, step=0.1)", "bf16", "topk(0.5)", "randk(0.5, scaled=False)"])
+def test_the_codec_of_first_visits_is_written_as_any_other(first):
+    method = parse(f"aqsgd(q(2), first={first})")
+    assert (str(method), method.opening) == (f"aqsgd(q(2), first={first})", parse(first))

@@ -122,6 +122,6 @@ def test_a_cpu_that_emulates_products_of_16_bits_is_named(monkeypatch, precision
     for name in ("bf16", "fp16"):
         monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    assert f"no products in {emulated}" in arithmetic_note(precision, narrow, "cpu")
+    assert f"no instructions for {emulated}" in arithmetic_note(precision, narrow, "cpu")
     monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{emulated}_supported", lambda: True)
     assert arithmetic_note(precision, narrow, "cpu") is None
