@@ -15,18 +15,13 @@ from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, parse_latency
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import say, show
-from thinwire.models.options import FRESH
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
 
 PROG = "thinwire predict"
-COMPARED_CODECS = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
-"""Codecs compared by default, beside none and those of the recipe. Few bits break a pretrained model, and the advice is
-by speed alone: for one, `MILD` is compared."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,8 +51,7 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         (one_pipeline, f"a prediction is of one pipeline; add --replicas.count 1, got {wanted.replicas.count}"),
     )
     _check_one_each(wanted.pipeline)
-    examples = COMPARED_CODECS if wanted.model.weights == FRESH else MILD
-    asked = [codec_pair(text) for text in options.codec or examples]
+    asked = [codec_pair(text) for text in options.codec or wanted.compared_codecs]
     own = [] if wanted.compression.automatic else [wanted.compression]
     compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *asked)}
     schedule = options.schedule or wanted.pipeline.schedule

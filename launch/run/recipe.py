@@ -38,7 +38,7 @@ from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
-from thinwire.models.options import ModelOptions
+from thinwire.models.options import FRESH, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import (
@@ -54,6 +54,7 @@ from thinwire.pipeline.options import (
     split_pair,
     together,
 )
+from thinwire.pipeline.options.compression import FAST, MILD
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
@@ -158,6 +159,11 @@ class Recipe:
     def num_boundaries(self) -> int:
         """Cuts between stages."""
         return self.pipeline.num_stages - 1
+
+    @property
+    def compared_codecs(self) -> tuple[str, ...]:
+        """Codecs whose speed is compared if none are named. Few bits break a pretrained model: mild ones for it."""
+        return FAST if self.model.weights == FRESH else MILD
 
     @property
     def folder(self) -> Path:

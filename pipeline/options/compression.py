@@ -21,6 +21,9 @@ MILD = ("q(8, step=0.2)", "q(8, step=0.1)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
 with the fewest bits first."""
 
+FAST = ("q(8)", "q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
+"""Pairs of codecs of fewer and fewer bits, for models that are trained from scratch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryOptions:

@@ -22,6 +22,7 @@ from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.processes import collectives
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
@@ -153,6 +154,14 @@ def test_replicas_of_one_stage_have_no_boundary_to_compress():
     options = make_parser().parse_args(["--replica-codec", "ef(q(4))"])
     options.codec = pairs_of(wanted, options.codec)
     assert list(contests._contenders(options, wanted)) == ["none", "none, replicas ef(q(4))"]
+
+
+def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_the_model():
+    own = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench")
+    assert pairs_of(own, None) == ("ef(q(4))/bf16", *FAST)
+    pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
+    assert pairs_of(pretrained, None) == ("q(8, step=0.2)/q(8, step=0.2)", *MILD), "few bits break it"
+    assert pairs_of(parse(["smollm2-tiny", "--codec", "auto"], prog="thinwire bench"), None) == MILD
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from thinwire.launch.cli import main
-from thinwire.launch.predict.command import COMPARED_CODECS
 from thinwire.launch.report import reading
 from thinwire.launch.shared.tables import duration_text
-from thinwire.pipeline.options.compression import MILD
+from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
@@ -50,7 +49,7 @@ def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path,
     own = predicted(capsys, *GIVEN, *given, "--model.weights", "pretrained", "--bandwidth", "10mbit")
     assert {cell["codec"] for cell in own["predictions"]} == {"none", *MILD}
     fresh = predicted(capsys, *GIVEN, *given, "--bandwidth", "10mbit")
-    assert {cell["codec"] for cell in fresh["predictions"]} == {"none", "q(8, step=0.2)", *COMPARED_CODECS}
+    assert {cell["codec"] for cell in fresh["predictions"]} == {"none", "q(8, step=0.2)", *FAST}
 
 
 def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):

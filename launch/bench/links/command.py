@@ -24,7 +24,6 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire bench"
-DEFAULT_CODECS = ("q(4)/q(8)", "q(3)/q(6)", "q(2)/q(4)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -115,7 +114,11 @@ def _check_replica_codecs(listed: Sequence[str]) -> None:
 
 def pairs_of(wanted: Recipe, given: Sequence[str] | None) -> Sequence[str]:
     """The codecs of boundaries that take turns, beside none. Without a boundary there are none."""
-    return given or (DEFAULT_CODECS if wanted.num_boundaries else ())
+    if given or not wanted.num_boundaries:
+        return given or ()
+    compression = wanted.compression
+    own = () if compression.automatic else (f"{compression.activations}/{compression.gradients}",)
+    return (*own, *wanted.compared_codecs)
 
 
 def _compresses(wanted: Recipe, options: argparse.Namespace) -> bool:
@@ -142,7 +145,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--codec",
         nargs="+",
-        help=f"codecs as activations/gradients (default: {' '.join(DEFAULT_CODECS)})",
+        help="codecs as activations/gradients (default: those of the recipe, and some examples)",
     )
     parser.add_argument(
         "--replica-codec",
