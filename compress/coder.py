@@ -287,8 +287,7 @@ class Encoder(Coder):
             return
         coded = plan.coded(encoded.payload)
         if plan.store is not None and plan.writes and plan.rows.num_full:
-            is_exact = plan.opening == _IN_FULL
-            rows = plan.rows.in_full(encoded.x) if is_exact else self._opened(plan, encoded.payload, encoded.key)
+            rows = plan.rows.in_full(encoded.x) if plan.is_exact else self._opened(plan, encoded.payload, encoded.key)
             self._fill(plan, rows)
         if loan is not None and plan.writes:
             assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"

@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
+from thinwire.compress.codecs.cast import Uncompressed
 from thinwire.compress.microbatch import Microbatch
 from thinwire.compress.stores.store import Store
 from thinwire.compress.transfer import put
@@ -80,6 +81,11 @@ class MessagePlan:
     def recurs(self) -> bool:
         """Whether a message leaves nothing behind: then every micro-batch of its kind and length has this plan."""
         return self.store is None and self.remembered is None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the rows in full go uncompressed."""
+        return isinstance(self.opening, Uncompressed)
 
     def coded(self, payload: Tensor) -> Tensor:
         """The codec's part of a payload."""

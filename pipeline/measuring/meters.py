@@ -44,7 +44,7 @@ class Traffic:
     rows: int = 0
     """Rows of those tensors."""
     full_rows: int = 0
-    """Rows sent in full: warm-up, first visits, evaluation with compression off."""
+    """Rows sent uncompressed: in warm-up, as first visits without a codec, in evaluation with compression off."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(

@@ -83,17 +83,17 @@ class ChannelEnd:
 
     def _traffic(self, messages: Sequence[MessagePlan], nbytes: int) -> Traffic:
         tensors = [
-            (math.prod((*example.shape[:1], *message.row)), message.rows, example)
+            (math.prod((*example.shape[:1], *message.row)), message, example)
             for message, example in zip(messages, self.channel.examples, strict=True)
         ]
-        coded = [(elements, rows) for elements, rows, example in tensors if is_coded(example)]
+        coded = [(elements, message) for elements, message, example in tensors if is_coded(example)]
         return Traffic(
             frames=1,
             bytes=nbytes,
             uncompressed=sum(elements * example.element_size() for elements, _, example in tensors),
             elements=sum(elements for elements, _ in coded),
-            rows=sum(rows.num_full + rows.num_coded for _, rows in coded),
-            full_rows=sum(rows.num_full for _, rows in coded),
+            rows=sum(len(message.rows.full) for _, message in coded),
+            full_rows=sum(message.rows.num_full for _, message in coded if message.is_exact),
         )
 
     def count(self, into: dict[Route, Traffic], microbatch: Microbatch, plan: FramePlan, nbytes: int) -> None:

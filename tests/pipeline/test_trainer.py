@@ -164,6 +164,15 @@ def test_warm_up_sends_in_full_and_ends_when_it_should(alone):
     assert shares == [{1.0}, {1.0}, {0.0}, {0.0}]
 
 
+@pytest.mark.parametrize(("first", "share"), [("none", 1.0), ("q(8)", 0.0)])
+def test_first_visits_through_a_codec_are_not_counted_as_sent_in_full(alone, first, share):
+    compression = {"activations": f"aqsgd(q(4), first={first})", "gradients": "none"}
+    trainer = make_trainer(0, num_stages=2, simulated=True, compression=compression)
+    trainer.train_step(0)
+    [traffic] = [sent for route, sent in trainer.stages[0].meter.sent.items() if route[1] == "activations"]
+    assert traffic.full_rows == share * traffic.rows and traffic.rows > 0
+
+
 def test_a_step_reports_what_it_was(alone):
     optimizer = {"lr": 0.1, "warmup_steps": 2, "schedule": "constant", "max_grad_norm": None}
     trainer = make_trainer(0, num_stages=2, simulated=True, compression=UNCOMPRESSED, optimizer=optimizer, steps=3)
