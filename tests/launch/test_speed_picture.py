@@ -3,6 +3,7 @@
 import json
 import runpy
 
+import pytest
 from matplotlib.axes import Axes
 
 from support.pages import DOCS
@@ -18,9 +19,19 @@ def draw(bench: str) -> tuple[Axes, Axes]:
     return speeds, losses
 
 
-def test_the_table_of_the_page_is_that_of_the_picture():
-    assert len(json.loads(BENCH)["tables"][0]["rows"]) == 6 * 8
-    assert SCRIPT["speed_table"](BENCH) in (MEASURED / "bench-links.md").read_text()
+@pytest.mark.parametrize(("name", "rows"), [("bench-links", 6 * 8), ("bench-smollm2", 3 * 5)])
+def test_the_table_of_the_page_is_that_of_the_picture(name, rows):
+    bench = (MEASURED / f"{name}.json").read_text()
+    assert len(json.loads(bench)["tables"][0]["rows"]) == rows
+    assert SCRIPT["speed_table"](bench) in (MEASURED / "bench-links.md").read_text()
+
+
+def test_the_bars_of_the_real_model_are_those_of_its_table(monkeypatch):
+    monkeypatch.syspath_prepend(MEASURED)
+    bench = (MEASURED / "bench-smollm2.json").read_text()
+    figure = runpy.run_path(str(MEASURED / "real_speed.py"))["draw"](bench)
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert sorted(heights) == sorted(row[2] for row in json.loads(bench)["tables"][0]["rows"])
 
 
 def test_the_picture_has_a_line_for_each_contender_and_its_limit():
