@@ -69,7 +69,7 @@ def progress_in_seconds(run: RunFiles) -> list[float]:
 def progress_in_megabytes(run: RunFiles) -> list[float]:
     """MB that all boundaries have sent: 0 at the start, then the sum after each step.
 
-    Beside other replicas the log of steps counts the bytes of one process, so they are scaled to those of all.
+    Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
     """
     seen = [float(step["bytes"]) for step in run.steps]
     counted = math.fsum(seen[: run.summary["steps"]])  # a killed run may have logged steps after its last summary
