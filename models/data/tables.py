@@ -218,30 +218,36 @@ def _column_of_tokens(table: Dataset, part: Part, columns: Columns) -> str:
     return column
 
 
-def _column_read(table: Dataset, column: str) -> list[str] | Tensor:
-    return _integers(table, column) if _is_ids(table.features[column]) else _texts(table, column)
+def _column_read(table: Dataset, column: str, before: int = 0) -> list[str] | Tensor:
+    """What a column holds; `before` is how many rows were read before these."""
+    return _integers(table, column) if _is_ids(table.features[column]) else _texts(table, column, before)
 
 
 def stream_texts(table: Any, part: Part, columns: Columns, buffer: int, seed: int) -> Rows:
     """As `read_texts`, a thousand rows at a time, shuffled within a buffer of rows."""
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
-    column = _column_of_tokens(Dataset.from_list(list(table.take(1))), part, columns)
+    # of JSON the type is that of the first row: one of thousand empty lists says nothing
+    first = Dataset.from_list(list(table.take(1)), features=table.features)
+    column = _column_of_tokens(first, part, columns)
+    features = Features({column: first.features[column]})
     alone = table.select_columns([column])
     shuffled = alone if buffer == 1 else alone.shuffle(seed=seed, buffer_size=buffer)  # which shuffles files, too
 
     def rows() -> Iterator[list[str] | Tensor]:
-        batches = shuffled.iter(_STREAMED)
+        batches, done = shuffled.iter(_STREAMED), 0
         while True:
             try:
                 batch = next(batches, None)
+                read = batch and Dataset.from_dict(batch, features=features)
             except Exception as error:  # of the readers of every format
                 raise ModelError(
                     f"{part.name} cannot be read to its end: {first_line(error.__cause__ or error)}"
                 ) from error
-            if batch is None:
+            if read is None:
                 return
-            yield _column_read(Dataset.from_dict(batch), column)
+            yield _column_read(read, column, done)
+            done += len(read)
 
     return rows
 
@@ -488,17 +494,17 @@ def _arrow(table: Dataset, column: str) -> Any:
     return table.with_format("arrow")[:][column]
 
 
-def _texts(table: Dataset, column: str) -> list[str]:
+def _texts(table: Dataset, column: str, before: int = 0) -> list[str]:
     try:
         texts: list[str] = list(table[column])
     except UnicodeDecodeError as error:
         rows = _arrow(table, column).cast("large_binary").to_pylist()
         first = next(row for row, text in enumerate(rows) if text is not None and not _is_utf8(text))
         raise ModelError(
-            f"column {column} must hold text in UTF-8, got other bytes in row {first}: convert the file"
+            f"column {column} must hold text in UTF-8, got other bytes in row {before + first}: convert the file"
         ) from error
     bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
-    require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
+    require((bad is None, f"column {column} must hold a text in every row, got none in row {before + (bad or 0)}"))
     return texts
 
 

@@ -67,6 +67,20 @@ def test_token_ids_stream_too_and_evaluation_is_read_at_once(tmp_path):
         load(DataOptions(stream=1, limit=9, **given))
 
 
+def test_a_thousand_empty_rows_have_the_type_of_the_others(tmp_path):
+    write_json(tmp_path / "a.jsonl", [{"input_ids": [1, 2]}, *([{"input_ids": []}] * 2500), {"input_ids": [3]}])
+    given = {**STREAM, "name": str(tmp_path / "a.jsonl"), "evaluation": str(tmp_path / "a.jsonl")}
+    data = load(DataOptions(stream=1, limit=5, **given))
+    assert data.training.inputs(torch.arange(2)).tolist() == [[1, 2], [3, 1]]
+
+
+def test_a_row_without_a_text_is_named_by_its_place_in_the_whole_stream(tmp_path):
+    write_json(tmp_path / "a.jsonl", [*([{"text": "ab"}] * 1500), {"text": None}])
+    data = load(DataOptions(name=str(tmp_path / "a.jsonl"), stream=1, limit=3001, **STREAM))
+    with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 1500"):
+        data.training.inputs(torch.tensor([1400]))
+
+
 def test_a_file_that_ends_in_the_middle_is_told(tmp_path):
     name = folder(tmp_path)
     (tmp_path / "files" / "2.jsonl").write_text('{"text": "08"}\n{"text": "0')
