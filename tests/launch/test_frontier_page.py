@@ -20,6 +20,13 @@ def test_the_table_on_the_page_is_that_of_the_report(study):
     assert SCRIPT["table"](pairs) in (MEASURED / "frontier.md").read_text()
 
 
+def test_the_tables_of_the_real_model_are_those_of_its_report():
+    script, report = runpy.run_path(str(MEASURED / "what_a_bit_buys.py")), MEASURED / "what-a-bit-buys.json"
+    found = script["points"](str(report))
+    assert sum(map(len, found.values())) == len(json.loads(report.read_text())["tables"][0]["rows"]) - 1
+    assert script["tables"](found) in (MEASURED / "frontier.md").read_text()
+
+
 def test_a_pair_is_on_the_frontier_if_no_pair_with_fewer_bits_has_a_lower_loss():
     _, (pair, *_) = SCRIPT["pairs_of"](str(MEASURED / "frontier.json"))
     losses = {1.0: 3.0, 2.0: 2.5, 3.0: 2.7, 4.0: 2.0}

@@ -1,0 +1,90 @@
+"""The table and the picture of what a bit buys: bits really sent in one direction against the loss, on and off.
+
+    python docs/measured/what_a_bit_buys.py REPORT.json PICTURE.png     # and PICTURE.svg
+
+REPORT is that of the study what-a-bit-buys.yaml. Each row of it compresses activations or gradients, not both.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from thinwire.launch.shared.tables import read_document
+
+Point = tuple[str, float, float, float]
+"""A codec, the bits of a value that it sent, and the loss more than `none` with compression on and off."""
+FAMILIES = {
+    "q(8, step=": ("q(8, step=..)", "#d95f02"),
+    "aqsgd(": ("AQ-SGD, coded first visits", "#1b9e77"),
+    "q(": ("q(b), a scale a channel", "#7a7a7a"),
+    "topk(": ("TopK", "#1b6ca8"),
+    "": ("low rank", "#9467bd"),
+}
+"""How the expressions of a family begin, the first that fits: its label and its colour."""
+LEAST = 0.001
+"""Differences below are drawn there, as the axis has no 0."""
+
+
+def points(path: str) -> dict[str, list[Point]]:
+    """The codecs of each channel, by bits."""
+    table = read_document(Path(path).read_text())[1][0]
+    rows: list[dict[str, Any]] = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    [none] = [row for row in rows if row["row"] == "none"]
+    found: dict[str, list[Point]] = {"activations": [], "gradients": []}
+    for row in rows:
+        channel, _, codec = str(row["row"]).partition(" ")
+        if codec and row["seeds"]:
+            on, off = (row[f"loss {mode}, mean"] - none[f"loss {mode}, mean"] for mode in ("on", "off"))
+            found[channel].append((codec, row[f"bits, {channel}"], on, off))
+    return {channel: sorted(each, key=lambda point: point[1]) for channel, each in found.items()}
+
+
+def tables(found: dict[str, list[Point]]) -> str:
+    """The codecs of both channels as Markdown."""
+    lines = []
+    for channel, each in found.items():
+        lines += ["", f"| {channel} | bits | loss more than `none`, on | off |", "|---|---|---|---|"]
+        lines += [f"| `{codec}` | {bits:.2f} | {on:+.3f} | {off:+.3f} |" for codec, bits, on, off in each]
+    return "\n".join(lines[1:])
+
+
+def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
+    """Loss over bits: a line for each family with compression on, crosses for compression off."""
+    families: dict[str, list[Point]] = {}
+    for point in each:
+        families.setdefault(next(begin for begin in FAMILIES if point[0].startswith(begin)), []).append(point)
+    for begin, own in families.items():
+        label, colour = FAMILIES[begin]
+        bits = [point[1] for point in own]
+        axes.plot(bits, [max(LEAST, point[2]) for point in own], "o-", ms=4, lw=1, color=colour, label=label)
+        axes.plot(bits, [max(LEAST, point[3]) for point in own], "x", ms=5, color=colour)
+    axes.set(title=f"{channel} alone", xlabel="bits a value, as sent", xscale="log", yscale="log")
+    axes.set_xticks([1, 2, 3, 4, 6, 8], ["1", "2", "3", "4", "6", "8"])
+    axes.set_yticks([LEAST, 0.01, 0.1, 1], [f"{LEAST:g} or less", "0.01", "0.1", "1"])
+    axes.minorticks_off()
+    axes.axhline(0.01, color="#7a7a7a", lw=0.8, ls=":")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    """Print the tables, and draw both channels side by side."""
+    report, picture = sys.argv[1:]
+    found = points(report)
+    print(tables(found))
+    figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (channel, each) in zip(panels, found.items(), strict=True):
+        draw(axes, channel, each)
+    panels[0].set_ylabel("held-out loss more than none, nats")
+    figure.suptitle("SmolLM2, fine-tuned in 4 stages: compression on (points) and off (crosses)", fontsize=11)
+    for kind in (".png", ".svg"):
+        figure.savefig(Path(picture).with_suffix(kind))
+
+
+if __name__ == "__main__":
+    main()
