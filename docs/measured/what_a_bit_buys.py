@@ -67,7 +67,6 @@ def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
     axes.set_yticks([LEAST, 0.01, 0.1, 1], [f"{LEAST:g} or less", "0.01", "0.1", "1"])
     axes.minorticks_off()
     axes.axhline(0.01, color="#7a7a7a", lw=0.8, ls=":")
-    axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
 
 
@@ -81,6 +80,7 @@ def main() -> None:
     for axes, (channel, each) in zip(panels, found.items(), strict=True):
         draw(axes, channel, each)
     panels[0].set_ylabel("held-out loss more than none, nats")
+    panels[1].legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8)  # it has all families
     figure.suptitle("SmolLM2, fine-tuned in 4 stages: compression on (points) and off (crosses)", fontsize=11)
     for kind in (".png", ".svg"):
         figure.savefig(Path(picture).with_suffix(kind))
