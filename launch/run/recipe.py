@@ -162,7 +162,7 @@ class Recipe:
 
     @property
     def compared_codecs(self) -> tuple[str, ...]:
-        """Codecs whose speed is compared if none are named. Few bits break a pretrained model: mild ones for it."""
+        """Codecs whose speed is compared if the user names none; few bits would break a pretrained model."""
         return FAST if self.model.weights == FRESH else MILD
 
     @property

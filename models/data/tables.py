@@ -227,7 +227,7 @@ def stream_texts(table: Any, part: Part, columns: Columns, buffer: int, seed: in
     """As `read_texts`, a thousand rows at a time, shuffled within a buffer of rows."""
     from datasets import Dataset, Features
 
-    # of JSON the type is that of the first row: one of thousand empty lists says nothing
+    # JSON declares no types, and a thousand empty lists show none: the first row decides
     first = Dataset.from_list(list(table.take(1)), features=table.features)
     column = _column_of_tokens(first, part, columns)
     features = Features({column: first.features[column]})
@@ -503,8 +503,8 @@ def _texts(table: Dataset, column: str, before: int = 0) -> list[str]:
         raise ModelError(
             f"column {column} must hold text in UTF-8, got other bytes in row {before + first}: convert the file"
         ) from error
-    bad = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
-    require((bad is None, f"column {column} must hold a text in every row, got none in row {before + (bad or 0)}"))
+    bad = next((row for row, text in enumerate(texts, before) if not isinstance(text, str)), None)
+    require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
     return texts
 
 
