@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import Machine, boundary_seconds, partition_over
 from thinwire.pipeline.devices.device import choose, described
+from thinwire.pipeline.devices.memory import peak_memory
 from thinwire.pipeline.errors import OptionsError
 
 _WITH_HOLES = 1.1
@@ -142,7 +142,7 @@ def _here(prepared: Prepared) -> MeasuredMachine:
     torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
-    process_bytes = 0 if device.type != "cpu" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    process_bytes = 0 if device.type != "cpu" else peak_memory()
     costs = measure(
         prepared.blueprint,
         prepared.data.training.inputs(ids, 0),

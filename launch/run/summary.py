@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -17,7 +16,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.auto import Choice
 from thinwire.pipeline.devices.device import described
-from thinwire.pipeline.devices.memory import peak_on_gpu
+from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
@@ -43,7 +42,7 @@ def stage_report(stage: CompressedStage) -> dict[str, Any]:
         "traffic": written(stage.meter.sent),
         "device": described(stage.device),
         "peak_on_gpu": peak_on_gpu(stage.device),
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory": peak_memory(),
         "digest_lines": tensor_lines(module_of(stage).saved_state()),
     }
 

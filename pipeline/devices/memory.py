@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,6 +69,18 @@ def _memory(gradient: Tensor | None) -> tuple[int, int] | None:
     return start, start + nbytes
 
 
+def peak_memory() -> int:
+    """The most bytes of the host's memory that this process has had, pages of files included.
+
+    On Linux the kernel's own figure, for `ru_maxrss` counts what the program had that started this one.
+    """
+    with suppress(OSError):
+        if found := re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return 1024 * int(found[1])
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
 def peak_on_gpu(device: torch.device) -> int | None:
     """The most bytes of tensors that this process has had on its GPU; None on the CPU."""
     if device.type == "cpu":
@@ -104,8 +120,7 @@ def _is_full(cause: BaseException | None) -> bool:
 def _held(device: torch.device) -> str:
     """The bytes that this process holds, in words."""
     if device.type == "cpu":
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return f"its process has had {resident / 1e9:.1f} GB at most"
+        return f"its process has had {peak_memory() / 1e9:.1f} GB at most"
     module = torch.get_device_module(device)
     _, there = module.mem_get_info(device)
     return f"its process holds {module.memory_allocated(device) / 1e9:.1f} GB of {there / 1e9:.1f} GB"

@@ -1,5 +1,9 @@
 """A full memory is one sentence. torch's error stands in for the GPU that no test has."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -96,3 +100,11 @@ def test_a_gpu_tells_its_peak_and_what_is_held(monkeypatch):
         told_if_full(0, gpu),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process takes is read from /proc")
+def test_what_started_a_process_does_not_count_as_its_memory():
+    large = bytearray(1 << 30)
+    words = "from thinwire.pipeline.devices.memory import peak_memory; print(peak_memory())"
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert len(large) // 64 < int(found.stdout) < len(large)
