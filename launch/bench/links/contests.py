@@ -29,6 +29,8 @@ from thinwire.launch.timing.workload import codec_pair, label
 from thinwire.pipeline.errors import OptionsError
 
 _POLL_SECONDS = 0.05
+_PRINT_SECONDS = 60.0
+"""How often a line of progress is printed where no terminal shows it."""
 
 
 class BenchError(FailedError):
@@ -75,7 +77,7 @@ def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace)
                 aside.print(f"{index + 1} of {plan.contests}: {links}", highlight=False)
                 cluster.reshape(_links(wanted, rate))
                 with aside.status(links) as view:
-                    workers.measure(index, view)
+                    workers.measure(index, view, aside)
                 contests.append(Contest.read(Path(folder), index, processes, rate, wanted.pipeline.num_processes))
     return contests, prepared
 
@@ -188,12 +190,14 @@ class _Workers:
             process.kill()
             process.wait()
 
-    def measure(self, index: int, view: Status) -> None:
+    def measure(self, index: int, view: Status, aside: Console) -> None:
         """Measure one contest, on links that have its bandwidth. BenchError if a process ends before.
 
-        The view shows the turns that were taken, and the time that is left.
+        The view shows the turns that were taken, and the time that is left; where `aside` is no terminal, a line a
+        minute does.
         """
         began, before = time.monotonic(), self._turns()
+        printed = began
         self._store.set(shaped(index), "")
         keys = [measured(index, rank) for rank in range(len(self._hosts))]
         while not self._store.check(keys):
@@ -201,7 +205,12 @@ class _Workers:
                 if process.poll():
                     said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
                     raise BenchError(f"process {rank} of the bench ended with {process.returncode}:\n{said}")
-            view.update(self._progress(index, self._turns() - before, time.monotonic() - began))
+            now = time.monotonic()
+            progress = self._progress(index, self._turns() - before, now - began)
+            view.update(progress)
+            if not aside.is_terminal and now - printed > _PRINT_SECONDS:
+                aside.print(progress, highlight=False)
+                printed = now
             time.sleep(_POLL_SECONDS)
 
     def _turns(self) -> int:
