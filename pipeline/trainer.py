@@ -18,6 +18,7 @@ from torch import Tensor
 from thinwire.compress import PassKind, Progress
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
+from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import Section, spending
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.measuring.step_traffic import StepTraffic
@@ -170,6 +171,7 @@ class Trainer:
             stage.post_ahead()
         # 4. The step, by the gradients of all.
         losses_of_all, grad_norm = self.sync.step(self.update)
+        self._require_finite(step, losses_of_all, grad_norm)
         self.done = self.sync.step_after(step)
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
@@ -190,6 +192,20 @@ class Trainer:
             skipped=scale.skipped > skipped,
             exchanged=step_exchanged(step, exchanges) if self.reports else None,
         )
+
+    def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:
+        """Raise NonFiniteError where training diverged and no frame showed it, as none holds what one stage computes.
+
+        The weights have moved, but no checkpoint holds them yet.
+        """
+        if self.update.scale.active or self.stages[0].wire.options.nonfinite == "send":
+            return
+        for what, numbers in (("loss", losses), ("gradient norm", [] if norm is None else [norm])):
+            if bad := [number for number in numbers if not math.isfinite(number)]:
+                raise NonFiniteError(
+                    f"the {what} of step {step + 1} is {bad[0]}; lower the learning rate, or go on with wire.nonfinite "
+                    f"send"
+                )
 
     def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:
         """How many tokens of samples cross, int64 [B]; None if all do."""

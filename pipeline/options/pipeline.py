@@ -30,9 +30,9 @@ class WireOptions:
     checksum: bool = True
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
-    """What to do with NaN or infinity in a tensor: "raise" stops the run and names the tensor, at the sender and where
-    a payload decodes to such numbers; "send" passes them on. Gradients in float16 always go on: they overflow now and
-    then, and the step is skipped."""
+    """What to do with NaN or infinity in a tensor, a loss or a gradient norm: "raise" stops the run and names it, at
+    the sender and where a payload decodes to such numbers; "send" passes them on. Gradients in float16 always go on:
+    they overflow now and then, and the step is skipped."""
 
     def __post_init__(self) -> None:
         mistakes = [

@@ -145,3 +145,29 @@ def test_no_buffer_of_feedback_takes_it_even_where_it_may_be_sent(place, buffers
     trainer, _ = spoiled_trainer(0, buffers, *place, simulated=True, wire={"nonfinite": "send"})
     with pytest.raises(NonFiniteError, match=r"or pass it on, with wire\.nonfinite send and a codec"):
         trainer.train(lambda record: None)
+
+
+@pytest.mark.parametrize("norm", [None, 1.0])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_loss_that_no_frame_shows_stops_the_run_too(stages, norm, alone):
+    """One stage sends nothing, and what goes back may be finite nevertheless."""
+    options = {"num_stages": stages, "simulated": True, "steps": 3, "optimizer": {"max_grad_norm": norm}}
+    trainer, done = make_trainer(0, **options), []
+
+    def spoil(module, inputs, output):
+        everywhere = torch.ones_like(output, dtype=torch.bool)
+        return torch.where(everywhere, torch.nan, output) if len(done) == 1 else output
+
+    trainer.stages[-1].submod.register_forward_hook(spoil)
+    with pytest.raises(NonFiniteError, match=r"the loss of step 2 is nan; lower the learning rate, or go on with wire"):
+        trainer.train(done.append)
+    assert len(done) == 1
+
+
+def test_a_norm_that_is_not_finite_stops_the_run_where_the_loss_still_is(alone):
+    trainer, done = make_trainer(0, num_stages=1, simulated=True, steps=3, optimizer={"max_grad_norm": 1.0}), []
+    [weight, *_] = trainer.stages[0].submod.parameters()
+    weight.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(NonFiniteError, match=r"the gradient norm of step 1 is (inf|nan); lower"):
+        trainer.train(done.append)
+    assert not done
