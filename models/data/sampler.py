@@ -37,9 +37,9 @@ class Sampler:
         batch_size: samples of a batch, a multiple of the sum of the shares.
         seed: that of the order.
         shuffle: when the order changes.
-        shares: each batch is pieces in a row, as long as the shares say. A sample always comes in the same piece, by
-            the remainder of its id: with shares 2 and 1, samples 0, 1, 3, 4, 6 and so on in the first one. So a replica
-            keeps its samples.
+        shares: each batch is pieces in a row, as long as the shares say. A sample always comes in the same piece: with
+            shares 2 and 1, two of samples 0 to 2, drawn by the seed, in the first one, two of 3 to 5, and so on. So a
+            replica keeps its samples, and has some of each kind where kinds come by turns.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Sampler:
         self.shuffle = shuffle
         common = gcd(*shares)
         self._shares = [share // common for share in shares]
+        self._places = self._draw_places()
         self._order = (0, self._compute_order(0))
 
     @property
@@ -79,14 +80,22 @@ class Sampler:
         ids = torch.cat(pieces)
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
 
+    def _draw_places(self) -> Tensor:
+        """The place of each sample among as many in a row as there are shares, int64 [N]; of one piece all are 0."""
+        whole = sum(self._shares)
+        if whole == 1:
+            return torch.zeros(self.num_samples, dtype=torch.int64)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "pieces"))
+        drawn = torch.rand(-(-self.num_samples // whole), whole, generator=generator)
+        return drawn.argsort(1).view(-1)[: self.num_samples]
+
     def _compute_order(self, epoch: int) -> list[Tensor]:
         """The ids of each piece in their order."""
         return [self._compute_part(epoch, part) for part in range(len(self._shares))]
 
     def _compute_part(self, epoch: int, part: int) -> Tensor:
-        everyone = torch.arange(self.num_samples)
-        first, remainders = sum(self._shares[:part]), everyone % sum(self._shares)
-        ids = everyone[(first <= remainders) & (remainders < first + self._shares[part])]
+        first = sum(self._shares[:part])
+        ids = ((first <= self._places) & (self._places < first + self._shares[part])).nonzero().view(-1)
         if self.shuffle == "never":
             return ids
         purpose = ("epoch", 0 if self.shuffle == "once" else epoch, *(("part", part) if part else ()))
