@@ -130,6 +130,9 @@ class Sync:
         norm = update.step(self._progress, self.optimizers, len(self.replicas.here))
         return [float(loss) for loss in self._losses], norm
 
+    def end(self, progress: Progress) -> None:
+        """Do what the last step of all leaves to be done, if it was not taken here; collective."""
+
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
         return self.passes.before(replica) - self.passes.before(self.replicas.here.start)
@@ -244,6 +247,12 @@ class StepAlone(Sync):
         self.local.use(None)
         self.local.after_step(self._progress.step + 1, self.steps, self._progress)
         return [float(loss) for loss in self._losses], self._norms[0]
+
+    def end(self, progress: Progress) -> None:
+        """Exchange, where the last step came before its number of steps was that of all."""
+        if self.local.is_behind(progress.step + 1):
+            self.begin(progress)
+            self.local.after_step(progress.step + 1, progress.step + 1, progress)
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """As that of Sync, with the weights and optimizers of the replicas here."""

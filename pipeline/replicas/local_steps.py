@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -188,6 +188,9 @@ class LocalSteps:
         weigh: what the moves of a replica are multiplied by before they are sent, 1 on average.
     """
 
+    held_name: ClassVar[str] = "held by all"
+    """How checkpoints call the steps after which the common weights were exchanged."""
+
     def __init__(
         self,
         stages: Sequence[CompressedStage],
@@ -198,6 +201,7 @@ class LocalSteps:
     ) -> None:
         self._replicas, self._shared, self._weigh = replicas, shared, weigh
         self._sync = replicas.options.sync
+        self._held = 0  # steps after which the common weights here were exchanged
         self._copies = {
             stage.stage_index: StageCopies(trained_names(stage), replicas.here, make_optimizer, self._sync)
             for stage in stages
@@ -223,6 +227,11 @@ class LocalSteps:
         if self._is_due(done, steps):
             self._send(progress)
             self._land(progress)
+            self._held = done
+
+    def is_behind(self, done: int) -> bool:
+        """Whether the replicas have moved since the last exchange, where `done` steps are all, and no step comes."""
+        return self._held != done
 
     def _is_due(self, done: int, steps: int) -> bool:
         return done % self._sync.every == 0 or done == steps
@@ -258,12 +267,20 @@ class LocalSteps:
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of the weights, optimizers and statistics of the replicas here, without the outer optimizer."""
-        return self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage)
+        held = {self.held_name: torch.tensor(self._held)}
+        return self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage) | held
 
     def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
         """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
         self._copies[stage].load_state_dict(saved)
         self._replicas.statistics.load_state_dict(stage, saved)
+        found = [each for part in saved for each in part.tensors("replicas/", {self.held_name}).values()]
+        if not found:
+            raise CheckpointError(
+                "the checkpoint does not say which exchange its common weights are from; one of a simulation goes on "
+                "as a simulation"
+            )
+        self._held = int(found[0])
 
 
 def trained_names(stage: CompressedStage) -> dict[str, Parameter]:

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
-from support.toy_runs import assert_trains_to, stop_and_resume
+from support.toy_runs import assert_trains_to, checkpoints_of, stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError, WireError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
@@ -20,6 +20,8 @@ from thinwire.pipeline.replicas.local_steps import StageCopies
 from thinwire.pipeline.replicas.membership.attendance import Taken
 from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing
 from thinwire.pipeline.replicas.statistics import Statistics
+from thinwire.pipeline.saving.checkpoint_folder import manifests
+from thinwire.pipeline.training_state import resume
 
 EVERY, STEPS = 3, 8
 NONE = {"activations": "none", "gradients": "none"}
@@ -153,6 +155,22 @@ def test_a_stop_between_two_exchanges_changes_nothing(alone, tmp_path, stop, exc
     before, _, again = stop_and_resume(tmp_path, stop, options)
     losses, *rest = finished(again, stop)
     assert (before + losses, *rest) == wanted
+
+
+def test_a_run_whose_last_step_is_done_already_ends_with_an_exchange(alone, tmp_path):
+    """It stopped between two exchanges, and goes on with as many steps as are done."""
+    options = OPTIONS | {"replicas": 2, "sync": {"every": EVERY}, "optimizer": {"schedule": "constant"}}
+    _, stopped, _ = stop_and_resume(tmp_path, 7, options)
+    whole, again = (make_trainer(0, **options | {"steps": 7}) for _ in range(2))
+    whole.train(lambda record: None)
+    resume(again, checkpoints_of(tmp_path), manifests(tmp_path)[-1])
+    again.train(lambda record: pytest.fail("no step is left"), first=7)
+    wanted, found, old = (
+        [each for stage in one.stages for each in stage.submod.parameters()] for one in (whole, again, stopped)
+    )
+    assert all(map(torch.equal, found, wanted)) and not any(map(torch.equal, found, old))
+    again.train(lambda record: None, first=7)
+    assert all(map(torch.equal, found, wanted)), "once is enough"
 
 
 class Part:
