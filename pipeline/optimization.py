@@ -323,9 +323,10 @@ class Muon(Optimizer):
 
 
 def ends_of(stage: CompressedStage) -> set[int]:
-    """The ids of a stage's parameters that read tokens, and of those of the model's last layer."""
+    """The ids of a stage's parameters that read tokens, and of those of the model's last layer that has any."""
     module = stage.submod
-    last = list(module.layers if isinstance(module, Stage) else module.children())[-1:] if stage.is_last else []
+    layers = list(module.layers if isinstance(module, Stage) else module.children()) if stage.is_last else []
+    last = [layer for layer in layers if next(layer.parameters(), None) is not None][-1:]
     found = [each for each in module.modules() if isinstance(each, Embedding)] + last
     return {id(parameter) for each in found for parameter in each.parameters()}
 

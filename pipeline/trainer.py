@@ -45,7 +45,7 @@ class StepRecord:
     grad_norm: float | None
     seconds: float
     samples: int
-    """Samples of all replicas."""
+    """Samples of all replicas; where some may be lost, of those in this process."""
     sections: dict[Section, float]
     bytes: int
     """Bytes of the frames that all stages of the first replica sent, in the process that reports; elsewhere those that
@@ -139,6 +139,8 @@ class Trainer:
             with self.tracer.step(step):
                 record = self.train_step(step)
             after_step(record)
+        if not self.stopped:
+            self.sync.end(Progress(self.done - 1, self.sampler.steps_per_epoch))
         self.tracer.read_clock(self.placement.reporter)
 
     def read_clocks(self, *, begins: bool = True) -> None:
@@ -161,7 +163,9 @@ class Trainer:
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
+        here = 0
         for own in self.sync.batches(kind, batch.ids, targets):
+            here += len(own.ids)
             if own.counted is not None:
                 self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
             losses = self._forward_and_backward(kind, own, batch.epoch)
@@ -185,7 +189,7 @@ class Trainer:
             lr=self.update.lr(step),
             grad_norm=grad_norm,
             seconds=seconds,
-            samples=len(batch.ids),
+            samples=here if self.sync.replicas.options.elastic else len(batch.ids),
             sections={name: spent[name] - before[name] for name in spent},
             bytes=nbytes,
             uncompressed=uncompressed,

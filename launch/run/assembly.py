@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.compress import Method, parse
+from thinwire.compress import Method, Progress, parse
 from thinwire.errors import attempt
 from thinwire.launch.run import parent
 from thinwire.launch.run.compile import compile_stages
@@ -375,7 +375,13 @@ def assemble(
     loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
     shared = _shared_weights(prepared, stages, where)
     passes = recipe.replicas.passes(pipeline.accumulation)
-    replicas = replicas_of(stages, where, recipe.replicas, of_all, recipe.optimizer.sends_in_full, passes, attendance)
+
+    def in_full(progress: Progress) -> bool:
+        """Whether what replicas exchange in a step goes uncompressed."""
+        warms_up = recipe.compression.warms_up(progress.step, progress.steps_per_epoch)
+        return warms_up or recipe.optimizer.sends_in_full(progress)
+
+    replicas = replicas_of(stages, where, recipe.replicas, of_all, in_full, passes, attendance)
     trainer = Trainer(
         runner=Runner(stages, _schedule(recipe, where, stages, loss), loss),
         placement=where,

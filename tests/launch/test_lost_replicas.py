@@ -34,7 +34,7 @@ TRAIN = [*THINWIRE, "train", "tiny.yaml"]
 @pytest.mark.processes
 def test_an_undisturbed_run_has_the_numbers_of_a_fixed_one(folder):
     """`test_replica_runs.py` compares fixed membership in a simulation and in processes."""
-    options = [*OPTIONS, "--codec", "aqsgd(q(4))/q(8)", "--training.steps", "14"]
+    options = [*OPTIONS, "--codec", "aqsgd(q(4))/q(8)", "--training.steps", "14", "--compression.warmup", "4 steps"]
     fixed = simulate("tiny.yaml", folder / "fixed", *options)
     ran = completed([*TRAIN, "--output", "elastic", *options, *ELASTIC], folder)
     assert ran.status == 0, ran.stderr
@@ -43,6 +43,8 @@ def test_an_undisturbed_run_has_the_numbers_of_a_fixed_one(folder):
     assert [digest(run) for run in runs] == [digest(fixed)] * 2
     assert losses(runs[0]) == losses(fixed)
     assert losses(runs[1]) != losses(fixed), "it has samples of its own"
+    samples = [[step["samples"] for step in metrics(run)] for run in (*runs, folder / "fixed")]
+    assert [sum(of_both) for of_both in zip(*samples[:2], strict=True)] == samples[2], "and counts its own"
     assert [summary(run)["held_out"] for run in runs] == [summary(fixed)["held_out"]] * 2
     assert "step 14/14" in (runs[1] / "output.txt").read_text()
     simulated = simulate("tiny.yaml", folder / "simulated", *options, *ELASTIC)

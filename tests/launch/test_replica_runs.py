@@ -320,6 +320,18 @@ def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simula
         assert (got["weights_digest"], got["held_out"]) == (wanted["weights_digest"], wanted["held_out"])
 
 
+@pytest.mark.parametrize("sync", [[], ["--replicas.sync.every", "2"]], ids=["every step", "every 2 steps"])
+def test_a_warm_up_is_one_between_replicas_too(folder, sync):
+    """So few bits would move the weights otherwise."""
+    options = ["--replicas.count", "2", *sync, "--training.steps", "4", "--compression.warmup", "4 steps"]
+    coded, plain = (
+        summary(simulate("tiny.yaml", folder / name, *options, "--replicas.gradients", codec))
+        for name, codec in (("coded", "ef(q(2))"), ("plain", "none"))
+    )
+    assert coded["weights_digest"] == plain["weights_digest"]
+    assert sum(row["bytes"] for row in coded["replicas"]) == sum(row["bytes"] for row in plain["replicas"])
+
+
 def test_weights_of_another_dtype_are_refused():
     """They ended the first step with a traceback, because their gradients came back as float32."""
 

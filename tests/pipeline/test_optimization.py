@@ -3,14 +3,16 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import Parameter
 
 from support.allocated import peak_bytes
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.optimization import _set_lr, clip, lr_factor, make_optimizer, squared_norm
+from thinwire.pipeline.optimization import _set_lr, clip, ends_of, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions
 
 
@@ -235,6 +237,14 @@ def test_muon_moves_matrices_and_adamw_all_else():
         assert all(torch.equal(each, copy) for each, copy in zip(group, copied, strict=True))
     assert set(optimizer.state[matrix]) == {"momentum_buffer"}
     assert "exp_avg" in optimizer.state[embedding]
+
+
+def test_the_last_layer_that_has_weights_is_no_matrix_inside():
+    inside, output = nn.Linear(3, 3), nn.Linear(3, 2)
+    stage = SimpleNamespace(submod=nn.Sequential(inside, output, nn.LogSoftmax(-1)), is_last=True)
+    assert ends_of(stage) == {id(each) for each in output.parameters()}
+    stage.is_last = False
+    assert not ends_of(stage)
 
 
 def test_a_learning_rate_that_is_a_tensor_is_set_in_place():

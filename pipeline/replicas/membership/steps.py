@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.compress import Progress
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline.errors import CheckpointError, WireError
+from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes.placement import Placement
@@ -29,7 +29,6 @@ from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListe
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
-from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
 from thinwire.pipeline.stage import CompressedStage
 
@@ -65,11 +64,11 @@ def replicas_of(
     """The replicas of these stages, connected: as `connect`, or through the membership server if they may be lost."""
     if attendance is None:
         return connect(stages, where, options, agreement, in_full, passes)
-    return connect_present(stages, options, attendance)
+    return connect_present(stages, options, attendance, in_full)
 
 
 def connect_present(
-    stages: Sequence[CompressedStage], options: ReplicaOptions, attendance: Attendance
+    stages: Sequence[CompressedStage], options: ReplicaOptions, attendance: Attendance, in_full: InFull
 ) -> PresentReplicas:
     """The replica of these stages.
 
@@ -77,6 +76,7 @@ def connect_present(
         stages: the stages of this process.
         options: how many replicas there are, and what they send each other.
         attendance: this process as a member of the run.
+        in_full: says whether what is exchanged after a step goes uncompressed.
     """
     replica, wire = attendance.replica, stages[0].wire
     here, mail = range(replica, replica + 1), Mail(replica)
@@ -94,6 +94,7 @@ def connect_present(
                 meter=stage.meter,
                 layout=TILES,
                 carries=OUTER_GRADIENTS,
+                in_full=in_full,
             ),
             here,
             links,
@@ -118,6 +119,8 @@ class PresentSteps(LocalSteps):
         samples: those of this replica in a step.
     """
 
+    held_name = "held"
+
     def __init__(
         self,
         stages: Sequence[CompressedStage],
@@ -131,7 +134,6 @@ class PresentSteps(LocalSteps):
         assert replicas.attendance is not None and replicas.mail is not None
         self._stages, self._samples = stages, samples
         self._attendance, self._mail = replicas.attendance, replicas.mail
-        self._held = 0  # steps after which the common weights here were exchanged
         self._taken_after: int | None = None
 
     def first_step(self, done: int, steps: int) -> int:
@@ -179,20 +181,9 @@ class PresentSteps(LocalSteps):
         state = save(self._common()) if answer.gives else None
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
 
-    def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """As of its base; and `held`, the steps after which the common weights were exchanged."""
-        return super().state_dict(stage) | {"held": torch.tensor(self._held)}
-
-    def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
-        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
-        super().load_state_dict(stage, saved)
-        found = [each for part in saved for each in part.tensors("replicas/", {"held"}).values()]
-        if not found:
-            raise CheckpointError(
-                "the checkpoint does not say which exchange its common weights are from; one of a simulation goes on "
-                "as a simulation"
-            )
-        self._held = int(found[0])
+    def is_behind(self, done: int) -> bool:
+        """Never: who moved since, and is still there, only an exchange shows."""
+        return False
 
     def _take(self, taken: Taken, steps: int) -> None:
         """Take the common weights, the outer momentum and the passes of another replica; drop what is here.
