@@ -7,6 +7,6 @@ This file imports nothing, so a process that needs only data imports nothing els
   `parity`, `vision`, `vision_weights`, `sequential`), and `model`, which picks one of them; `size`
 - `batch_norm`, `costs`, `partition`
 - `tasks`, and `data/`: `options`, `parts`, the sources (`bundled`, `files`, `own`, `tables`, joined in `sources`),
-  `tokenizer`, the kinds of samples (`texts`, `stream`, `pairs`, `images`), `samples`, `sampler`, `mixture`, `outline`,
+  `tokenizer`, `samples`, their kinds (`texts`, `stream`, `chats`, `pairs`, `images`), `sampler`, `mixture`, `outline`,
   `clients`, and `load`, which joins them
 """

@@ -213,7 +213,7 @@ class Trainer:
 
     def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:
         """How many tokens of samples cross, int64 [B]; None if all do."""
-        lengths: Tensor | None = getattr(samples, "lengths", None) if self._causal else None
+        lengths = samples.lengths if self._causal else None
         return None if lengths is None else lengths[ids]
 
     def _kind(self, step: int) -> PassKind:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.models.data.parts import ROLES, Conversation
+from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import IGNORE
@@ -117,7 +118,7 @@ class ChatTokens:
     """Which tokens are those of answers, bool [N]."""
 
 
-class ChatSamples:
+class ChatSamples(Samples):
     """Samples of `block_size` tokens, each one conversation or several whole ones, and padding behind them.
 
     The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count.
@@ -125,6 +126,8 @@ class ChatSamples:
     Attributes:
         lengths: the tokens of each sample before its padding, int64 [N].
     """
+
+    lengths: Tensor
 
     def __init__(self, conversations: Sequence[ChatTokens], block_size: int, padding: int, *, packing: bool) -> None:
         """Put conversations into samples. Longer ones are cut, and those without a counted target are left out.

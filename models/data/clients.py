@@ -68,16 +68,18 @@ def _in_order(data: Data, seed: int) -> Tensor:
 _ORDERS: dict[str, Callable[[Data, int], Tensor]] = {"random": _random, "label": _by_label, "order": _in_order}
 
 
-class JoinedSamples:
-    """The samples of several clients as one. A process has those of one client at most, and outlines of the others."""
+class JoinedSamples(Samples):
+    """The samples of several clients as one. A process has those of one client at most, and outlines of the others.
+
+    Data with side inputs has no outline, so there are none.
+    """
 
     def __init__(self, clients: Sequence[Samples], own: int | None) -> None:
         self.sizes = [len(client) for client in clients]
         self.digest = hashlib.sha256(" ".join(client.digest for client in clients).encode()).hexdigest()
         self._clients, self._own = clients, own
         self._ends = list(accumulate(self.sizes))
-        lengths = [getattr(client, "lengths", None) for client in clients]
-        known = [each for each in lengths if each is not None]
+        known = [client.lengths for client in clients if client.lengths is not None]
         self.lengths = torch.cat(known) if len(known) == len(clients) else None
 
     def __len__(self) -> int:
@@ -106,17 +108,9 @@ class JoinedSamples:
         client, own_ids = self._find(ids)
         return self._clients[client].targets(own_ids)
 
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: data with side inputs has no outline."""
-        return {}
-
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
         return self._clients[0].example(batch)
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Nothing, as `side`."""
-        return {}
 
     @property
     def first_here(self) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.models.data.parts import Labelled, Picture
+from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
@@ -109,7 +110,7 @@ def _hashed(ids: Tensor, seed: int) -> Tensor:
     return torch.from_numpy(mixed.astype(np.int64))
 
 
-class ImageSamples:
+class ImageSamples(Samples):
     """Images, each with a label. The id of a sample is its position in the source."""
 
     def __init__(
@@ -151,17 +152,9 @@ class ImageSamples:
         """The labels, int64 [B]."""
         return self.labels[ids]
 
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: images need no side inputs."""
-        return {}
-
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: float32 [batch, C, H, W] on the meta device."""
         return torch.empty(batch, *self._pixels.shape[1:], dtype=torch.float32, device="meta")
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Nothing, as `side`."""
-        return {}
 
 
 def decode(picture: Picture, form: Format, place: str = "one") -> Tensor:

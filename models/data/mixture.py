@@ -16,15 +16,14 @@ from torch import Tensor
 from thinwire.models.data.samples import Data, Samples
 
 
-class MixedSamples:
+class MixedSamples(Samples):
     """The samples of several parts. Sample i is row `rows[i]` of part `sources[i]`; both are int64 [N]."""
 
     def __init__(self, parts: Sequence[Samples], sources: Tensor, rows: Tensor) -> None:
         self.parts, self.sources, self.rows = parts, sources, rows
         hashed = [*(part.digest for part in parts), *map(str, (sources.tolist(), rows.tolist()))]
         self.digest = hashlib.sha256(" ".join(hashed).encode()).hexdigest()
-        known = [lengths for part in parts if (lengths := getattr(part, "lengths", None)) is not None]
-        self.lengths: Tensor | None = None
+        known = [part.lengths for part in parts if part.lengths is not None]
         if len(known) == len(parts):
             starts = torch.tensor([0, *map(len, known)]).cumsum(0)
             self.lengths = torch.cat(known)[starts[sources] + rows]

@@ -54,8 +54,8 @@ class PartOutline:
                 raise TypeError(f"there are {len(values)} {name} for {self.count} samples")
 
 
-class OutlinedSamples:
-    """Samples that are elsewhere. They have ids, and labels if the outline has them; they have no inputs."""
+class OutlinedSamples(Samples):
+    """Samples that are elsewhere. They have ids, and labels if the outline has them; no inputs, and no side inputs."""
 
     def __init__(self, outline: PartOutline) -> None:
         self.digest = outline.digest
@@ -80,10 +80,6 @@ class OutlinedSamples:
         assert self._labels is not None, "read_outline has made sure"
         return self._labels[ids]
 
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: data with side inputs has no outline."""
-        return {}
-
     def check_labels(self, num_labels: int | None) -> None:
         """Raise TypeError if there is a label that is not below `num_labels`."""
         if self._labels is not None and int(self._labels.max()) >= (num_labels or 0):
@@ -92,10 +88,6 @@ class OutlinedSamples:
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
         return torch.empty(batch, *self._outline.shape, dtype=getattr(torch, self._outline.dtype), device="meta")
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Nothing, as `side`."""
-        return {}
 
 
 def outline_text(data: Data, *, labels: bool) -> str:
@@ -129,7 +121,7 @@ def outline_text(data: Data, *, labels: bool) -> str:
 
 
 def _outline(samples: Samples, *, labels: bool) -> PartOutline:
-    example, lengths = samples.example(1), getattr(samples, "lengths", None)
+    example, lengths = samples.example(1), samples.lengths
     return PartOutline(
         count=len(samples),
         digest=samples.digest,

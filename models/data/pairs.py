@@ -9,11 +9,12 @@ Tensor names end in their shape: B samples, T tokens.
 import torch
 from torch import Tensor
 
+from thinwire.models.data.samples import Samples
 from thinwire.models.data.tokenizer import Padded
 from thinwire.models.digest import tensor_lines, weights_digest
 
 
-class PairSamples:
+class PairSamples(Samples):
     """Tokenized texts, each with a label, or a label for each token. The id of a sample is its place in the source."""
 
     def __init__(self, padded: Padded, labels: Tensor) -> None:

@@ -13,7 +13,8 @@ class Samples(Protocol):
 
     digest: str
     """SHA-256, in hex, of all samples. Stages compare it to check that they read the same data."""
-    # samples with padding behind them may have `lengths` too: the tokens before it, int64 [len]
+    lengths: Tensor | None = None
+    """The tokens of each sample before its padding, int64 [len], where there is any."""
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -26,12 +27,14 @@ class Samples(Protocol):
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
         """Side inputs, which any stage may read: for pairs attention_mask and token_type_ids, int64 [B, T]."""
+        return {}
 
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
         """The side inputs of `batch` samples without data: meta tensors."""
+        return {}
 
 
 @dataclass(frozen=True)

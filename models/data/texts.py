@@ -10,16 +10,17 @@ Tensor names end in their shape: B samples, T tokens.
 import torch
 from torch import Tensor
 
+from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import require
 
 
-class TextBlocks:
+class TextBlocks(Samples):
     """Blocks of `block_size` tokens that do not overlap; block i begins at token i * block_size.
 
     The target of a token is the next token. For the last token of a block it is the first token of the next block, so
     one token must follow the last block. (run_clm differs: there the last token of a block has no target, and T - 1 of
-    T tokens count.)
+    T tokens count.) Blocks have no padding, so they need no side inputs.
     """
 
     def __init__(self, tokens: Tensor, block_size: int) -> None:
@@ -45,17 +46,9 @@ class TextBlocks:
         """The token after each token of `inputs(ids)`, int64 [B, T]."""
         return self._blocks(ids, shift=1)
 
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing: blocks have no padding, so they need no side inputs."""
-        return {}
-
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
         return torch.empty(batch, self.block_size, dtype=torch.int64, device="meta")
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """Nothing, as `side`."""
-        return {}
 
     def _blocks(self, ids: Tensor, shift: int) -> Tensor:
         tokens = self.tokens[shift : shift + len(self) * self.block_size]

@@ -44,6 +44,8 @@ needs_inference = pytest.mark.skipif(
 class Samples:
     """Vectors with several targets each, some of them masked: sample 0's all are."""
 
+    lengths = None
+
     def __len__(self):
         return 64
 
