@@ -49,13 +49,19 @@ class Task(Protocol):
     """The names of the metrics."""
 
     def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed loss of the valid targets: a float32 scalar, 0 where there is none.
+        """The summed loss of the valid targets, here their cross-entropy in nats: a float32 scalar, 0 without targets.
 
         `smoothing` is the share of a target that goes to all classes alike.
         """
+        logits, targets = output.flatten(0, -2), target.flatten()
+        if logits.numel() <= _WHOLE:
+            return _cross_entropy(logits.float(), targets, smoothing)
+        found: Tensor = CrossEntropyInParts.apply(logits, targets, smoothing)
+        return found
 
     def num_valid(self, target: Tensor) -> int:
         """The number of targets that count."""
+        return int((target != IGNORE).sum())
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
         """Counts of the valid targets, float64 [k]. Counts of parts add up to the counts of the whole."""
@@ -64,19 +70,11 @@ class Task(Protocol):
         """The metrics, computed from the mean loss and the sum of all counts."""
 
 
-class LanguageModeling:
+class LanguageModeling(Task):
     """Predict each next token: output [B, T, V] logits, target [B, T] token ids or `IGNORE`."""
 
     unit = "nats per token"
     scores: tuple[str, ...] = ("perplexity",)
-
-    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
-        return _cross_entropy_sum(output, target, smoothing)
-
-    def num_valid(self, target: Tensor) -> int:
-        """How many targets count."""
-        return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
         """No counts, float64 [0]: the loss is enough."""
@@ -90,7 +88,7 @@ class LanguageModeling:
             return {"perplexity": math.inf}
 
 
-class Classification:
+class Classification(Task):
     """Classify each sample into one of `num_labels` classes: output [B, L] logits, target [B] labels or `IGNORE`.
 
     Or classify each word: output [B, T, L], target [B, T]. `of` names what has a label, for the unit.
@@ -107,14 +105,6 @@ class Classification:
         )
         self.num_labels = num_labels
         self.unit = f"nats per {of}"
-
-    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed cross-entropy of the valid targets, in nats: a float32 scalar, 0 where there is none."""
-        return _cross_entropy_sum(output, target, smoothing)
-
-    def num_valid(self, target: Tensor) -> int:
-        """How many targets count."""
-        return _num_valid(target)
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
         """Samples whose label is predicted, samples of each label, and of each prediction: float64 [1 + L + L]."""
@@ -236,14 +226,6 @@ def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
     return torch.where(rows, target, IGNORE)
 
 
-def _cross_entropy_sum(output: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    logits, targets = output.flatten(0, -2), target.flatten()
-    if logits.numel() <= _WHOLE:
-        return _cross_entropy(logits.float(), targets, smoothing)
-    found: Tensor = CrossEntropyInParts.apply(logits, targets, smoothing)
-    return found
-
-
 def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
@@ -287,7 +269,3 @@ def _in_parts(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:
     """The same rows of each, some at a time."""
     rows = max(1, _PART // logits.shape[1])
     return [each.split(rows) for each in (logits, *others)]
-
-
-def _num_valid(target: Tensor) -> int:
-    return int((target != IGNORE).sum())
