@@ -2,7 +2,7 @@
 
 This file imports nothing, so a process that needs only data imports nothing else. The modules, lowest first:
 
-- `errors`, `seed`, `digest`, `file_mode`, `options`, `tensors`, `weights`, `precision`, `recompute`, `hub`
+- `errors`, `seed`, `digest`, `file_mode`, `options`, `tensors`, `precision`, `recompute`, `hub`
 - `layers` (the shape of every model), `checkpoint`, `compiled`, `architectures/` (`chain`, `conversion`, `library`,
   `parity`, `vision`, `vision_weights`, `sequential`), and `model`, which picks one of them; `size`
 - `batch_norm`, `costs`, `partition`

@@ -17,6 +17,7 @@ from torch import Tensor
 from thinwire.models.errors import require
 from thinwire.models.layers import Stage
 from thinwire.models.recompute import BuffersApart
+from thinwire.models.tensors import as_tuple
 
 _MANY = 1 << 16
 """Programs of one function: torch stops at 8, but all layers share the code of their library."""
@@ -61,12 +62,8 @@ def compile_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, 
     gpus = [inputs[0].device] if inputs[0].device.type != "cpu" else []
     with torch.random.fork_rng(devices=gpus), BuffersApart(stage):
         with torch.enable_grad():
-            results = [tensor for tensor in _as_tuple(stage.train()(*inputs, **side)) if tensor.requires_grad]
+            results = [tensor for tensor in as_tuple(stage.train()(*inputs, **side)) if tensor.requires_grad]
             torch.autograd.backward(results, [torch.ones_like(tensor) for tensor in results])
         with torch.no_grad():
             stage.eval()(*(tensor.detach() for tensor in inputs), **side)
     stage.train(trains).zero_grad()
-
-
-def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)

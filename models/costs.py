@@ -28,7 +28,7 @@ from thinwire.models.layers import (
 )
 from thinwire.models.precision import NARROW, Precision
 from thinwire.models.recompute import Recompute
-from thinwire.models.tensors import hold_weights
+from thinwire.models.tensors import as_tuple, hold_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Ten
             alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
             alone.weights_dtype = stage.weights_dtype
             run = partial(alone, *inputs, **(side or {}))
-            outputs = _as_tuple(run())
+            outputs = as_tuple(run())
             found.append(sum(time_once(run)))
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
             # before the next layer is copied
@@ -248,7 +248,7 @@ def _run_and_watch(
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = _as_tuple(run())
+        outputs = as_tuple(run())
     elsewhere = {storage for storage, _ in map(_storage, (*stage.parameters(), *stage.buffers(), *outputs))}
     return outputs, sum(nbytes for storage, nbytes in held.items() if storage not in elsewhere)
 
@@ -256,7 +256,7 @@ def _run_and_watch(
 def time_once(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, float]:
     """The seconds of one forward and of its backward."""
     start = time.perf_counter()
-    outputs = [tensor for tensor in _as_tuple(run()) if tensor.requires_grad]
+    outputs = [tensor for tensor in as_tuple(run()) if tensor.requires_grad]
     _wait(outputs)
     forward = time.perf_counter() - start
     if not outputs:
@@ -299,7 +299,3 @@ def _largest(stage: Stage) -> int:
     """Bytes of the largest parameter that trains and whose gradient is not added up in place."""
     in_place = added_in_place(stage, NARROW.get(stage.precision, stage.weights_dtype))
     return max((each.nbytes for each in stage.parameters() if each.requires_grad and each not in in_place), default=0)
-
-
-def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,10 @@ from thinwire.errors.names import first_of
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import require
 from thinwire.models.large_weights import add_in_place
-from thinwire.models.precision import Precision, arithmetic, as_wide, for_the_wire
+from thinwire.models.precision import NARROW, Precision, arithmetic, narrowed
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
-from thinwire.models.tensors import hold_weights, replace_tensors
-from thinwire.models.weights import Weights
+from thinwire.models.tensors import as_tuple, hold_weights, replace_tensors
 
 Initialize = Callable[[str, nn.Module], None]
 ADAPTER_MARK = ".lora_"
@@ -78,6 +77,41 @@ class Layer(nn.Module):
             for part_name, part in self.parts.items()
             for name, module in part.named_modules()
         }
+
+
+class Weights(Protocol):
+    """The values of a whole model; a stage takes only its own. Unless a class says otherwise, they are all there."""
+
+    def lacking(self, names: Sequence[str]) -> list[str]:
+        """The full names among these that have no value here, and that the seed may give.
+
+        Raises:
+            ModelError: a value is missing that the seed may not give.
+        """
+        return []
+
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """The stored tensors that a model with these full names does not read.
+
+        Raises:
+            ModelError: without them the others are wrong, as without the scales of quantized weights.
+        """
+        return []
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare the shapes of these tensors, by full name, with the stored ones, if that needs no download.
+
+        Raises:
+            ModelError: a tensor has another shape; the message names all such tensors.
+        """
+        return
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values into these tensors, by full name.
+
+        Raises:
+            ModelError: a tensor has another shape. The message names all such tensors; nothing is copied.
+        """
 
 
 @dataclass(frozen=True)
@@ -190,14 +224,16 @@ class Stage(nn.Module):
 
         Each layer gets the side inputs that it names; others are ignored.
         """
-        result: Tensor | tuple[Tensor, ...] = as_wide(tensors, self.weights_dtype)
+        # pixels are float32, whatever the weights are
+        result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype)
         with arithmetic(self.precision, tensors[0].device.type):
             for layer in self.layers:
                 assert isinstance(layer, Layer)
-                result = self._run(layer, _as_tuple(result), _side_of(layer, side))
+                result = self._run(layer, as_tuple(result), _side_of(layer, side))
         if not self.crosses:
             return result
-        sent = for_the_wire(_as_tuple(result), self.precision)
+        # autocast leaves some results float32, such as the sum of an embedding and a product
+        sent = narrowed(as_tuple(result), NARROW.get(self.precision, torch.float32))
         return sent if isinstance(result, tuple) else sent[0]
 
     def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
@@ -343,7 +379,7 @@ def stage_output_examples(
             replace_tensors(stage, without_data)
             stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
             with around(index):
-                tensors = _as_tuple(stage(*tensors, **known_side))
+                tensors = as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
     return [
         tuple(
@@ -467,7 +503,3 @@ def _side_of(layer: Layer, side: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _full_name(part: str, name: str) -> str:
     return f"{part}.{name}" if part and name else part or name
-
-
-def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -20,21 +20,11 @@ def arithmetic(precision: Precision, device_type: str) -> AbstractContextManager
     return nullcontext() if precision == "fp32" else torch.autocast(device_type, dtype=NARROW[precision])
 
 
-def for_the_wire(tensors: tuple[Tensor, ...], precision: Precision) -> tuple[Tensor, ...]:
-    """The outputs of a stage as they go to the next one: what is float32 is as narrow as the products.
-
-    Autocast leaves some results float32, such as the sum of an embedding and a product.
-    """
-    if precision == "fp32":
+def narrowed(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The inputs or outputs of a stage, in this dtype where they are float32."""
+    if dtype == torch.float32:
         return tensors
-    return tuple(tensor.to(NARROW[precision]) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
-
-
-def as_wide(tensors: tuple[Tensor, ...], weights: torch.dtype) -> tuple[Tensor, ...]:
-    """Inputs of a stage in the dtype of its weights, where those are narrower than float32: pixels are float32."""
-    if weights == torch.float32:
-        return tensors
-    return tuple(tensor.to(weights) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
+    return tuple(tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
 
 
 def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str) -> str | None:

@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
+def as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a module gives, as a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
     """Replace each parameter and buffer by the result of `make`. Modules that share a tensor still share it after."""
     made: dict[int, Tensor] = {}

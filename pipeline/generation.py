@@ -20,6 +20,7 @@ from thinwire.compress.transfer import put
 from thinwire.errors.words import were
 from thinwire.models.layers import Stage
 from thinwire.models.tasks import WithLoss
+from thinwire.models.tensors import as_tuple
 from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
@@ -146,7 +147,7 @@ class Generator:
                 logits = output.output if isinstance(output, WithLoss) else output
             else:
                 used.append(end := self._end(stage, index, length))
-                end.outgoing.send(microbatch, output if isinstance(output, tuple) else (output,))
+                end.outgoing.send(microbatch, as_tuple(output))
         for end in used:
             end.outgoing.flush()
             end.incoming.confirm()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from thinwire.models.layers import Layer
+from thinwire.models.tensors import as_tuple
 
 
 class Chain(Layer):
@@ -20,5 +21,5 @@ class Chain(Layer):
         """The result of the last part."""
         result: Tensor | tuple[Tensor, ...] = tensors
         for module in self.sequence:
-            result = module(*(result if isinstance(result, tuple) else (result,)))
+            result = module(*as_tuple(result))
         return result

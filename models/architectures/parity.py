@@ -30,7 +30,7 @@ from thinwire.models.architectures.library import (
     untie,
 )
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint, Stage, build_stage, parameters_on_meta
+from thinwire.models.layers import Blueprint, Stage, Weights, build_stage, parameters_on_meta
 from thinwire.models.tasks import TaskName, WithLoss
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
@@ -50,21 +50,10 @@ _FOUND: dict[tuple[str, TaskName, bool], str] = {}
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Values of a whole model that lie in memory."""
+class _Given(Weights):
+    """Values of a whole model that lie in memory, and are of the same configuration."""
 
     state: Mapping[str, Tensor]
-
-    def lacking(self, names: Sequence[str]) -> list[str]:
-        """Nothing: the model is whole."""
-        return []
-
-    def unread(self, names: Sequence[str]) -> list[str]:
-        """Nothing: names are compared where the model is taken apart."""
-        return []
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing to compare: the tensors are those of the same configuration."""
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the values."""
