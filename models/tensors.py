@@ -13,6 +13,11 @@ def as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def holds_parameters(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own, beside those of modules in it."""
+    return next(module.parameters(recurse=False), None) is not None
+
+
 def replace_tensors(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
     """Replace each parameter and buffer by the result of `make`. Modules that share a tensor still share it after."""
     made: dict[int, Tensor] = {}

@@ -16,6 +16,7 @@ from thinwire.models.architectures.chain import Chain
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
+from thinwire.models.tensors import holds_parameters
 
 
 def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
@@ -127,7 +128,7 @@ def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -
         f"{name}.{inner}" if inner else name
         for name, child in children.items()
         for inner, module in child.named_modules()
-        if _holds_parameters(module) and _find_reset(module) is None
+        if holds_parameters(module) and _find_reset(module) is None
     ]
     require(
         (not sharing, f"layers of {path} must not share parameters, got {', '.join(sharing)}; put them into one layer"),
@@ -151,17 +152,13 @@ def _find_reset(module: nn.Module) -> Callable[[], None] | None:
 def _initialize(own: Initialize | None, full_name: str, module: nn.Module) -> None:
     """Fill one module by the function beside the factory, if there is one, else by the module's own method."""
     if own is not None:
-        if _holds_parameters(module):
+        if holds_parameters(module):
             own(full_name, module)
         return
     reset = _find_reset(module)
     # a container may fill its children anew, or have nothing to say
     if reset is not None:
         reset()
-
-
-def _holds_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
 
 
 def _build(path: str, make: Callable[[], object], name: str) -> Chain:

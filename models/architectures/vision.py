@@ -19,6 +19,7 @@ from thinwire.errors.calls import first_line
 from thinwire.models.architectures.chain import Chain
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec
+from thinwire.models.tensors import holds_parameters
 
 _RESNETS = (
     "resnet18",
@@ -175,18 +176,18 @@ def _check(name: str, options: Mapping[str, Any], num_labels: int | None) -> Non
     )
 
 
-def make_vision(name: str, config: Mapping[str, Any]) -> nn.Module:
+def make_vision(name: str, options: Mapping[str, Any]) -> nn.Module:
     """The unsplit model, as torchvision builds it."""
-    return (_make_vit if name in _VITS else _make_resnet)(name, config)
-
-
-def _make_resnet(name: str, options: Mapping[str, Any]) -> nn.Module:
     # importing torchvision takes seconds, so only building a model does it
-    from torchvision.models import get_model
+    from torchvision.models import VisionTransformer, get_model
 
+    model: nn.Module
+    if name in _VITS:
+        model = VisionTransformer(**{**_VITS[name], **options})
+        return model
     config = dict(options)
     stem, width = config.pop("stem", "imagenet"), config.pop("width", WIDTH)
-    model: nn.Module = get_model(name, weights=None, **config)
+    model = get_model(name, weights=None, **config)
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()
@@ -213,13 +214,6 @@ def narrow(model: nn.Module, width: int) -> None:
                 new = nn.Linear(scaled(part.in_features), part.out_features)
             if new is not None:
                 setattr(owner, name, new)
-
-
-def _make_vit(name: str, options: Mapping[str, Any]) -> nn.Module:
-    from torchvision.models import VisionTransformer
-
-    model: nn.Module = VisionTransformer(**{**_VITS[name], **options})
-    return model
 
 
 def _take_resnet_apart(model: Any) -> dict[str, Layer]:
@@ -269,7 +263,7 @@ def _zeroed_norm(layers: Mapping[str, Layer]) -> str:
 
 def _initialize_resnet(zeroed: str | None, full_name: str, module: Any) -> None:
     """Fill one module as torchvision's ResNet does: He et al. by fan-out, norms 1 and 0, the head by default."""
-    if not _holds_parameters(module):
+    if not holds_parameters(module):
         return
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -300,9 +294,5 @@ def _initialize_vit(full_name: str, module: Any) -> None:
     elif isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         nn.init.normal_(module.bias, std=1e-6)
-    elif _holds_parameters(module):
+    elif holds_parameters(module):
         module.reset_parameters()
-
-
-def _holds_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None

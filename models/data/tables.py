@@ -311,7 +311,8 @@ def _without_filling(value: Any, feature: Any) -> Any:
 def read_pairs(table: Dataset, part: Part, columns: Columns) -> Labelled:
     """Tuples of the texts in one or two columns, and the labels. By default all columns of text are read."""
     names, labels = attempt(
-        lambda: _columns_of_text(table, part, columns.examples, 2), lambda: _labels(table, part, columns.label)
+        lambda: _columns(table, part, columns.examples, 2, "one or two columns of text", _is_text),
+        lambda: _labels(table, part, columns.label),
     )
     _report(part, columns, names)
     texts = [_texts(table, name) for name in names]
@@ -345,8 +346,9 @@ def read_tags(table: Dataset, part: Part, columns: Columns) -> Labelled:
 
 def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:
     """The images of one column, not decoded, and the labels. By default the only column of images is read."""
-    column, (labels, num_labels, classes) = attempt(
-        lambda: _column_of_images(table, part, columns.examples), lambda: _labels(table, part, columns.label)
+    [column], (labels, num_labels, classes) = attempt(
+        lambda: _columns(table, part, columns.examples, 1, "one column of images", _is_image),
+        lambda: _labels(table, part, columns.label),
     )
     _report(part, columns, [column])
     pictures, places = _pictures(table, column, part)
@@ -428,16 +430,6 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _columns_of_text(table: Dataset, part: Part, wanted: Sequence[str], at_most: int) -> list[str]:
-    number = "one column" if at_most == 1 else "one or two columns"
-    return _columns(table, part, wanted, at_most, f"{number} of text", _is_text)
-
-
-def _column_of_images(table: Dataset, part: Part, wanted: Sequence[str]) -> str:
-    (column,) = _columns(table, part, wanted, 1, "one column of images", _is_image)
-    return column
-
-
 def _columns(
     table: Dataset, part: Part, wanted: Sequence[str], at_most: int, what: str, fits: Callable[[Any], bool]
 ) -> list[str]:
@@ -499,21 +491,13 @@ def _texts(table: Dataset, column: str, before: int = 0) -> list[str]:
         texts: list[str] = list(table[column])
     except UnicodeDecodeError as error:
         rows = _arrow(table, column).cast("large_binary").to_pylist()
-        first = next(row for row, text in enumerate(rows) if text is not None and not _is_utf8(text))
+        first = next(row for row, text in enumerate(rows) if text and text.decode(errors="replace").encode() != text)
         raise ModelError(
             f"column {column} must hold text in UTF-8, got other bytes in row {before + first}: convert the file"
         ) from error
     bad = next((row for row, text in enumerate(texts, before) if not isinstance(text, str)), None)
     require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
     return texts
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], list[int | str]]:
