@@ -40,22 +40,6 @@ class Departing(Protocol):
         """Wait until everything sent has left."""
 
 
-class Arriving(Protocol):
-    """The way of frames from the transport to the device."""
-
-    def post(self, count: int, what: str) -> None:
-        """Make room for `count` more frames, which may arrive from now on. A PeerError names `what`."""
-
-    def receive(self, what: str) -> Tensor:
-        """Wait for the next frame of the transport; `what` is named in the PeerError if none comes."""
-
-    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
-        """A frame of the transport on the device; the first `nbytes` are copied."""
-
-    def give(self, frame: Tensor, brought: Tensor) -> None:
-        """Both frames, once the last compute that reads them was asked for."""
-
-
 class StraightSender:
     """The way on the CPU: the frame of the transport is the frame of the device."""
 
@@ -76,31 +60,31 @@ class StraightSender:
         self._transport.flush()
 
 
-class _FromTransport:
-    """The part of a way that is the transport's."""
+class StraightReceiver:
+    """The way from the transport to the device; on the CPU, where the frame of one is the frame of the other."""
 
     def __init__(self, transport: ReceivingEnd) -> None:
         self._transport = transport
 
     def post(self, count: int, what: str) -> None:
-        """Make room for `count` more frames in the transport."""
+        """Make room for `count` more frames, which may arrive from now on. A PeerError names `what`."""
         self._transport.post(count, what)
 
     def receive(self, what: str) -> Tensor:
-        """Wait for the next frame of the transport."""
+        """Wait for the next frame of the transport; `what` is named in the PeerError if none comes."""
         return self._transport.receive(what)
 
-
-class StraightReceiver(_FromTransport):
-    """The way on the CPU: the frame of the transport is the frame of the device."""
-
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
-        """The frame itself."""
+        """A frame of the transport on the device; of another device the first `nbytes` are copied."""
         return frame
 
     def give(self, frame: Tensor, brought: Tensor) -> None:
-        """Give the frame back."""
+        """Both frames, once the last compute that reads them was asked for."""
         self._transport.give(frame)
+
+
+Arriving = StraightReceiver
+"""What a receiver gets its frames by: this way, or that to a GPU."""
 
 
 class StagedSender:
@@ -144,7 +128,7 @@ class StagedSender:
         self._transport.flush()
 
 
-class StagedReceiver(_FromTransport):
+class StagedReceiver(StraightReceiver):
     """The way to a GPU.
 
     Args:
