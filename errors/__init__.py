@@ -45,8 +45,13 @@ class ThinwireError(Exception):
     @classmethod
     def require(cls, *rules: tuple[bool, str]) -> None:
         """Raise one error with the sentence of every rule that does not hold; a rule is (holds, sentence)."""
-        if broken := [sentence for holds, sentence in rules if not holds]:
-            raise cls(broken)
+        if sentences := broken(*rules):
+            raise cls(sentences)
+
+
+def broken(*rules: tuple[bool, str]) -> list[str]:
+    """The sentence of every rule that does not hold; a rule is (holds, sentence)."""
+    return [sentence for holds, sentence in rules if not holds]
 
 
 class ThinwireWarning(UserWarning):

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Self
 
 from thinwire import compress
+from thinwire.errors import broken
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import in_steps, is_over, misspelt, read_duration
@@ -245,7 +246,7 @@ def mistakes_of_sums(field: str, expression: str) -> list[str]:
     """A sentence for each reason why the codec of a field cannot carry gradients of weights that are added up."""
     try:
         method = compress.parse(expression)
-        mistakes: Sequence[str] = [sentence for holds, sentence in _rules_of_sums(method) if not holds]
+        mistakes: Sequence[str] = broken(*_rules_of_sums(method))
         if not mistakes:
             method.check_channel("gradients")
     except compress.CodecError as error:

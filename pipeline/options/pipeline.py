@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.changes import beyond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,24 +77,13 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         from thinwire.pipeline.schedules import SCHEDULES, check_order
 
-        mistakes = [
-            f"pipeline.{name} must be at least 1, got {value}"
-            for name, value in (
-                ("num_stages", self.num_stages),
-                ("num_microbatches", self.num_microbatches),
-                ("microbatch_size", self.microbatch_size),
-                ("accumulation", self.accumulation),
-            )
-            if value < 1
-        ]
-        mistakes += [
-            f"pipeline.{name} must be at most {most}, got {value}"
-            for name, value, most in (
-                ("num_stages", self.num_stages, MOST_STAGES),
-                ("num_microbatches", self.num_microbatches, MOST_MICROBATCHES),
-            )
-            if value > most
-        ]
+        bounds = {
+            "num_stages": (1, MOST_STAGES),
+            "num_microbatches": (1, MOST_MICROBATCHES),
+            "microbatch_size": (1, math.inf),
+            "accumulation": (1, math.inf),
+        }
+        mistakes = beyond("pipeline", self, bounds)
         try:
             spec = SCHEDULES[self.schedule]
             if not mistakes:

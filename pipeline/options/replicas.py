@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire import compress
+from thinwire.errors import broken
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.interfaces import parted
@@ -35,12 +36,11 @@ class SyncOptions:
     """Nesterov momentum of the outer optimizer; 0 for none."""
 
     def __post_init__(self) -> None:
-        rules = [
+        mistakes = broken(
             (1 <= self.every <= MOST_STEPS, f"replicas.sync.every must be from 1 to {MOST_STEPS}, got {self.every}"),
             (0 < self.lr <= MOST_LR, f"replicas.sync.lr must be above 0 and at most {MOST_LR:g}, got {self.lr}"),
             (0 <= self.momentum < 1, f"replicas.sync.momentum must be at least 0 and below 1, got {self.momentum}"),
-        ]
-        mistakes = [sentence for holds, sentence in rules if not holds]
+        )
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
@@ -124,7 +124,7 @@ class ReplicaOptions:
         """Mistakes of a replica that exchanges with others on other hosts."""
         if self.server is None and self.number is None:
             return []
-        rules = [
+        return broken(
             (
                 self.elastic,
                 "replicas.membership must be elastic, and replicas.count above 1, beside replicas.server and number: "
@@ -140,8 +140,7 @@ class ReplicaOptions:
                 f"replicas.number must be from 0 to {self.count - 1} beside replicas.server, because it says which "
                 f"replica this host trains; got {self.number}",
             ),
-        ]
-        return [sentence for holds, sentence in rules if not holds]
+        )
 
     @property
     def here(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire import compress
+from thinwire.errors import broken
 from thinwire.errors.words import listed
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.options.clients import ClientOptions
@@ -99,13 +100,30 @@ def of_replicas(
     """A sentence for each way in which replicas cannot train as these options say."""
     if replicas.count == 1:
         return []
+    mistakes = broken(
+        (
+            wire.transport != "zmq" or not replicas.elastic,
+            f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}",
+        ),
+        (
+            replicas.server is None or wire.keys is not None,
+            "wire.keys must name a file of keys for replicas.server; make one with thinwire keys FILE",
+        ),
+        (
+            optimizer.name != "quantized-adam" or replicas.sync.every == 1,
+            f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
+            f"{replicas.sync.every}; adamw steps alone",
+        ),
+        (
+            not replicas.step_alone or compression.shared.strip() == "none",
+            f"compression.shared must be none where replicas step alone, got {compression.shared}; drop it, or lower "
+            f"replicas.sync.every from {replicas.sync.every} to 1",
+        ),
+    )
     return [
         *_of_auto(replicas, compression),
-        *_of_transport(replicas, wire),
-        *_of_keys(replicas, wire),
-        *_of_optimizer(replicas, optimizer),
+        *mistakes,
         *_of_overrides(replicas, compression, num_boundaries),
-        *_of_shared(replicas, compression),
         *_of_samples(compression.possible_by_sample if replicas.shuffle == "across" else []),
     ]
 
@@ -114,45 +132,15 @@ def _of_auto(replicas: ReplicaOptions, compression: CompressionOptions) -> list[
     if not compression.automatic:
         return []
     own = [f"replica {index}" for index, each in replicas.overrides.items() if each.compression != ReplicaCodecs()]
-    rules = [
+    mistakes = broken(
         (not replicas.elastic, "replicas.membership must be fixed for auto, because all replicas choose together"),
         (
             not own,
             f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}",
         ),
-    ]
+    )
     told = ", ".join(compression.automatic)
-    return [f"{sentence}; or name codecs in place of auto for {told}" for holds, sentence in rules if not holds]
-
-
-def _of_transport(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
-    if wire.transport != "zmq" or not replicas.elastic:
-        return []
-    return [f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}"]
-
-
-def _of_keys(replicas: ReplicaOptions, wire: WireOptions) -> list[str]:
-    if replicas.server is None or wire.keys is not None:
-        return []
-    return ["wire.keys must name a file of keys for replicas.server; make one with thinwire keys FILE"]
-
-
-def _of_optimizer(replicas: ReplicaOptions, optimizer: OptimizerOptions) -> list[str]:
-    if optimizer.name != "quantized-adam" or replicas.sync.every == 1:
-        return []
-    return [
-        f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
-        f"{replicas.sync.every}; adamw steps alone"
-    ]
-
-
-def _of_shared(replicas: ReplicaOptions, compression: CompressionOptions) -> list[str]:
-    if not replicas.step_alone or compression.shared.strip() == "none":
-        return []
-    return [
-        f"compression.shared must be none where replicas step alone, got {compression.shared}; drop it, or lower "
-        f"replicas.sync.every from {replicas.sync.every} to 1"
-    ]
+    return [f"{mistake}; or name codecs in place of auto for {told}" for mistake in mistakes]
 
 
 def _of_overrides(replicas: ReplicaOptions, compression: CompressionOptions, num_boundaries: int) -> list[str]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thinwire import compress
+from thinwire.errors import broken
 from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.options.changes import beyond
 from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
@@ -89,7 +91,7 @@ class OptimizerOptions:
             mistakes.append(f"optimizer.lr must be at most {MOST_LR:g}, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas or ()):
             mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas or ())}")
-        rules = [
+        mistakes += broken(
             (
                 self.min_lr <= max(0.0, self.lr),
                 f"optimizer.min_lr must be at most optimizer.lr of {self.lr}, got {self.min_lr}",
@@ -110,8 +112,7 @@ class OptimizerOptions:
                 self.decay_steps is None or self.decay_steps >= 1,
                 f"optimizer.decay_steps must be at least 1 or null, got {self.decay_steps}",
             ),
-        ]
-        mistakes += [mistake for holds, mistake in rules if not holds]
+        )
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
         mistakes += self._mistakes_of_name()
         if mistakes:
@@ -233,25 +234,13 @@ class TrainingOptions:
     """The most tokens of an answer."""
 
     def __post_init__(self) -> None:
-        mistakes = [
-            f"training.{name} must be at least {least}, got {value}"
-            for name, value, least in (
-                ("answer_tokens", self.answer_tokens, 1),
-                ("steps", self.steps, 0),
-                ("epochs", self.epochs, 0),
-                ("threads", self.threads, 1),
-            )
-            if value is not None and value < least
-        ]
-        mistakes += [
-            f"training.{name} must be at most {most}, got {value}"
-            for name, value, most in (
-                ("steps", self.steps, MOST_STEPS),
-                ("epochs", self.epochs, MOST_STEPS),
-                ("threads", self.threads, MOST_THREADS),
-            )
-            if value is not None and value > most
-        ]
+        bounds = {
+            "answer_tokens": (1, math.inf),
+            "steps": (0, MOST_STEPS),
+            "epochs": (0, MOST_STEPS),
+            "threads": (1, MOST_THREADS),
+        }
+        mistakes = beyond("training", self, bounds)
         mistakes += misspelt("training.evaluate_every", self.evaluate_every)
         if self.best is not None and not re.fullmatch(r"(min|max) \S+", self.best):
             mistakes.append(f'training.best must be like "min loss" or "max accuracy", got {self.best!r:.60}')
@@ -289,10 +278,7 @@ class CheckpointOptions:
 
     def __post_init__(self) -> None:
         mistakes = misspelt("checkpoint.every", self.every)
-        if self.keep < 1:
-            mistakes.append(f"checkpoint.keep must be at least 1, got {self.keep}")
-        if self.restarts < 0:
-            mistakes.append(f"checkpoint.restarts must be at least 0, got {self.restarts}")
+        mistakes += beyond("checkpoint", self, {"keep": (1, math.inf), "restarts": (0, math.inf)})
         if mistakes:
             raise OptionsError(mistakes)
 
