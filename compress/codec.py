@@ -76,6 +76,10 @@ class Key(NamedTuple):
         return lambda count: put(torch.from_numpy(numbers.random_raw(count).view(np.int64)), device)
 
 
+NO_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+"""Of no message: where a codec is tried out, and where nothing is drawn."""
+
+
 class Described(ABC):
     """A frozen dataclass that an expression describes: a codec, or feedback around one.
 

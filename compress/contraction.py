@@ -11,29 +11,27 @@ thousand times what they had: c is 0.05, and nothing is learned.
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, Key
-
-_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
+from thinwire.compress.codec import NO_KEY, Codec
 
 
-def contraction(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
+def contraction(codec: Codec, x: Tensor) -> float:
     """The measured c = |x - C(x)| / |x| in the Euclidean norm for this `x`; 0 if both are 0, NaN if not finite.
 
-    Another tensor, or another key for a codec that rounds by chance, may give a larger c.
+    Another tensor, or for a codec that rounds by chance another key, may give a larger c.
     """
-    error, norm = (x.detach().double() - _there_and_back(codec, x, key).double()).norm(), x.detach().double().norm()
+    error, norm = (x.detach().double() - _there_and_back(codec, x).double()).norm(), x.detach().double().norm()
     return (error / norm).item() if error else 0.0
 
 
-def swamped(codec: Codec, x: Tensor, key: Key = _KEY) -> float:
+def swamped(codec: Codec, x: Tensor) -> float:
     """The share of `x`'s elements that this codec changes by more than their own size."""
     x = x.detach()
-    return ((_there_and_back(codec, x, key) - x).abs() > x.abs()).float().mean().item()
+    return ((_there_and_back(codec, x) - x).abs() > x.abs()).float().mean().item()
 
 
-def _there_and_back(codec: Codec, x: Tensor, key: Key) -> Tensor:
+def _there_and_back(codec: Codec, x: Tensor) -> Tensor:
     payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=x.device)
     decoded = torch.empty_like(x, memory_format=torch.contiguous_format)
-    codec.encode(x, payload, key)
-    codec.decode(payload, decoded, key)
+    codec.encode(x, payload, NO_KEY)
+    codec.decode(payload, decoded, NO_KEY)
     return decoded

@@ -26,7 +26,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def first_of(names: Sequence[str], most: int) -> str:
+def first_of(names: Sequence[str], most: int = 5) -> str:
     """The first names in a sentence, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

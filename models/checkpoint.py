@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
+from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import told_by
@@ -37,8 +38,6 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _QUANTIZED = re.compile(r"(scales?(_inv)?|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB)$")
 """The ends of the names of tensors without which quantized weights mean nothing."""
 _PART_BYTES = 8 * 2**20
-_TOLD = 5
-"""The most names that a message lists. Weights of another architecture may lack all names."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Checkpoint:
         """
         missing = [name for name in names if self._find(name) is None]
         lost = [name for name in missing if not name.startswith(self.fresh)]
-        require((not lost, f"{self.source} must hold every weight of the model, and lacks {first_few(lost)}"))
+        require((not lost, f"{self.source} must hold every weight of the model, and lacks {first_of(lost)}"))
         return missing
 
     def unread(self, names: Sequence[str]) -> list[str]:
@@ -91,7 +90,7 @@ class Checkpoint:
         require(
             (
                 not scales,
-                f"{self.source} must hold weights that are not quantized, got {first_few(scales)}; take the model that "
+                f"{self.source} must hold weights that are not quantized, got {first_of(scales)}; take the model that "
                 "was quantized",
             )
         )
@@ -141,7 +140,7 @@ class Checkpoint:
             (not misfits, f"the weights of {self.source} do not fit the model: {'; '.join(misfits)}"),
             (
                 not quantized,
-                f"{self.source} must hold weights of {', '.join(_FLOATS)}, got {first_few(quantized)}; take the model "
+                f"{self.source} must hold weights of {', '.join(_FLOATS)}, got {first_of(quantized)}; take the model "
                 "that was quantized",
             ),
         )
@@ -189,11 +188,6 @@ def open_checkpoint(
 def read_names(path: Path) -> list[str]:
     """The names of the tensors in a file. ModelError if it is not a whole safetensors file."""
     return [*_headers(path)]
-
-
-def first_few(names: Sequence[str]) -> str:
-    """The first names in a sentence, and how many more there are."""
-    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
 
 
 def in_place_of_weights(source: str) -> str | None:

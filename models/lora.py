@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thinwire.models.checkpoint import WEIGHTS, Checkpoint, Stored, first_few, read_names
+from thinwire.errors.names import first_of
+from thinwire.models.checkpoint import WEIGHTS, Checkpoint, Stored, read_names
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import (
     ADAPTER_MARK,
@@ -65,7 +66,7 @@ class AdaptedWeights:
         require(
             (
                 not more,
-                f"the adapter of {source} must have the targets of model.lora.targets, and has {first_few(more)}; name "
+                f"the adapter of {source} must have the targets of model.lora.targets, and has {first_of(more)}; name "
                 "the targets it was trained with",
             )
         )
@@ -204,9 +205,9 @@ def _targets(
         (
             not nowhere,
             f"model.lora.targets must name linear modules of the model in a list, such as [{', '.join(ends[:2])}], or "
-            f"be a regular expression for whole names, got {first_few(nowhere)}; it has {', '.join(ends)}",
+            f"be a regular expression for whole names, got {first_of(nowhere)}; it has {', '.join(ends)}",
         ),
-        (not others, f"model.lora.targets must name linear modules, got {first_few(others)}"),
+        (not others, f"model.lora.targets must name linear modules, got {first_of(others)}"),
     )
     return frozenset(targets)
 

@@ -16,14 +16,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, CodecError, Key, size_of, tensor_bytes
+from thinwire.compress.codec import NO_KEY, Codec, CodecError, Key, size_of, tensor_bytes
 from thinwire.compress.codecs.blockwise import Blockwise
 
 _SCALE_BYTES = 4
 _SMALLEST_EXPONENT = -118
 _LARGEST_EXPONENT = 127
-_NO_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
-"""For decoding: quantizers draw random numbers only where they encode."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class QuantizedFactors(Factors):
         """Write the payload of P^T."""
         part, arrived = out[: self._nbytes(sizes)[0]], torch.empty_like(left.mT, memory_format=torch.contiguous_format)
         self.codec.encode(left.mT, part, key)
-        self.codec.decode(part, arrived, _NO_KEY)
+        self.codec.decode(part, arrived, NO_KEY)  # quantizers draw random numbers only where they encode
         return arrived.mT
 
     def write_right(self, right: Tensor, sizes: MatrixSizes, out: Tensor, key: Key) -> None:
@@ -133,8 +131,8 @@ class QuantizedFactors(Factors):
         """P, Q and 1."""
         shapes, size = self._shapes(sizes), self._nbytes(sizes)[0]
         left, right = (torch.empty(shape, dtype=torch.float32, device=payload.device) for shape in shapes)
-        self.codec.decode(payload[:size], left, _NO_KEY)
-        self.codec.decode(payload[size:], right, _NO_KEY)
+        self.codec.decode(payload[:size], left, NO_KEY)
+        self.codec.decode(payload[size:], right, NO_KEY)
         one = torch.ones(sizes.samples, 1, 1, dtype=torch.float64, device=payload.device)
         return left.mT.double(), right.mT.double(), one
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, Key, tensor_bytes
+from thinwire.compress.codec import NO_KEY, Codec, tensor_bytes
 from thinwire.compress.codecs.coding.bits import packed_size
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.transfer import put
@@ -37,8 +37,6 @@ FORMATS: Mapping[int, torch.dtype | Codec] = MappingProxyType(
 
 16 bits are bf16, for its range: a value beyond 65504 would be wrong in fp16, and stay wrong for the rest of the run.
 """
-
-_KEY = Key(seed=0, boundary=0, channel="activations", phase="store", step=0, microbatch=0)  # nothing is drawn
 
 
 class StoreError(ThinwireError, RuntimeError):
@@ -91,13 +89,13 @@ class StoreLayout:
         batch = values.view(self._batch(count))
         if self._splits:
             payload = torch.empty(rows.numel(), dtype=torch.uint8, device=values.device)
-            form.encode(batch, payload, _KEY)
+            form.encode(batch, payload, NO_KEY)
             scales, codes = payload.tensor_split([count * self._scale_bytes])
             rows[:, : self._scale_bytes] = scales.view(count, self._scale_bytes)
             rows[:, self._scale_bytes :] = codes.view(count, self.row_bytes - self._scale_bytes)
         else:
             for index in range(count):
-                form.encode(batch[index : index + 1], rows[index], _KEY)
+                form.encode(batch[index : index + 1], rows[index], NO_KEY)
         return rows
 
     def decode(self, rows: Tensor) -> Tensor:
@@ -108,10 +106,10 @@ class StoreLayout:
         batch = torch.empty(self._batch(count), dtype=torch.float32, device=rows.device)
         if self._splits:
             parts = rows[:, : self._scale_bytes], rows[:, self._scale_bytes :]
-            form.decode(torch.cat([part.reshape(-1) for part in parts]), batch, _KEY)
+            form.decode(torch.cat([part.reshape(-1) for part in parts]), batch, NO_KEY)
         else:
             for index in range(count):
-                form.decode(rows[index], batch[index : index + 1], _KEY)
+                form.decode(rows[index], batch[index : index + 1], NO_KEY)
         return batch.view(count, *self.row_shape)
 
     def _batch(self, count: int) -> tuple[int, ...]:

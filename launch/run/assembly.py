@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from thinwire.compress import Method, Progress, parse
 from thinwire.errors import attempt
+from thinwire.errors.names import first_of
 from thinwire.launch.run import parent
 from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.host_data import data_of
@@ -30,7 +31,7 @@ from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting, showing
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.launch.shared.tables import size_text
-from thinwire.models.checkpoint import Checkpoint, first_few
+from thinwire.models.checkpoint import Checkpoint
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
@@ -223,7 +224,7 @@ def _cut_model(recipe: Recipe, data: Data) -> Prepared:
         lambda: _cut(model, recipe, data), lambda: _check_samples(data, recipe), lambda: check_weights(model)
     )
     if unread:
-        note = f"the files of the weights hold tensors that this model does not read: {first_few(unread)}"
+        note = f"the files of the weights hold tensors that this model does not read: {first_of(unread)}"
         data = replace(data, notes=(*data.notes, note))
     prepared = Prepared(recipe, model, cuts, data, outputs=())
     outputs = _outputs(prepared)

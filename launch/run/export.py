@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinwire.errors.names import first_of
 from thinwire.launch.run.assembly import model_of
 from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
@@ -30,7 +31,6 @@ from thinwire.launch.run.tables import scores_of
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table
 from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library
-from thinwire.models.checkpoint import first_few
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
@@ -105,7 +105,7 @@ def _check_adapter(run: SavedRun) -> None:
     if wrong := sorted(set(run.facts.trained) ^ run.weights.keys()):
         raise OptionsError(
             f"{run.folder} must hold the {len(run.facts.trained)} tensors of its adapter and no others, but "
-            f"{first_few(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or too many; copy it again from its hosts"
+            f"{first_of(wrong)} {'is' if len(wrong) == 1 else 'are'} missing or too many; copy it again from its hosts"
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thinwire.compress.codec import Key
+from thinwire.compress.codec import NO_KEY
 from thinwire.compress.codecs.clip import Gaussian, Passes, sample_step, slopes
 from thinwire.compress.codecs.fused.arithmetic import nonzero
 from thinwire.compress.codecs.fused.trial import work
@@ -29,7 +29,6 @@ takes a second, and that is what they save in so many short messages."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
-_KEY = Key(0, 0, "activations", "train", 0, 0)
 _NONE = torch.empty(0, dtype=torch.float32)
 
 
@@ -221,7 +220,7 @@ def _agree(grid: Grid) -> bool:
     """Whether kernels and eager code give the same scales, codes and values."""
     (eager, part), sample, size = _eager(grid), _sample(), grid.scales_size(64)
     payloads, values = torch.zeros(3, eager.nbytes(sample.shape), dtype=torch.uint8), torch.zeros(3, len(sample))
-    eager.encode(sample, payloads[0], _KEY)
+    eager.encode(sample, payloads[0], NO_KEY)
     eager.decode(payloads[0], values[0])
     scales = grid.unpack_scales(payloads[0, :size], 64)
     payloads[2, :size] = payloads[0, :size]
@@ -239,7 +238,7 @@ def _errors_agree(grid: Grid) -> bool:
     payloads = torch.zeros(2, eager.nbytes(values.shape), dtype=torch.uint8)
     for error, decay in zip(errors, (1.0, 0.95), strict=True):
         message = values + error if decay == 1 else torch.mul(error, decay).add_(values)
-        eager.encode(message, payloads[0], _KEY)
+        eager.encode(message, payloads[0], NO_KEY)
         decoded = torch.empty_like(message)
         eager.decode(payloads[0], decoded)
         encode(grid, part, values, None, payloads[1, :size], payloads[1, size:], error, decay)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key, Words
+from thinwire.compress.codec import NO_KEY, Key, Words
 from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.codecs.fused.trial import is_gpu, work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks, Per, blocks_per
@@ -115,11 +115,11 @@ def _agree(device: torch.device, grid: Grid, dtype: torch.dtype) -> bool:
 def _agree_for(device: torch.device, grid: Grid, dtype: torch.dtype, per: Per) -> bool:
     """Whether kernels and eager code give the same payload and values for a small tensor."""
     x = torch.linspace(-3, 2, 64 * 1024, dtype=torch.float32, device=device).sin().view(64, 1024).to(dtype)
-    blocks, key = blocks_per(per, x.shape), Key(0, 0, "activations", "train", 0, 0)
+    blocks = blocks_per(per, x.shape)
     eager = GridQuantizer(grid, lambda shape: blocks)
     payloads = torch.zeros(2, eager.nbytes(x.shape), dtype=torch.uint8, device=device)
     decoded = torch.zeros(2, prod(x.shape), dtype=dtype, device=device)
-    eager.encode(x, payloads[0], key)
+    eager.encode(x, payloads[0], NO_KEY)
     eager.decode(payloads[0], decoded[0])
     encode_fused(grid, blocks, x, payloads[1])
     decode_fused(grid, blocks, payloads[0], decoded[1])
