@@ -90,6 +90,9 @@ class Passes:
         return units.sum(2, keepdim=True, dtype=torch.float64).mul_(steps.double().square_())
 
 
+EAGER = Passes()
+
+
 def sample_step(inner: int) -> int:
     """How far apart the elements of a sample are, in blocks of `inner` consecutive elements."""
     return max(1, inner // _SAMPLE)

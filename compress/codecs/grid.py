@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.clip import MIDRISE, Passes, mean_magnitude
+from thinwire.compress.codecs.clip import EAGER, MIDRISE, Passes, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
@@ -63,12 +63,8 @@ class Grid(ABC):
         return (1 << self.bits) - 1
 
     @abstractmethod
-    def measure(self, values: Tensor) -> Tensor:
-        """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
-
-    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
-        """As `measure`, where a grid must search, with what these passes read."""
-        return self.measure(values)
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+        """The scales of `values` as sent: scale_dtype [count, numbers a scale]; `passes` read them for a search."""
 
     def noise(self, values: Tensor, words: Words) -> Tensor:
         """What `codes` adds before rounding by chance, in the shape of `values`, from the next `words`.
@@ -141,12 +137,8 @@ class AbsMaxGrid(Grid):
 
     smallest_scale: ClassVar[float] = 2.0**-118
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """max|x| of each block, more for stochastic rounding, less with `clip`, as bf16 rounded up: [count, 1]."""
-        return self.measure_by(Passes(), values)
-
-    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
-        """As `measure`, with what these passes read."""
         return bfloat16_above(self._scale(passes, values), self.smallest_scale)
 
     def _scale(self, passes: Passes, values: Tensor) -> Tensor:
@@ -220,7 +212,7 @@ class MinMaxGrid(Grid):
     scale_bytes = 8
     scale_dtype = torch.float32
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
         lowest, highest = _ends(values)
         return torch.stack([lowest, highest - lowest], 1)
@@ -281,7 +273,7 @@ class ShortMinMaxGrid(MinMaxGrid):
     scale_bytes = 4
     scale_dtype = torch.bfloat16
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
         least, highest = _ends(values)
         lowest = -_rounded_up(-least)

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Passes, mean_magnitude
+from thinwire.compress.codecs.clip import EAGER, MIDRISE, MIDTREAD, Passes, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
@@ -47,12 +47,8 @@ class MidTreadGrid(Grid):
         """The code of zero."""
         return (self.last + 1) // 2
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
-        return self.measure_by(Passes(), values)
-
-    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
-        """As `measure`, with what these passes read."""
         if self.clip == "mse":
             least, most, (scale,) = passes.least_square_scales(values, self.bits, [MIDTREAD])
             ends = Ends(least, most)
@@ -134,7 +130,7 @@ class AutoGrid(MidTreadGrid):
     risen: ClassVar[int] = 1
     """The bit of a scale that says mid-rise."""
 
-    def measure_by(self, passes: Passes, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
         if self.clip == "mse":
             least, most, (exact, risen) = passes.least_square_scales(values, self.bits, [MIDTREAD, MIDRISE])

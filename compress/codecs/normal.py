@@ -6,7 +6,7 @@ The scale is the block's root mean square. The levels are those of Lloyd and Max
 the mean of the values that it stands for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from thinwire.compress.codec import require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
+from thinwire.compress.codecs.clip import EAGER, Passes
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, points_of, signed_codes
-from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
+from thinwire.compress.codecs.rotation import Rotate
 from thinwire.errors import attempt
 
 LEVELS: Mapping[int, tuple[float, ...]] = MappingProxyType(
@@ -84,20 +84,12 @@ class NormalLevels(Blockwise):
     def _grid(self) -> Grid:
         return NormalGrid(self.bits, stochastic=False)
 
-    def _reach(self, shape: Sequence[int]) -> float:
-        return super()._reach(shape) * reach_of(self.rotate, shape)
-
-    @property
-    def _quantizer(self) -> Quantizer:
-        quantizer = super()._quantizer
-        return quantizer if self.rotate is None else Rotated(quantizer)
-
 
 @dataclass(frozen=True)
 class NormalGrid(PointGrid):
     """The levels of Lloyd and Max."""
 
-    def measure(self, values: Tensor) -> Tensor:
+    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The root mean square of each block, as bf16: [count, 1]."""
         n = values.shape[0] * values.shape[2]
         # in float32 eight times as fast, but its squares may overflow, and sums of many grow inexact

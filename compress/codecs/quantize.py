@@ -8,7 +8,7 @@ The options clip, grid and step, scale_bits, rotate and outliers are in clip.py,
 byte_scales.py, rotation.py and outliers.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, Sh
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
+from thinwire.compress.codecs.rotation import Rotate
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
@@ -165,9 +165,6 @@ class Quantize(Blockwise):
         options = (self.clip, self.scale_bits, self.rotate, self.outliers)
         return self.scale == "absmax" and self._points == "midrise" and all(option is None for option in options)
 
-    def _reach(self, shape: Sequence[int]) -> float:
-        return super()._reach(shape) * reach_of(self.rotate, shape)
-
     @property
     def _coded(self) -> Coded:
         if self.step is None:
@@ -178,8 +175,4 @@ class Quantize(Blockwise):
     @property
     def _quantizer(self) -> Quantizer:
         quantizer = super()._quantizer
-        if self.rotate is not None:
-            quantizer = Rotated(quantizer)
-        if self.outliers is not None:
-            quantizer = OutliersApart(quantizer, self.outliers, self._blocks)
-        return quantizer
+        return quantizer if self.outliers is None else OutliersApart(quantizer, self.outliers, self._blocks)

@@ -94,7 +94,7 @@ def encode(
         )
         return
     if scales is None:
-        scales = part.measured(elements, partial(grid.measure_by, KernelPasses()))
+        scales = part.measured(elements, partial(grid.measure, passes=KernelPasses()))
         room.copy_(grid.pack_scales(scales))
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"

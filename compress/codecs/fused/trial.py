@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thinwire.errors import ThinwireWarning
+from thinwire.errors.calls import first_line
 
 
 @cache
@@ -22,7 +23,7 @@ def work(compiler: str, kernels: str, agree: Callable[..., bool], *case: Any) ->
     try:
         reason = "" if agree(*case) else "they gave other results than the eager code"
     except Exception as error:  # a missing library, a driver, a compiler, a processor or a cache folder
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        reason = first_line(error)
     if reason:
         warnings.warn(
             f"the kernels for {kernels} do not work here, so codecs are slower: {reason}", ThinwireWarning, stacklevel=2
