@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from thinwire.compress.coder import Coder, Decoder, Encoder
     from thinwire.compress.expression import parse
     from thinwire.compress.feedback import Feedback, Method
-    from thinwire.compress.microbatch import Microbatch, PassKind
-    from thinwire.compress.progress import Progress
+    from thinwire.compress.microbatch import Microbatch, PassKind, Progress
     from thinwire.compress.rules import check
     from thinwire.compress.stores.store import StoreError
 else:
@@ -23,8 +22,7 @@ else:
             "thinwire.compress.coder": ["Coder", "Decoder", "Encoder"],
             "thinwire.compress.expression": ["parse"],
             "thinwire.compress.feedback": ["Feedback", "Method"],
-            "thinwire.compress.microbatch": ["Microbatch", "PassKind"],
-            "thinwire.compress.progress": ["Progress"],
+            "thinwire.compress.microbatch": ["Microbatch", "PassKind", "Progress"],
             "thinwire.compress.rules": ["check"],
             "thinwire.compress.stores.store": ["StoreError"],
         },

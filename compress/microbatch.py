@@ -1,4 +1,4 @@
-"""The kinds of pass, and one micro-batch of a pass.
+"""How far training is, the kinds of pass, and one micro-batch of a pass.
 
 Both ends of every boundary know these without a message, because every stage walks the same samples in the same order.
 """
@@ -36,3 +36,13 @@ class Microbatch:
     """Index of the micro-batch in the pass."""
     length: int | None = None
     """How many elements of each row's first dimension cross; zeros arrive for the others. None means all."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A point in training, on which codecs depend that change while it goes on."""
+
+    step: int
+    """Optimizer steps that are done."""
+    steps_per_epoch: int
+    """Optimizer steps in one pass through the training data."""

@@ -38,7 +38,7 @@ class SpaceNeed:
     def from_json(cls, value: Mapping[str, Any]) -> SpaceNeed:
         """The need that `to_json` described."""
         machine, device = value["disk"]
-        return cls((machine, device), value["folder"], value["nbytes"], value["free"], value["what"])
+        return cls(**{**value, "disk": (machine, device)})
 
 
 ADVICE = {

@@ -52,21 +52,13 @@ class StageTrace:
         """The trace as JSON values."""
         steps = [
             {
-                "step": step.step,
-                "start": step.start,
-                "end": step.end,
+                **vars(step),
                 "spans": [span._asdict() for span in step.spans],
                 "departures": [departure._asdict() for departure in step.departures],
             }
             for step in self.steps
         ]
-        return {
-            "format": TRACE_FORMAT,
-            "stage": self.stage,
-            "clock_error": self.clock_error,
-            "clock_drift": self.clock_drift,
-            "steps": steps,
-        }
+        return {"format": TRACE_FORMAT, **vars(self), "steps": steps}
 
     @classmethod
     def from_json(cls, value: Any) -> StageTrace:

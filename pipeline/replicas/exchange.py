@@ -172,7 +172,9 @@ def connect(
     make = partial(
         StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)
     )
-    exchanges = {stage.stage_index: make(trained(stage.submod), _setting(stage, options, in_full)) for stage in stages}
+    exchanges = {
+        stage.stage_index: make(trained(stage.submod), setting_of(stage, options, in_full)) for stage in stages
+    }
     statistics = statistics_of(stages, exchanges, options, here, links, listener)
     return Replicas(options, here, exchanges, statistics, weights)
 
@@ -189,7 +191,7 @@ def statistics_of(
     found: dict[int, StageStatistics] = {}
     for stage in stages:
         if buffers := running_statistics(stage.submod):
-            plain = replace(_setting(stage, options, never), method=IN_FULL, layout=FLAT)
+            plain = replace(setting_of(stage, options), method=IN_FULL, layout=FLAT)
             setting = replace(plain, channels=("statistics", "sums"), carries=STATISTICS)
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
@@ -200,7 +202,7 @@ def statistics_of(
     return Statistics(found)
 
 
-def _setting(stage: CompressedStage, options: ReplicaOptions, in_full: InFull) -> Setting:
+def setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull = never) -> Setting:
     """What all buckets of a stage have in common."""
     return Setting(
         stage=stage.stage_index,

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -132,24 +132,8 @@ class Lanes:
         )
 
 
-class BucketSide(Protocol):
-    """One replica in the exchange of one bucket; its methods are called in this order."""
-
-    def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send what this replica has, float32 [rows of the bucket, row]; it is only read, and free again afterwards."""
-
-    def send_sum(self, progress: Progress) -> None:
-        """Add up what this replica owns, and send the sum to all."""
-
-    def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the sums into `rows`, and wait until all frames of this bucket have left."""
-
-    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
-
-
 class BucketMember:
-    """A replica that sends each part to its owner.
+    """A replica that sends each part to its owner. Its methods are called in their order.
 
     Args:
         lanes: make the ends of this replica in this bucket.
@@ -173,7 +157,7 @@ class BucketMember:
         self._from_owners = {owner: lanes.receiver(sums, sizes[owner], owner, everyone) for owner in owners[::-1]}
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send each owner its part."""
+        """Send each owner its part of `rows`, float32 [rows of the bucket, row]; they are only read, then free."""
         # receive ahead: gloo moves bytes only once the receiver has posted
         for receiver in (*self._from_workers, *self._from_owners.values()):
             receiver.post(1)
@@ -272,6 +256,10 @@ class WeightedListener(Listener):
         assert total is not None, "this replica takes part"
         rows.copy_(total.view(len(rows), -1))
         self._to_all.flush()
+
+
+BucketSide = BucketMember | Listener
+"""One replica in the exchange of one bucket."""
 
 
 def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:

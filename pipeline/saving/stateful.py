@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,11 @@ class SavedStages:
 
     def state_dict(self) -> dict[str, bytes]:
         """The state of each stage, by process and stage."""
-        return {name: _written(stage.state_dict()) for name, stage in self._stages.items()}
+        written = {}
+        for name, stage in self._stages.items():
+            torch.save(stage.state_dict(), file := BytesIO())
+            written[name] = file.getvalue()
+        return written
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Take the state that `state_dict` returned; PipelineError if a stage has none there."""
@@ -43,9 +46,3 @@ class SavedStages:
             )
         for name, stage in self._stages.items():
             stage.load_state_dict(torch.load(BytesIO(state[name]), weights_only=True))
-
-
-def _written(state: Mapping[str, Any]) -> bytes:
-    file = BytesIO()
-    torch.save(state, file)
-    return file.getvalue()

@@ -19,11 +19,9 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.exchange import Replicas, connect, statistics_of
-from thinwire.pipeline.replicas.lane import OUTER_GRADIENTS
-from thinwire.pipeline.replicas.layout import TILES
+from thinwire.pipeline.replicas.exchange import Replicas, connect, setting_of, statistics_of
 from thinwire.pipeline.replicas.local_steps import LocalSteps, MakeOptimizer, trained_names
-from thinwire.pipeline.replicas.member import InFull, Setting
+from thinwire.pipeline.replicas.member import InFull
 from thinwire.pipeline.replicas.membership.attendance import Attendance, Taken
 from thinwire.pipeline.replicas.membership.mail import Mail, MailEnds, MailListener
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
@@ -78,24 +76,14 @@ def connect_present(
         attendance: this process as a member of the run.
         in_full: says whether what is exchanged after a step goes uncompressed.
     """
-    replica, wire = attendance.replica, stages[0].wire
+    replica = attendance.replica
     here, mail = range(replica, replica + 1), Mail(replica)
     links = MailEnds(mail, replica, stages[0].num_stages)
     member = partial(MailListener, mail=mail)
     exchanges = {
         stage.stage_index: StageExchange(
             trained(stage.submod),
-            Setting(
-                stage=stage.stage_index,
-                replicas=options.count,
-                method=options.method,
-                seed=wire.seed,
-                options=wire.options,
-                meter=stage.meter,
-                layout=TILES,
-                carries=OUTER_GRADIENTS,
-                in_full=in_full,
-            ),
+            setting_of(stage, options, in_full),
             here,
             links,
             member,
