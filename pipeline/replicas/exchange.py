@@ -117,7 +117,7 @@ class Replicas:
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, and batch norms the mean, after all here have submitted."""
-        self.statistics.average(self.weight)
+        self.statistics.average(progress, self.weight)
         self.add_up(progress)
 
 

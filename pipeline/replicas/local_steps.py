@@ -263,7 +263,7 @@ class LocalSteps:
                 self._shared.average_gradients(progress, len(self._replicas.here))
             for copies in self._copies.values():
                 copies.step()
-            self._replicas.statistics.average(self._replicas.weight)
+            self._replicas.statistics.average(progress, self._replicas.weight)
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of the weights, optimizers and statistics of the replicas here, without the outer optimizer."""

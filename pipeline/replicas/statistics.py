@@ -48,7 +48,6 @@ class StageStatistics:
         carriers = {name: torch.empty_like(each, dtype=torch.float32) for name, each in self.common.items()}
         self._carriers = {name: Parameter(each, requires_grad=False) for name, each in carriers.items()}
         self._exchange = make(self._carriers)
-        self._submitted: Progress | None = None
 
     def use(self, replica: int | None) -> None:
         """Give the modules the statistics of a replica, or with None the common ones."""
@@ -61,15 +60,12 @@ class StageStatistics:
             self._carriers[name].grad = own.to(torch.float32, copy=True)
         with self._exchange.meter.beside_exchange():
             self._exchange.submit(replica, progress)
-        self._submitted = progress
 
-    def average(self, weight: int) -> None:
+    def average(self, progress: Progress, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
-        assert self._submitted is not None, "statistics were submitted"
         with self._exchange.meter.beside_exchange():
             for go_on in self._exchange.rounds:
-                go_on(self._submitted)
-        self._submitted = None
+                go_on(progress)
         for name, common in self.common.items():
             total, self._carriers[name].grad = self._carriers[name].grad, None
             assert total is not None, "every replica has sent its statistics"
@@ -77,10 +73,6 @@ class StageStatistics:
             common.copy_(mean if common.is_floating_point() else mean.round())
         for replica in self._own:
             self.adopt(replica)
-
-    def discard(self) -> None:
-        """Drop what was submitted: the exchange went on without this replica."""
-        self._submitted = None
 
     def adopt(self, replica: int) -> None:
         """Give a replica the common statistics."""
@@ -149,15 +141,10 @@ class Statistics:
         for each in self.stages.values():
             each.submit(replica, progress)
 
-    def average(self, weight: int) -> None:
+    def average(self, progress: Progress, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
         for each in self.stages.values():
-            each.average(weight)
-
-    def discard(self) -> None:
-        """Drop what was submitted: the exchange went on without this replica."""
-        for each in self.stages.values():
-            each.discard()
+            each.average(progress, weight)
 
     def common_state(self) -> dict[str, Tensor]:
         """Copies of the common statistics, STAGE/statistics/NAME."""

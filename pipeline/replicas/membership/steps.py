@@ -157,7 +157,6 @@ class PresentSteps(LocalSteps):
             answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
         if isinstance(answer, Taken):
             self._mail.discard()
-            self._replicas.statistics.discard()
             for stage in self._stages:
                 stage.meter.drop_exchange()
             self._take(answer, steps)
