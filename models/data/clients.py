@@ -39,16 +39,15 @@ def divide(data: Data, count: int, division: str, seed: int) -> list[Tensor]:
     """
     if isinstance(data.training, JoinedSamples):
         return list(torch.arange(len(data.training)).split(data.training.sizes))
-    ids = _ORDERS[division](data, seed)
+    ids = torch.arange(len(data.training))
+    if division == "random":
+        ids = torch.randperm(len(ids), generator=torch.Generator().manual_seed(derive_seed(seed, "clients")))
+    elif division == "label":
+        ids = _labels(data, ids).argsort(stable=True)
     return [piece.sort().values for piece in ids.tensor_split(count)]
 
 
-def _random(data: Data, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(derive_seed(seed, "clients"))
-    return torch.randperm(len(data.training), generator=generator)
-
-
-def _by_label(data: Data, seed: int) -> Tensor:
+def _labels(data: Data, ids: Tensor) -> Tensor:
     require(
         (
             data.num_labels is not None
@@ -58,14 +57,7 @@ def _by_label(data: Data, seed: int) -> Tensor:
             "server write the outline with thinwire outline --labels",
         )
     )
-    return data.training.targets(torch.arange(len(data.training))).argsort(stable=True)
-
-
-def _in_order(data: Data, seed: int) -> Tensor:
-    return torch.arange(len(data.training))
-
-
-_ORDERS: dict[str, Callable[[Data, int], Tensor]] = {"random": _random, "label": _by_label, "order": _in_order}
+    return data.training.targets(ids)
 
 
 class JoinedSamples(Samples):
