@@ -210,10 +210,6 @@ class StepAlone(Sync):
     steps: int
     """Those of the whole training."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._norms: list[float | None] = []
-
     def first_step(self, done: int) -> int:
         """The first step of training in this process: that of the others, if it takes their weights."""
         return self.local.first_step(done, self.steps)
@@ -229,7 +225,7 @@ class StepAlone(Sync):
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
         super().begin(progress)
-        self._norms = []
+        self._norms: list[float | None] = []
 
     def _enter(self, replica: int) -> None:
         self.local.use(replica)

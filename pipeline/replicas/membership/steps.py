@@ -31,7 +31,7 @@ from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
 from thinwire.pipeline.stage import CompressedStage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PresentReplicas(Replicas):
     """The replica of this process, which exchanges through the membership server.
 
@@ -40,13 +40,12 @@ class PresentReplicas(Replicas):
         mail: the frames of the exchange under way.
     """
 
-    attendance: Attendance | None = None
-    mail: Mail | None = None
+    attendance: Attendance
+    mail: Mail
 
     @property
     def weight(self) -> int:
         """What sums over those who take part are divided by to be means."""
-        assert self.mail is not None
         return sum(self.mail.weights.values())
 
 
@@ -62,20 +61,6 @@ def replicas_of(
     """The replicas of these stages, connected: as `connect`, or through the membership server if they may be lost."""
     if attendance is None:
         return connect(stages, where, options, agreement, in_full, passes)
-    return connect_present(stages, options, attendance, in_full)
-
-
-def connect_present(
-    stages: Sequence[CompressedStage], options: ReplicaOptions, attendance: Attendance, in_full: InFull
-) -> PresentReplicas:
-    """The replica of these stages.
-
-    Args:
-        stages: the stages of this process.
-        options: how many replicas there are, and what they send each other.
-        attendance: this process as a member of the run.
-        in_full: says whether what is exchanged after a step goes uncompressed.
-    """
     replica = attendance.replica
     here, mail = range(replica, replica + 1), Mail(replica)
     links = MailEnds(mail, replica, stages[0].num_stages)
@@ -119,7 +104,6 @@ class PresentSteps(LocalSteps):
         samples: int,
     ) -> None:
         super().__init__(stages, replicas, make_optimizer, shared)
-        assert replicas.attendance is not None and replicas.mail is not None
         self._stages, self._samples = stages, samples
         self._attendance, self._mail = replicas.attendance, replicas.mail
         self._taken_after: int | None = None
