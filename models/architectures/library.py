@@ -602,7 +602,9 @@ def take_apart(
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
     # a cache is for generation only, and what routers give is for their loss, which layers make themselves
     config.use_cache = config.output_router_logits = False
-    skeleton = _skeleton(config, task, tied, weight)
+    whole = _without_weights(config, task)
+    with parameters_on_meta():
+        skeleton = Skeleton(whole, task, tied, weight)
     if tied == "sum" and not skeleton.tied:
         raise ModelError(
             f"model.tied: sum needs a model whose head and embedding are one weight, and those of this "
@@ -751,12 +753,6 @@ class _NeverReal(TorchFunctionMode):
                 if on_meta.dtype == torch.float32:
                     return torch.from_numpy(np.zeros(on_meta.shape, np.float32))
         return func(*args, **kwargs)
-
-
-def _skeleton(config: Any, task: TaskName, tied: Tied, weight: float) -> Skeleton:
-    model = _without_weights(config, task)
-    with parameters_on_meta():
-        return Skeleton(model, task, tied, weight)
 
 
 def aux_loss_weight(config: Any) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -49,12 +47,8 @@ def _halves(part: Part) -> list[tuple[str, str]]:
 
     require_no_split(part)
     paragraphs = [" ".join(part.split()) for name in sorted(topics) for part in topics[name].split("\n\n")]
-    return [_halved(paragraph.split(" ")) for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH]
-
-
-def _halved(words: Sequence[str]) -> tuple[str, str]:
-    middle = len(words) // 2
-    return " ".join(words[:middle]), " ".join(words[middle:])
+    long = (paragraph.split(" ") for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH)
+    return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in long]
 
 
 def read_digits(part: Part, columns: Columns) -> Labelled:

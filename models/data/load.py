@@ -92,14 +92,14 @@ def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
 
 
 def _load_stream(options: DataOptions, seed: int) -> Data:
-    training, evaluation = _parts(options)
+    training, *evaluation = _parts(options)
     columns, notes = _columns(options)
     buffer, limit, size = options.stream, options.limit, options.block_size
     assert buffer is not None and limit is not None, "the options are checked"
     tokenizer, rows, *rest = attempt(
         lambda: make_tokenizer(options.tokenizer),
         lambda: stream_texts(training, columns, buffer, seed),
-        *([partial(read_texts, evaluation, columns)] if evaluation else []),
+        *(partial(read_texts, part, columns) for part in evaluation),
     )
     tokens = partial(_tokens, tokenizer)
     told = repr((training, options.columns, options.tokenizer, buffer, limit, seed, _sizes(Path(options.name))))
@@ -130,11 +130,9 @@ def _tokens(tokenizer: Bytes | Pretrained, texts: Sequence[str] | Tensor) -> Ten
 def _load_text(options: DataOptions, seed: int) -> Data:
     if options.stream is not None:
         return _load_stream(options, seed)
-    training, evaluation = _parts(options)
     columns, notes = _columns(options)
     tokenizer, *texts = attempt(
-        lambda: make_tokenizer(options.tokenizer),
-        *(partial(read_texts, part, columns) for part in (training, evaluation) if part),
+        lambda: make_tokenizer(options.tokenizer), *(partial(read_texts, part, columns) for part in _parts(options))
     )
     tokens, *rest = [
         part[:limit] if isinstance(part, Tensor) else tokenizer.tokens(part, limit)
@@ -171,7 +169,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, *parts = attempt(
         lambda: Pretrained(options.tokenizer),
-        *(partial(read_chats, part, columns) for part in _parts(options) if part),
+        *(partial(read_chats, part, columns) for part in _parts(options)),
     )
     given = (each.tokens for part in parts for each in part if isinstance(each, ChatTokens))
     sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]
@@ -256,9 +254,10 @@ _LOADERS: dict[Kind, Callable[[DataOptions, int], Data]] = {
 }
 
 
-def _parts(options: DataOptions) -> tuple[Part, Part | None]:
+def _parts(options: DataOptions) -> list[Part]:
+    """What is read to train on, and then what is named for evaluation."""
     training = Part(options.name, options.split, options.subset)
-    return training, evaluation_part(training, options.evaluation) if options.evaluation else None
+    return [training, *([evaluation_part(training, options.evaluation)] if options.evaluation else [])]
 
 
 def _columns(options: DataOptions) -> tuple[Columns, list[str]]:
@@ -274,9 +273,7 @@ def _columns(options: DataOptions) -> tuple[Columns, list[str]]:
 
 def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:
     """The examples to train on and those to evaluate on."""
-    parts = [part for part in _parts(options) if part]
-    readers = [partial(read_labelled, options.chosen_kind, part, columns) for part in parts]
-    training, *rest = attempt(*readers)
+    training, *rest = attempt(*(partial(read_labelled, options.chosen_kind, part, columns) for part in _parts(options)))
     training, *rest = [
         part.select(range(min(len(part), limit or len(part))))
         for part, limit in zip((training, *rest), options.limits, strict=False)

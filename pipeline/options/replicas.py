@@ -81,7 +81,14 @@ class ReplicaOptions:
     """The replica that this host trains, counted from 0, if replicas.server is given."""
 
     def __post_init__(self) -> None:
-        mistakes = self._mistakes_of_membership() + self._mistakes_of_server()
+        mistakes = broken(
+            (
+                not self.elastic or self.sync.every > 1,
+                f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
+                f"cannot go on without one; got {self.sync.every}",
+            )
+        )
+        mistakes += self._mistakes_of_server()
         if not 1 <= self.count <= MOST_REPLICAS:
             mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         mistakes += mistakes_of_sums("replicas.gradients", self.gradients)
@@ -110,15 +117,6 @@ class ReplicaOptions:
                 f"with; raise it, or drop {'them' if len(set_here) > 1 else 'the field'}"
             ]
         return []
-
-    def _mistakes_of_membership(self) -> list[str]:
-        """What keeps replicas from going on without one of them."""
-        if not self.elastic or self.sync.every > 1:
-            return []
-        return [
-            f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
-            f"cannot go on without one; got {self.sync.every}"
-        ]
 
     def _mistakes_of_server(self) -> list[str]:
         """Mistakes of a replica that exchanges with others on other hosts."""
