@@ -141,18 +141,16 @@ def all_gather_json(mine: Any, what: str, group: dist.ProcessGroup | None = None
 
     Raises WireError if a process sends something else, and PeerError, which names `what`, if one sends nothing.
     """
-    found = _gathered(mine, what, group, to=None)
+    found = gather_json(mine, None, what, group)
     assert found is not None, "every process gets them"
     return found
 
 
-def gather_json(mine: Any, to: int, what: str, group: dist.ProcessGroup | None = None) -> list[Any] | None:
-    """As `all_gather_json`, but for process `to` (of the default group) alone; None elsewhere."""
-    return _gathered(mine, what, group, to=to)
+def gather_json(mine: Any, to: int | None, what: str, group: dist.ProcessGroup | None = None) -> list[Any] | None:
+    """As `all_gather_json`, but for process `to` (of the default group) alone; None elsewhere.
 
-
-def _gathered(mine: Any, what: str, group: dist.ProcessGroup | None, to: int | None) -> list[Any] | None:
-    """The values of all, for all or for one. Their beginnings and lengths go ahead, so that there is room for them."""
+    The beginnings and lengths of the values go ahead, so that there is room for them.
+    """
     size = dist.get_world_size(group)
     if size == 1:  # as in a simulation, which would wait for gloo's threads
         return [json.loads(json.dumps(mine))]
@@ -197,21 +195,18 @@ def gather(where: Placement, local: Mapping[int, Any]) -> list[Any] | None:
     None in the other processes.
     """
     what = f"{were(local)} reporting to the last stage"
-    return _by_stage(where, gather_json(list(local.items()), where.last_process, what, where.pipeline))
+    told = gather_json(list(local.items()), where.last_process, what, where.pipeline)
+    return None if told is None else _by_stage(where, told)
 
 
 def gather_numbers(where: Placement, local: Mapping[int, float]) -> list[float]:
     """Gather one float64 of every stage of this pipeline, in stage order, in all its processes."""
     pairs = [(stage, float(value)) for stage, value in local.items()]
-    found = _by_stage(where, all_gather_json(pairs, f"{were(local)} waiting for numbers of all stages", where.pipeline))
-    assert found is not None, "every process gets them"
-    return found
+    return _by_stage(where, all_gather_json(pairs, f"{were(local)} waiting for numbers of all stages", where.pipeline))
 
 
-def _by_stage(where: Placement, told: Sequence[Any] | None) -> list[Any] | None:
+def _by_stage(where: Placement, told: Sequence[Any]) -> list[Any]:
     """The values in stage order, of the pairs of stage and value that each process of a pipeline sent."""
-    if told is None:
-        return None
     found = {stage: value for pairs in told for stage, value in pairs}
     return [found[stage] for stage in range(where.num_stages)]
 
@@ -368,9 +363,7 @@ class StageNumbers:
 
     def receive(self) -> list[float]:
         """The numbers of all stages, in stage order. PeerError if a process is gone or silent."""
-        found = _by_stage(self._where, [self._mine, *self._notes.receive()])
-        assert found is not None, "they are there"
-        return found
+        return _by_stage(self._where, [self._mine, *self._notes.receive()])
 
     def _in_words(self, rank: int) -> str:
         mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(rank)

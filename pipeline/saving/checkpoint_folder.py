@@ -202,11 +202,11 @@ def of_another_release(folder: Path) -> str | None:
 
 def unreadable(folder: Path) -> dict[int, str]:
     """By step, what is wrong with a manifest that cannot be read."""
-    found = {}
-    for path in steps_of(folder):
-        if (path / MANIFEST).exists() and _readable(path) is None:
-            found[step_of(path)] = f"{path / MANIFEST} is damaged, or of another release"
-    return found
+    return {
+        step_of(path): f"{path / MANIFEST} is damaged, or of another release"
+        for path in steps_of(folder)
+        if (path / MANIFEST).exists() and _readable(path) is None
+    }
 
 
 def trouble(folder: Path, manifest: Manifest, stages: Sequence[int], *, stores: bool = True) -> str | None:
@@ -214,12 +214,17 @@ def trouble(folder: Path, manifest: Manifest, stages: Sequence[int], *, stores: 
 
     The rows of stores may be in older checkpoints and in the base. Without `stores` they are not asked for.
     """
+    from thinwire.compress.stores.store import StoreError
+
     for stage in stages:
         part = SavedStage(folder, manifest.step, stage)
-        if (found := _changed(part.path, manifest.files.get(str(stage), {}), stores)) is not None:
-            return found
-        if stores and (found := _lacking_rows(part, manifest.cut)) is not None:
-            return found
+        try:
+            if (found := _changed(part.path, manifest.files.get(str(stage), {}), stores)) is not None:
+                return found
+            if stores:
+                part.check_stores(manifest.cut)
+        except (CheckpointError, StoreError) as error:
+            return str(error)
     return None
 
 
@@ -248,9 +253,7 @@ def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
 
 
 def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
-    """What is wrong with the files of a part; None if they are as they were written."""
-    from thinwire.compress.stores.store import StoreError
-
+    """What is wrong with the files of a part; None if they are as they were written. StoreError as `digest_of`."""
     if not files:
         return f"{part} is of a stage that its manifest does not name"
     if (said := stray(part)) is not None:
@@ -263,18 +266,6 @@ def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
                 return f"{part / name} is not as it was written"
         except OSError as error:
             return f"{part / name} cannot be read: {error.strerror}"
-        except StoreError as error:
-            return str(error)
-    return None
-
-
-def _lacking_rows(part: SavedStage, cut: object) -> str | None:
-    from thinwire.compress.stores.store import StoreError
-
-    try:
-        part.check_stores(cut)
-    except (CheckpointError, StoreError) as error:
-        return str(error)
     return None
 
 
