@@ -13,18 +13,18 @@ every contribution is treated alike, and all replicas use the same bytes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress import Decoder, Encoder, Method, Microbatch, PassKind, Progress, SlotCounts
-from thinwire.compress.buffers import Purpose
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.compress.stores.store import Store, StoreLayout
+from thinwire.compress.stores.store import Store
 from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.measuring.meters import Meter
@@ -222,8 +222,11 @@ class Listener:
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        rows.copy_(total_of(self._from_all, self._lanes.message(len(rows), progress)).view(len(rows), -1))
+        rows.copy_(self._total(self._lanes.message(len(rows), progress)).view(len(rows), -1))
         self._to_all.flush()
+
+    def _total(self, message: Microbatch) -> Tensor:
+        return total_of(self._from_all, message)
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
         """The rows of the bucket and the store of this replica's error; there is no owner."""
@@ -244,30 +247,23 @@ class WeightedListener(Listener):
         super().__init__(lanes, bucket)
         self._weights = weights
 
-    def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the weighted sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        message = self._lanes.message(len(rows), progress)
-        total: Tensor | None = None
-        for replica, weight in self._weights().items():
-            part = total_of([self._from_all[replica]], message)
-            if weight > 1:
-                part.mul_(weight)
-            total = part if total is None else total.add_(part)
-        assert total is not None, "this replica takes part"
-        rows.copy_(total.view(len(rows), -1))
-        self._to_all.flush()
+    def _total(self, message: Microbatch) -> Tensor:
+        weights = self._weights()
+        return total_of([self._from_all[replica] for replica in weights], message, weights.values())
 
 
 BucketSide = BucketMember | Listener
 """One replica in the exchange of one bucket."""
 
 
-def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:
-    """The sum of what arrives, in the order of the receivers."""
+def total_of(receivers: Sequence[Receiver], message: Microbatch, weights: Iterable[int] = repeat(1)) -> Tensor:
+    """The sum of what arrives, in the order of the receivers, each times its weight."""
     total: Tensor | None = None
-    for receiver in receivers:
+    for receiver, weight in zip(receivers, weights, strict=False):
         [part] = receiver.receive(message)
         assert part is not None, "what replicas send is a tensor"
+        if weight > 1:
+            part.mul_(weight)
         total = part if total is None else total.add_(part)
     assert total is not None, "there is a replica"
     return total
@@ -275,8 +271,5 @@ def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:
 
 def _coder(kind: type[AnyCoder], lane: Lane) -> AnyCoder:
     [example] = lane.examples
-    return kind(lane.method, example, counts=SlotCounts(positions=example.shape[0]), make_store=_store)
-
-
-def _store(layout: StoreLayout, purpose: Purpose) -> Store:
-    return MemoryStore(layout)
+    counts = SlotCounts(positions=example.shape[0])
+    return kind(lane.method, example, counts=counts, make_store=lambda layout, purpose: MemoryStore(layout))

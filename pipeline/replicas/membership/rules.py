@@ -212,12 +212,6 @@ class Membership:
             self._go_on(replica)
         return bool(held)
 
-    def _keep_end(self, replica: int) -> None:
-        """If a replica begins with the weights of the end, keep them for those who have older ones."""
-        told = [self._members[replica].asked[process] for process in self._processes]
-        if told[0][0]["kind"] == "end":
-            self._final = replica, told
-
     def _go_on(self, replica: int) -> None:
         """Let a replica go on with the weights that it holds."""
         member = self._members[replica]
@@ -261,7 +255,9 @@ class Membership:
         self._current = newest
         for replica in waiting:
             if self._members[replica].held == newest:
-                self._keep_end(replica)
+                told = [self._members[replica].asked[process] for process in self._processes]
+                if told[0][0]["kind"] == "end":  # those who have older weights get these
+                    self._final = replica, told
                 self._go_on(replica)
         return True
 
