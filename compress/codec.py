@@ -289,8 +289,8 @@ def expression_of(described: Described) -> str:
     required = [values[field.name] for field in fields if field.default is dataclasses.MISSING]
     plain = type(described)(*required)
     changed = {name: value for name, value in values.items() if value not in (None, getattr(plain, name))}
-    arguments = [_literal(value) for value in required]
-    arguments += [f"{name}={_literal(value)}" for name, value in changed.items()]
+    arguments = [literal(value) for value in required]
+    arguments += [f"{name}={literal(value)}" for name, value in changed.items()]
     return f"{described.name}({', '.join(arguments)})" if arguments else described.name
 
 
@@ -305,14 +305,14 @@ def require_int(codec: Codec, argument: str, value: object, low: int, high: int 
     """Raise CodecError unless `value` is an int (not a bool) from `low` to `high`; `high=None` is no limit."""
     allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
     if type(value) is not int or value < low or (high is not None and value > high):
-        raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {_literal(value)}")
+        raise CodecError(f"{codec.name}'s {argument} must be {allowed}, got {literal(value)}")
 
 
 def require_choice(described: Described, argument: str, value: object, choices: Sequence[str]) -> None:
     """Raise CodecError unless `value` is one of `choices`."""
     if value not in choices:
-        allowed = ", ".join(_literal(choice) for choice in choices)
-        raise CodecError(f"{described.name}'s {argument} must be one of {allowed}, got {_literal(value)}")
+        allowed = ", ".join(literal(choice) for choice in choices)
+        raise CodecError(f"{described.name}'s {argument} must be one of {allowed}, got {literal(value)}")
 
 
 def is_finite(x: Tensor) -> bool:
@@ -331,5 +331,6 @@ def tensor_bytes(x: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def _literal(value: object) -> str:
+def literal(value: object) -> str:
+    """An argument as expressions write it."""
     return json.dumps(value) if isinstance(value, str) else str(value)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import NO_KEY, Codec, CodecError, Key, size_of, tensor_bytes
+from thinwire.compress.codec import NO_KEY, Codec, CodecError, Key, literal, size_of, tensor_bytes
 from thinwire.compress.codecs.blockwise import Blockwise
 
 _SCALE_BYTES = 4
@@ -183,7 +183,7 @@ def check_values(name: str, values: object) -> str:
         except CodecError:
             pass
     formats = ", ".join(f'"{name}"' for name in FORMATS)
-    raise CodecError(f'{name}\'s values must be {formats}, or a quantizer such as "q(8)", got {_quoted(values)}')
+    raise CodecError(f'{name}\'s values must be {formats}, or a quantizer such as "q(8)", got {literal(values)}')
 
 
 def _quantizer(values: str) -> Codec:
@@ -194,10 +194,6 @@ def _quantizer(values: str) -> Codec:
     if not isinstance(codec, Blockwise) or codec.varies:
         raise CodecError(f"{values} is no quantizer of a fixed size")
     return codec
-
-
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def power_of_two_above(x: Tensor) -> Tensor:

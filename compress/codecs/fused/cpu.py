@@ -148,7 +148,8 @@ class KernelPasses(Passes):
         pairs = np.array([slopes(bits, grid, inner) for grid in grids])
         least, most = torch.empty(2, count, 1, dtype=torch.float32)
         out = torch.empty(len(grids), count, 1, dtype=torch.float32)
-        cpu_kernels.least_square_scales(values.squeeze(0).numpy(), pairs, *_arrays(least, most), out.squeeze(2).numpy())
+        ends = _array(least), _array(most)
+        cpu_kernels.least_square_scales(values.squeeze(0).numpy(), pairs, *ends, out.squeeze(2).numpy())
         return least, most, list(out)
 
     def losses(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
@@ -182,10 +183,6 @@ def turn_back_(rows: Tensor, pieces: Pieces) -> None:
 
     for columns, factors in pieces:
         cpu_kernels.turn_back(rows[:, columns].numpy(), factors.numpy())
-
-
-def _arrays(*numbers: Tensor) -> list[np.ndarray]:
-    return [part.view(-1).numpy() for part in numbers]
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
