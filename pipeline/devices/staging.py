@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -171,9 +171,8 @@ class Ways:
     """Makes the ways of one process, which share side streams and couriers for each device."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, CopyStream] = {}
-        self._lanes: dict[torch.device, RowLanes] = {}
-        self._couriers: dict[torch.device, Courier] = {}
+        self._stream, self._rows = cache(CopyStream), cache(_lanes_of_rows)
+        self._courier = cache(partial(Courier, "thinwire courier"))
 
     def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> Departing:
         """The way from a device; `at_once` if the receiving stage is in this process, which then waits for the copy."""
@@ -192,18 +191,7 @@ class Ways:
         """A store as compute on a device sees it: that of a host is reached through pinned memory from a GPU."""
         return store if store.device.type == device.type else StagedStore(store, self._rows(device))
 
-    def _courier(self, device: torch.device) -> Courier:
-        if device not in self._couriers:
-            self._couriers[device] = Courier("thinwire courier", device)
-        return self._couriers[device]
 
-    def _stream(self, device: torch.device) -> CopyStream:
-        if device not in self._streams:
-            self._streams[device] = CopyStream(device)
-        return self._streams[device]
-
-    def _rows(self, device: torch.device) -> RowLanes:
-        if device not in self._lanes:
-            reader, writer = (Courier(f"thinwire {name} rows", device) for name in ("reads", "writes"))
-            self._lanes[device] = RowLanes(CopyStream(device), reader, writer)
-        return self._lanes[device]
+def _lanes_of_rows(device: torch.device) -> RowLanes:
+    reader, writer = (Courier(f"thinwire {name} rows", device) for name in ("reads", "writes"))
+    return RowLanes(CopyStream(device), reader, writer)
