@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,9 +210,8 @@ def count(
 
     `example_input` and `side` are those of one micro-batch, real or meta. No memory is allocated.
     """
-    more: dict[str, Any] = {"side": side} if side else {}
     alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
-    examples = stage_output_examples(blueprint, alone, example_input, precision, **more)
+    examples = stage_output_examples(blueprint, alone, example_input, precision, side)
     costs = []
     forward = operations(blueprint, example_input, precision, side)
     for index, (spec, outputs, cost) in enumerate(zip(blueprint.layers, examples, forward, strict=True)):

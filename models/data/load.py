@@ -6,7 +6,7 @@ targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -260,15 +260,10 @@ def _parts(options: DataOptions) -> list[Part]:
     return [training, *([evaluation_part(training, options.evaluation)] if options.evaluation else [])]
 
 
-def _columns(options: DataOptions) -> tuple[Columns, list[str]]:
+def _columns(options: DataOptions) -> tuple[Columns, Collection[str]]:
     """The columns to read, and the sentences that their readers will say about them, once each."""
-    notes: list[str] = []
-
-    def report(note: str) -> None:
-        if note not in notes:
-            notes.append(note)
-
-    return replace(options.read_columns, report=report), notes
+    notes: dict[str, None] = {}
+    return Columns(options.columns, options.label, lambda note: notes.update({note: None})), notes.keys()
 
 
 def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from thinwire.models.data.parts import Columns, Kind
+from thinwire.models.data.parts import Kind
 from thinwire.models.errors import require
 
 if TYPE_CHECKING:
@@ -184,8 +184,3 @@ class DataOptions:
     def limits(self) -> tuple[int | None, int | None]:
         """How much of the training data, and of the `evaluation` data, to use."""
         return self.limit, self.evaluation_limit or self.limit
-
-    @property
-    def read_columns(self) -> Columns:
-        """The columns of a table to read."""
-        return Columns(self.columns, self.label)

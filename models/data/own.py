@@ -100,7 +100,7 @@ def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:
 def _check_texts(name: str, returned: Any) -> list[str]:
     instead = "; set data.kind to pairs or images for that" if isinstance(returned, Labelled) else ""
     require((isinstance(returned, list), f"{name} must return a list of texts, got {type(returned).__name__}{instead}"))
-    _require_all(name, returned, _is_text, "texts that are str")
+    _require_all(name, returned, lambda text: isinstance(text, str), "texts that are str")
     texts: list[str] = returned
     return texts
 
@@ -150,10 +150,6 @@ def _check_labelled(name: str, returned: Any) -> Labelled:
     )
     check_labels(labels, num_labels, name)
     return labelled
-
-
-def _is_text(example: Any) -> bool:
-    return isinstance(example, str)
 
 
 def _is_pair(example: Any) -> bool:
