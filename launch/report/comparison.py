@@ -10,22 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from thinwire.launch.report.numbers import (
-    bits,
-    codecs,
-    held_out_losses,
-    is_uncompressed,
-    losses,
-    progress_in_megabytes,
-    progress_in_seconds,
-    progress_in_steps,
-    ratio,
-    score,
-    speed,
-    training_bytes,
-)
 from thinwire.launch.report.plots import Curve, curves, running_mean
-from thinwire.launch.report.reading import RunFiles
+from thinwire.launch.report.reading import RunFiles, training_bytes
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, rounded
@@ -69,7 +55,7 @@ def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | No
         OptionsError: no run has that folder.
     """
     if named is None:
-        return next(filter(is_uncompressed, runs), None)
+        return next((run for run in runs if run.is_uncompressed), None)
     for run in runs:
         if run.folder.resolve() == named.resolve():
             return run
@@ -87,11 +73,12 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[
         name: [_step_seconds(run, link, times) for run, times in zip(runs, busy, strict=True)]
         for name, link in links.items()
     }
+    recipes = [[field, *map(_as_text, values)] for field, values in differing.items()]
     tables = [
         _costs(runs, names, baseline),
         *([seeds] if seeds else []),
         *([_predicted(runs, names, predicted, busy)] if links else []),
-        *([_recipes(names, differing)] if differing else []),
+        *([Table("What differs between the recipes", ["field", *names], recipes)] if differing else []),
     ]
     return Comparison(tables, _charts(runs, names, predicted), " ".join(_warnings(differing, busy)))
 
@@ -148,7 +135,7 @@ def _warnings(differing: Mapping[str, Sequence[Any]], busy: Sequence[float]) -> 
 
 def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
     """One row for each run: its bytes, its scores, and their difference to the baseline."""
-    measures = ["loss", *(["accuracy"] if any(score(run, "on", "accuracy") is not None for run in runs) else [])]
+    measures = ["loss", *(["accuracy"] if any(run.score("on", "accuracy") is not None for run in runs) else [])]
     columns = [
         *("run", "activations/gradients", "bits, activations", "bits, gradients", "MB in training", "fewer bytes"),
         *(f"held-out {name}, {mode}" for name in measures for mode in MODES),
@@ -157,12 +144,12 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
     ]
     rows: list[list[Value]] = [
         [
-            *(name, codecs(run), *(rounded(bits(run, channel), 2) for channel in ("activations", "gradients"))),
+            *(name, run.codecs, *(rounded(run.bits(channel), 2) for channel in ("activations", "gradients"))),
             _megabytes(training_bytes(run.summary["channels"])),
-            round(ratio(run.summary["channels"]), 2),
-            *(rounded(score(run, mode, measure), 4) for measure in measures for mode in MODES),
+            round(run.ratio, 2),
+            *(rounded(run.score(mode, measure), 4) for measure in measures for mode in MODES),
             *(_change(run, baseline, mode, measure) for measure in measures for mode in MODES if baseline is not None),
-            *(run.summary["steps"], round(speed(run), 1)),
+            *(run.summary["steps"], round(run.speed, 1)),
         ]
         for name, run in zip(names, runs, strict=True)
     ]
@@ -177,7 +164,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     """Mean and spread of runs whose recipes differ only in the seed; None if there are no two such runs."""
     from pandas import DataFrame  # takes half a second
 
-    scores = DataFrame({mode: [score(run, mode) for run in runs] for mode in MODES}, dtype=float)
+    scores = DataFrame({mode: [run.score(mode) for run in runs] for mode in MODES}, dtype=float)
     kinds = [_alike(run) for run in runs]
     groups = scores.groupby(kinds, sort=False)
     if groups.size().max() < 2:
@@ -190,7 +177,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     rows: list[list[Value]] = [
         [
             ", ".join(names[index] for index in group),
-            codecs(runs[group[0]]),
+            runs[group[0]].codecs,
             len(group),
             *(rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
             *(rounded(apart.at[kind, mode], 4) for mode in apart),
@@ -218,26 +205,21 @@ def _predicted(
     return Table("Over other links", columns, rows, note)
 
 
-def _recipes(names: Sequence[str], differing: Mapping[str, Sequence[Any]]) -> Table:
-    rows = [[field, *map(_as_text, values)] for field, values in differing.items()]
-    return Table("What differs between the recipes", ["field", *names], rows)
-
-
 def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[str, Sequence[float]]) -> list[Chart]:
     """The losses over steps, bytes, seconds, and seconds predicted for each link."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
-    steps = [progress_in_steps(run) for run in runs]
+    steps = [run.progress_in_steps for run in runs]
     axes = [
         ("Loss over steps", "optimizer step", steps, told),
         (
             "Loss over bytes sent",
             "MB over all boundaries, in training",
-            [progress_in_megabytes(run) for run in runs],
+            [run.progress_in_megabytes for run in runs],
             told,
         ),
-        ("Loss over time, measured", "seconds of training steps", [progress_in_seconds(run) for run in runs], told),
+        ("Loss over time, measured", "seconds of training steps", [run.progress_in_seconds for run in runs], told),
         *(
             (
                 f"Loss over time, predicted at {name}",
@@ -252,8 +234,8 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
     for title, label, places, caption in axes:
         lines = []
         for name, run, at in zip(names, runs, places, strict=True):
-            lines.append(Curve(f"{name}: training", running_mean(losses(run, at), window)))
-            lines.append(Curve(f"{name}: held out", held_out_losses(run, "on", at), "o"))
+            lines.append(Curve(f"{name}: training", running_mean(run.losses(at), window)))
+            lines.append(Curve(f"{name}: held out", run.held_out_losses("on", at), "o"))
         charts.append(Chart(title, curves(lines, f"{title} of {', '.join(names)}", x_label=label), caption))
     return charts
 
@@ -278,7 +260,7 @@ def _alike(run: RunFiles, *others: str) -> str:
 
 
 def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
-    value, other = score(run, mode, key), score(baseline, mode, key)
+    value, other = run.score(mode, key), baseline.score(mode, key)
     return None if value is None or other is None else round(value - other, 4)
 
 

@@ -11,9 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from thinwire.launch.report.comparison import Comparison, distinct_names
-from thinwire.launch.report.numbers import held_out_losses, losses, ratio, speed, training_bytes
 from thinwire.launch.report.plots import Curve, curves
-from thinwire.launch.report.reading import Document, RunFiles
+from thinwire.launch.report.reading import Document, RunFiles, training_bytes
 from thinwire.launch.run import tables
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
@@ -77,8 +76,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
             (f"held-out loss, compression {mode}", tables.score_text(score["loss"]))
             for mode, score in summary["held_out"].items()
         ),
-        ("samples a second", f"{speed(run):,.1f}"),
-        ("fewer bytes in training", f"{ratio(summary['channels']):.2f}x"),
+        ("samples a second", f"{run.speed:,.1f}"),
+        ("fewer bytes in training", f"{run.ratio:.2f}x"),
         ("sent in training", size_text(training_bytes(summary["channels"]), digits=1)),
         *([("sent between replicas", size_text(training_bytes(replicas), digits=1))] if replicas else []),
         ("sent in all, with evaluations", size_text(summary["bytes_sent"], digits=1)),
@@ -98,9 +97,9 @@ def _answers(run: RunFiles) -> list[Table]:
 
 
 def _loss_picture(run: RunFiles) -> str:
-    curve = [Curve("training", losses(run))]
+    curve = [Curve("training", run.losses())]
     for mode, marker in (("on", "o"), ("off", "x")):
-        curve.append(Curve(f"held out, compression {mode}", held_out_losses(run, mode), marker))
+        curve.append(Curve(f"held out, compression {mode}", run.held_out_losses(mode), marker))
     return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
 
 

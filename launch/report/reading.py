@@ -1,11 +1,16 @@
-"""Reading the folders of runs and the files of tables for a report. One error names everything that cannot be read."""
+"""The folders of runs and the files of tables, as a report reads them, and the numbers of one run.
+
+One error names everything that cannot be read.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,12 @@ import yaml
 
 from thinwire.errors.files import read_lines, read_text
 from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.shared.strict_json import with_nan
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
 
+Points = list[tuple[float, float]]
 SUMMED_UP = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
 """What the summary of a run has at least."""
 
@@ -46,6 +54,81 @@ class RunFiles:
         """The recipe's fields."""
         found: Mapping[str, Any] = yaml.safe_load(self.recipe)
         return found
+
+    @property
+    def speed(self) -> float:
+        """Samples a second in training steps, without the time of evaluations and saves."""
+        samples: int = sum(step["samples"] for step in self.steps)
+        return samples / max(1e-9, math.fsum(float(step["seconds"]) for step in self.steps))
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the uncompressed tensors over bytes sent."""
+        sent = training_bytes(self.summary["channels"])
+        uncompressed: int = sum(channel["uncompressed"] for channel in self.summary["channels"])
+        return uncompressed / sent if sent else 1.0
+
+    @property
+    def codecs(self) -> str:
+        """The codecs of activations and gradients; a comma joins several codecs of one channel."""
+        found = [", ".join(dict.fromkeys(row["codec"] for row in self._rows(channel))) for channel in CHANNELS]
+        return "/".join(dict.fromkeys(found)) or "none"
+
+    @property
+    def is_uncompressed(self) -> bool:
+        """Whether no channel compressed anything."""
+        return all(row["codec"] == "none" for row in self.summary["channels"])
+
+    def bits(self, channel: str) -> float | None:
+        """Bits for each element on the wire, over all boundaries; None if nothing crossed."""
+        rows = self._rows(channel)
+        elements: int = sum(row["elements"] for row in rows)
+        return 8 * training_bytes(rows) / elements if elements else None
+
+    def score(self, mode: str, name: str = "loss") -> float | None:
+        """The last held-out score of that name; None if the run has no such score."""
+        found: float | None = self.summary["held_out"].get(mode, {}).get(name)
+        return found
+
+    @property
+    def progress_in_steps(self) -> list[float]:
+        """The number of steps done: 0 at the start, then the number after each step."""
+        return [0.0, *(step["step"] + 1.0 for step in self.steps)]
+
+    @property
+    def progress_in_seconds(self) -> list[float]:
+        """Seconds of training: 0 at the start, then the sum after each step. Evaluations do not count."""
+        return [*accumulate((float(step["seconds"]) for step in self.steps), initial=0.0)]
+
+    @property
+    def progress_in_megabytes(self) -> list[float]:
+        """MB that all boundaries have sent: 0 at the start, then the sum after each step.
+
+        Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
+        """
+        seen = [float(step["bytes"]) for step in self.steps]
+        counted = math.fsum(seen[: self.summary["steps"]])  # a killed run may have logged steps after its last summary
+        scale = training_bytes(self.summary["channels"]) / max(1.0, counted) / 1e6
+        return [*accumulate((scale * count for count in seen), initial=0.0)]
+
+    def losses(self, progress: Sequence[float] | None = None) -> Points:
+        """Points (progress after a step, training loss of the step); progress is in steps by default."""
+        places = progress or self.progress_in_steps
+        return [(places[i + 1], with_nan(step["loss"])) for i, step in enumerate(self.steps)]
+
+    def held_out_losses(self, mode: str, progress: Sequence[float] | None = None) -> Points:
+        """Points (progress at an evaluation, its held-out loss); progress is in steps by default."""
+        places = progress or self.progress_in_steps
+        scored = [line for line in self.evaluations if mode in line]
+        return [(places[min(line["step"], len(places) - 1)], with_nan(line[mode]["loss"])) for line in scored]
+
+    def _rows(self, channel: str) -> list[Mapping[str, Any]]:
+        return [row for row in self.summary["channels"] if row["channel"] == channel]
+
+
+def training_bytes(channels: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes of all training frames, headers included."""
+    return sum(channel["bytes"] for channel in channels)
 
 
 def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:

@@ -9,7 +9,6 @@ import yaml
 
 from thinwire.launch import cli
 from thinwire.launch.report.comparison import compare, differences, find_baseline
-from thinwire.launch.report.numbers import held_out_losses, losses, progress_in_megabytes, progress_in_seconds
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.run.slower_links import step_seconds
@@ -161,11 +160,11 @@ def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_p
 @pytest.mark.slow
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     run = made(tmp_path, "four", codec="q(4)")
-    assert progress_in_seconds(run) == [0, 1, 3, 6, 10]
+    assert run.progress_in_seconds == [0, 1, 3, 6, 10]
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
-    assert progress_in_megabytes(run) == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
-    assert losses(run, progress_in_seconds(run)) == [(1, 5), (3, 4), (6, 3), (10, 2)]
-    assert held_out_losses(run, "on", progress_in_seconds(run)) == [(3, 3.5), (10, 3.0)]
+    assert run.progress_in_megabytes == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
+    assert run.losses(run.progress_in_seconds) == [(1, 5), (3, 4), (6, 3), (10, 2)]
+    assert run.held_out_losses("on", run.progress_in_seconds) == [(3, 3.5), (10, 3.0)]
     titles = [chart.title for chart in compare([run, run], run, {"1mbit": parse_link("1mbit")}).charts]
     assert titles == [
         "Loss over steps",
