@@ -9,14 +9,15 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from thinwire.errors.files import read_lines, read_text
+from thinwire.errors import attempt
+from thinwire.errors.files import as_written, read_lines, read_text
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.strict_json import with_nan
 from thinwire.launch.shared.tables import Table, is_document, read_document
@@ -133,69 +134,56 @@ def training_bytes(channels: Sequence[Mapping[str, Any]]) -> int:
 
 def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
     """The runs and the documents of tables at these paths. OptionsError names each path that is neither."""
-    runs: list[RunFiles] = []
-    documents: list[Document] = []
-    mistakes: list[str] = []
-    for path in paths:
-        try:
-            if (path / "summary.json").exists():
-                runs.append(_read_run(path))
-            elif path.is_dir():
-                inside = _documents_in(path)
-                if not inside and (path / "recipe.yaml").exists():
-                    raise OptionsError(
-                        f"{path} must be a run with a summary, written at its first save or its end; if it has "
-                        f"a checkpoint, thinwire train --resume {path} goes on"
-                    )
-                if not inside:
-                    raise OptionsError(f"{path} must be the folder of a run, but has no summary.json and no tables")
-                documents += inside
-            elif not path.exists():
-                raise OptionsError(f"{path} must be the folder of a run or a file with tables, but does not exist")
-            else:
-                documents.append(_read_document(path))
-        except OptionsError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise OptionsError(mistakes)
-    return runs, documents
+    found = attempt(*(partial(_read_place, path) for path in paths))
+    runs = [one for one in found if isinstance(one, RunFiles)]
+    return runs, [document for one in found if isinstance(one, list) for document in one]
+
+
+def _read_place(path: Path) -> RunFiles | list[Document]:
+    if (path / "summary.json").exists():
+        return _read_run(path)
+    if path.is_dir():
+        if inside := _documents_in(path):
+            return inside
+        if (path / "recipe.yaml").exists():
+            raise OptionsError(
+                f"{path} must be a run with a summary, written at its first save or its end; if it has "
+                f"a checkpoint, thinwire train --resume {path} goes on"
+            )
+        raise OptionsError(f"{path} must be the folder of a run, but has no summary.json and no tables")
+    if not path.exists():
+        raise OptionsError(f"{path} must be the folder of a run or a file with tables, but does not exist")
+    return [_read_document(path)]
 
 
 def _read_run(folder: Path) -> RunFiles:
-    mistakes: list[str] = []
-
     def part(name: str, take: Callable[[Path], Any], missing: Any = None) -> Any:
         path = folder / name
         if missing is not None and not path.exists():
             return missing
-        try:
+        with as_written(path, OptionsError):
             return take(path)
-        except OptionsError as error:
-            mistakes.extend(error.mistakes)
-        except (OSError, ValueError, RecursionError) as error:
-            mistakes.append(f"{path} cannot be read: {' '.join(str(error).split())}")
-        return None
 
-    summary, recipe = part("summary.json", _summary), part("recipe.yaml", _recipe)
-    steps, evaluations = part("metrics.jsonl", _json_lines), part("evaluations.jsonl", _json_lines, [])
-    answers = part("answers.jsonl", _json_lines, [])
-    if summary is not None and (lacking := [name for name in SUMMED_UP if name not in summary]):
-        mistakes.append(f"{folder / 'summary.json'} is not the summary of a run: it has no {', '.join(lacking)}")
-    found = part("", _documents_in)
-    if mistakes:
-        raise OptionsError(mistakes)
-    return RunFiles(folder, summary, recipe, steps, evaluations, found, answers)
+    return RunFiles(
+        folder,
+        *attempt(
+            lambda: part("summary.json", _summary),
+            lambda: part("recipe.yaml", _recipe),
+            lambda: part("metrics.jsonl", _json_lines),
+            lambda: part("evaluations.jsonl", _json_lines, []),
+            lambda: _documents_in(folder),
+            lambda: part("answers.jsonl", _json_lines, []),
+        ),
+    )
 
 
 def _documents_in(folder: Path) -> list[Document]:
     """Every document of tables in a folder, in the order of the file names."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        try:
+        with as_written(path, OptionsError):
             if is_document(json.loads(text := read_text(path))):
                 found.append(Document(*read_document(text)))
-        except (OSError, ValueError, RecursionError) as error:
-            raise OptionsError(f"{path} cannot be read: {error}") from error
     return found
 
 
@@ -210,7 +198,9 @@ def _read_document(path: Path) -> Document:
 
 def _summary(path: Path) -> Mapping[str, Any]:
     found = json.loads(read_text(path))
-    return found if isinstance(found, Mapping) else {}
+    if lacking := [name for name in SUMMED_UP if not isinstance(found, Mapping) or name not in found]:
+        raise OptionsError(f"{path} is not the summary of a run: it has no {', '.join(lacking)}")
+    return dict(found)
 
 
 def _recipe(path: Path) -> str:
