@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from thinwire.errors import attempt
 from thinwire.errors.names import did_you_mean
@@ -29,6 +30,9 @@ from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
 from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.pipeline.processes.placement import Placement
 
 PROG = "thinwire cluster"
 MASTER_PORT = 29500
@@ -44,19 +48,15 @@ class HostCommands:
     """The command of each host."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the environment of every host."""
-    num_processes: int = 0
-    """Number of processes of the training, if the command trains."""
-    stages_of: Callable[[int], list[int]] | None = None
-    """The stages of a rank, if the command trains."""
-    replica_of: Callable[[int], int | None] = lambda rank: None
-    """The replica of a rank; None without replicas."""
+    where: Placement | None = None
+    """The process of each stage, if the command trains."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a command on a cluster, or clean up after killed clusters, and return the exit status."""
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
-        print(_help())
+        print(make_parser().format_help(), end="")
         return 0
     if name not in ACTIONS:
         raise OptionsError(f"{PROG} has no {name!r}{did_you_mean(name, ACTIONS)}; known: {', '.join(ACTIONS)}")
@@ -81,14 +81,14 @@ def run(argv: Sequence[str]) -> int:
 
     with commands.gathered_signals() as came, scratch.folder() as folder:
         # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR
-        leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.stages_of is not None else {}
+        leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.where is not None else {}
         with Cluster(links) as hosts:
             members = [
                 commands.HostCommand(
                     f"host {host.index}",
                     host.command(job.commands[host.index]),
                     {**environment(host.index, len(hosts)), **job.environment, **leaving},
-                    hushed=job.stages_of is not None,  # the reports below have its failures
+                    hushed=job.where is not None,  # the reports below have its failures
                 )
                 for host in hosts
             ]
@@ -97,10 +97,11 @@ def run(argv: Sequence[str]) -> int:
             member.finish()
         reports = failures.read_reports(folder)
     told = outcome.told
-    if reports and job.stages_of is not None and not came:
+    if reports and job.where is not None and not came:
         # a host only says that one of its processes failed; the process without a report is the one
-        silent = dict.fromkeys(rank for rank in range(job.num_processes) if rank not in reports)
-        told = failures.explain(reports, silent, job.stages_of, replica_of=job.replica_of)
+        processes = job.where.num_replicas * job.where.num_processes
+        silent = dict.fromkeys(rank for rank in range(processes) if rank not in reports)
+        told = failures.explain(reports, silent, job.where.stages_of, replica_of=job.where.replica_of)
     if told:
         print(told, file=sys.stderr)
     return outcome.status
@@ -168,29 +169,19 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> HostCo
     # early. The messages of a stage about a failure do not depend on them.
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
     settings = {"OMP_NUM_THREADS": str(wanted.training.threads), **{k: os.environ.get(k, v) for k, v in quiet.items()}}
-    where = real_placement(wanted)
-    return HostCommands(
-        commands=commands,
-        environment=settings,
-        num_processes=processes,
-        stages_of=where.stages_of,
-        replica_of=where.replica_of,
-    )
+    return HostCommands(commands=commands, environment=settings, where=real_placement(wanted))
 
 
 def environment(host: int, num_hosts: int) -> dict[str, str]:
     """The environment of a command on a host."""
+    place = {"NODE_RANK": str(host), "MASTER_ADDR": shaping.address(0), "MASTER_PORT": str(MASTER_PORT)}
     return {
         "THINWIRE_HOST": str(host),
         "THINWIRE_HOSTS": str(num_hosts),
-        "NODE_RANK": str(host),
-        "MASTER_ADDR": shaping.address(0),
-        "MASTER_PORT": str(MASTER_PORT),
+        **place,
         # torchrun takes from here the options that its command line does not give
         "PET_NNODES": str(num_hosts),
-        "PET_NODE_RANK": str(host),
-        "PET_MASTER_ADDR": shaping.address(0),
-        "PET_MASTER_PORT": str(MASTER_PORT),
+        **{f"PET_{name}": value for name, value in place.items()},
         "GLOO_SOCKET_IFNAME": shaping.INTERFACE,
         "PYTHONUNBUFFERED": "1",
     }
@@ -204,7 +195,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def make_parser() -> Parser:
     """The actions of the command with their options."""
-    parser = Parser(prog=PROG, description="Simulate several hosts with slow links on this machine.")
+    parser = Parser(
+        prog=PROG,
+        description="Simulate several hosts with slow links on this machine.",
+        epilog=f"{PROG} run --help explains its options.",
+    )
     actions = parser.add_subparsers(metavar="ACTION")
     for name, made in (("run", _run_parser()), ("clean", _clean_parser())):
         actions.add_parser(name, help=ACTIONS[name][0], parents=[made], add_help=False)
@@ -256,8 +251,3 @@ def _links(options: Namespace) -> Links:
         lambda: parse_overrides(options.link),
     )
     return Links(num_hosts=options.hosts, bandwidth=bandwidth, latency=latency, loss=loss, overrides=overrides)
-
-
-def _help() -> str:
-    lines = [f"  {name:<10} {purpose}" for name, (purpose, _) in ACTIONS.items()]
-    return "\n".join([f"usage: {PROG} NAME ...", "", *lines, "", f"{PROG} run --help explains its options."])

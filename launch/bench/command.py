@@ -23,9 +23,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
         return OK
-    if argv[0] == "codecs":
-        return _run("codecs", argv[1:])
-    return _run("links", argv)
+    bench, rest = ("codecs", argv[1:]) if argv[0] == "codecs" else ("links", argv)
+    status: int = import_module(f"thinwire.launch.bench.{bench}.command").main(rest)  # only the bench that runs
+    return status
 
 
 def make_parser() -> Parser:
@@ -35,9 +35,3 @@ def make_parser() -> Parser:
 
     parents = [codecs.make_parser(), links.make_parser()]
     return Parser(prog="thinwire bench", parents=parents, add_help=False, conflict_handler="resolve", takes_recipe=True)
-
-
-def _run(bench: str, argv: Sequence[str]) -> int:
-    """Import only the bench that runs."""
-    status: int = import_module(f"thinwire.launch.bench.{bench}.command").main(argv)
-    return status

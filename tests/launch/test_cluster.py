@@ -51,7 +51,7 @@ def test_a_training_becomes_a_torchrun_node_on_each_host():
     ]
     assert {command[0] for command in job.commands} == {sys.executable}
     assert job.environment["OMP_NUM_THREADS"] == "3"
-    assert [job.stages_of(rank) for rank in range(4)] == [[0], [1], [2], [3]]
+    assert [job.where.stages_of(rank) for rank in range(4)] == [[0], [1], [2], [3]]
 
 
 def test_stages_must_divide_over_the_hosts():
@@ -64,7 +64,7 @@ def test_stages_must_divide_over_the_hosts():
 def test_any_other_command_runs_as_it_is():
     job = cluster.plan(["python", "script.py"], 2)
     assert job.commands == [["python", "script.py"]] * 2
-    assert job.stages_of is None
+    assert job.where is None
 
 
 # --- mistakes, told before anything is made ------------------------------------------------------------------------
