@@ -35,13 +35,13 @@ _SILENCES = 2
 _POLL = 0.05
 
 
+@lasting()
 def main(argv: Sequence[str]) -> int:
     """Serve until all replicas have ended, and return the exit status."""
-    with lasting():
-        options, rest = make_parser().parse_known_args(argv)
-        wanted = recipe.parse([options.recipe, *rest], PROG)
-        _check(options.listen, wanted)
-        _serve(options.listen, wanted, [options.recipe, *rest])
+    options, rest = make_parser().parse_known_args(argv)
+    wanted = recipe.parse([options.recipe, *rest], PROG)
+    _check(options.listen, wanted)
+    _serve(options.listen, wanted, [options.recipe, *rest])
     return OK
 
 

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
 
 
+@lasting()
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
-    with lasting():
-        return _main(argv)
-
-
-def _main(argv: Sequence[str]) -> int:
     from thinwire.launch.run.folders import all_held, check_folders, check_unused, early_refusal
 
     say_repeated(argv)

@@ -33,13 +33,9 @@ if TYPE_CHECKING:
     from thinwire.launch.run.stage_processes import Start
 
 
+@lasting()
 def main(argv: Sequence[str]) -> int:
     """Train a recipe, and return the exit status."""
-    with lasting():
-        return _main(argv)
-
-
-def _main(argv: Sequence[str]) -> int:
     is_stage = "RANK" in os.environ
     if is_stage:
         parent.end_with_parent()

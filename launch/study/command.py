@@ -53,20 +53,16 @@ _OF_CELLS = {
 def main(argv: Sequence[str]) -> int:
     """Run a study, write its report, or list the packaged studies; return the exit status."""
     if not argv:
-        return _list()
+        show([Table("the packaged studies", ("study", "question"), list(packaged().items()))])
+        return OK
     if argv[0] == "report":
         from thinwire.launch.study.report import main as report
 
         return report(argv[1:])
-    with lasting():
-        return _run(argv)
+    return _run(argv)
 
 
-def _list() -> int:
-    show([Table("the packaged studies", ("study", "question"), list(packaged().items()))])
-    return OK
-
-
+@lasting()
 def _run(argv: Sequence[str]) -> int:
     options, given = make_parser().parse_known_args(argv)
     if given and not given[0].startswith("--"):
