@@ -6,8 +6,9 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +26,8 @@ class Parser(argparse.ArgumentParser):
         # no abbreviations: one might be an option of the recipe, or of a later release
         super().__init__(allow_abbrev=False, **kwargs)
         self.takes_recipe = takes_recipe
-        self.register("type", int, _whole)
-        self.register("type", float, _number)
+        self.register("type", int, partial(_read, int, "a whole number"))
+        self.register("type", float, partial(_read, float, "a number"))
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """As argparse does; it says which options of a recipe are given twice."""
@@ -85,23 +86,17 @@ def written(option: str, path: Path) -> Iterator[None]:
 
 def positive(text: str) -> float:
     """A finite number above 0."""
-    if not (value := _finite(text)) > 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
+    return _checked(text, lambda value: value > 0, "a number above 0")
 
 
 def not_negative(text: str) -> float:
     """A finite number of at least 0."""
-    if not (value := _finite(text)) >= 0:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
-    return value
+    return _checked(text, lambda value: value >= 0, "a number of at least 0")
 
 
 def share(text: str) -> float:
     """A number above 0 and at most 1."""
-    if (value := positive(text)) > 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text!r}")
-    return value
+    return _checked(text, lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
 def at_least_one(text: str) -> int:
@@ -111,24 +106,16 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def _finite(text: str) -> float:
-    """The number, or NaN for what is none or infinite."""
+def _checked(text: str, fits: Callable[[float], bool], words: str) -> float:
+    """The finite number that a text is, if it fits."""
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)) and fits(value):
+            return value
+    raise argparse.ArgumentTypeError(f"must be {words}, got {text!r}")
+
+
+def _read(kind: Callable[[str], Any], words: str, text: str) -> Any:
     try:
-        value = float(text)
+        return kind(text)
     except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be {words}, got {text!r}") from None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     import rich.table
@@ -48,7 +48,9 @@ class Table:
     def numeric(self) -> tuple[bool, ...]:
         """Whether each column holds numbers. Such columns are aligned to the right."""
         cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
-        return tuple(any(map(_is_number, column)) and not any(map(_is_text, column)) for column in cells)
+        return tuple(
+            any(map(_is_number, column)) and not any(isinstance(cell, str) for cell in column) for column in cells
+        )
 
     @property
     def texts(self) -> list[list[str]]:
@@ -66,7 +68,7 @@ class Table:
             case {"title": str(title), "columns": [*columns], "rows": [*rows]}:
                 wrong = [row for row in rows if not isinstance(row, list)]
                 wrong += [name for name in columns if not isinstance(name, str)]
-                wrong += [cell for row in rows if isinstance(row, list) for cell in row if not _is_cell(cell)]
+                wrong += [cell for row in rows if isinstance(row, list) for cell in row if not isinstance(cell, Value)]
                 if not wrong:
                     return cls(title, columns, rows, str(value.get("note", "")))
                 raise ValueError(f"rows must be lists of text, numbers, true, false or null, got {wrong[0]!r}")
@@ -202,7 +204,7 @@ def _column_texts(cells: Sequence[Value]) -> list[str]:
     if max(sizes) > ALIGNED_RANGE * min(sizes):
         return [text_of(cell) for cell in cells]
     digits = max(len(text.partition(".")[2]) for text in texts)
-    return [f"{cell:,.{digits}f}" if _is_finite(cell) else text_of(cell) for cell in cells]
+    return [f"{cell:,.{digits}f}" if _is_number(cell) and math.isfinite(cell) else text_of(cell) for cell in cells]
 
 
 def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
@@ -227,17 +229,5 @@ def read_document(text: str) -> tuple[str, list[Table]]:
     raise ValueError("a document of tables must have a title and a list of tables")
 
 
-def _is_number(cell: Value) -> bool:
+def _is_number(cell: Value) -> TypeGuard[float]:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
-
-
-def _is_finite(cell: Value) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell)
-
-
-def _is_text(cell: Value) -> bool:
-    return isinstance(cell, str)
-
-
-def _is_cell(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
