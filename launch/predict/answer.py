@@ -23,6 +23,8 @@ from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
+_OF_WORKLOAD = ("name", "num_stages", "num_microbatches", "microbatch_size", "steps", "forward", "backward")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -126,13 +128,7 @@ class Answer:
         workload = self.workload
         everything = {
             "workload": {
-                "name": workload.name,
-                "num_stages": workload.num_stages,
-                "num_microbatches": workload.num_microbatches,
-                "microbatch_size": workload.microbatch_size,
-                "steps": workload.steps,
-                "forward": workload.forward,
-                "backward": workload.backward,
+                **{name: getattr(workload, name) for name in _OF_WORKLOAD},
                 "codec_seconds": [
                     {"channel": channel, "codec": codec, **asdict(cost)}
                     for (channel, codec), cost in workload.costs.items()

@@ -16,7 +16,6 @@ from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, p
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import say, show
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.pipeline import PipelineOptions
 
 if TYPE_CHECKING:
     from thinwire.launch.predict.answer import Answer
@@ -26,7 +25,10 @@ PROG = "thinwire predict"
 
 def main(argv: Sequence[str]) -> int:
     """Predict, print tables or JSON, and return the exit status."""
-    options, overrides = _options(argv)
+    parser = make_parser()
+    options, overrides = parser.parse_known_args(argv)
+    if (options.forward_ms is None) != (options.backward_ms is None):
+        parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     predicted = _answer(options, wanted)
     if options.json:
@@ -45,12 +47,18 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 
-    one_pipeline = wanted.replicas.count == 1
+    pipeline, replicas = wanted.pipeline, wanted.replicas.count
+    count, each = pipeline.num_processes, pipeline.per_process
     OptionsError.require(
-        (wanted.pipeline.num_stages > 1, "a prediction needs links: pipeline.num_stages must be at least 2, got 1"),
-        (one_pipeline, f"a prediction is of one pipeline; add --replicas.count 1, got {wanted.replicas.count}"),
+        (pipeline.num_stages > 1, "a prediction needs links: pipeline.num_stages must be at least 2, got 1"),
+        (replicas == 1, f"a prediction is of one pipeline; add --replicas.count 1, got {replicas}"),
+        (
+            each == 1,  # the times of a prediction are those of processes
+            f"a prediction needs a recipe with one stage in each process, got {each}; add --pipeline.num_stages "
+            f"{count} --pipeline.stages_per_process 1 --pipeline.layers null --pipeline.schedule gpipe "
+            f"--compression.boundaries '{{}}', and --schedule {pipeline.schedule} for {each} stages in each",
+        ),
     )
-    _check_one_each(wanted.pipeline)
     asked = [codec_pair(text) for text in options.codec or wanted.compared_codecs]
     own = [] if wanted.compression.automatic else [wanted.compression]
     compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *asked)}
@@ -68,25 +76,6 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex) for bandwidth in options.bandwidth
     ]
     return answer(workload, schedule, codecs, networks, options.max_in_flight)
-
-
-def _check_one_each(pipeline: PipelineOptions) -> None:
-    """Refuse a recipe with several stages in each process: the times of a prediction are those of processes."""
-    count, each = pipeline.num_processes, pipeline.per_process
-    if each > 1:
-        raise OptionsError(
-            f"a prediction needs a recipe with one stage in each process, got {each}; add --pipeline.num_stages "
-            f"{count} --pipeline.stages_per_process 1 --pipeline.layers null --pipeline.schedule gpipe "
-            f"--compression.boundaries '{{}}', and --schedule {pipeline.schedule} for {each} stages in each"
-        )
-
-
-def _options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = make_parser()
-    options, overrides = parser.parse_known_args(argv)
-    if (options.forward_ms is None) != (options.backward_ms is None):
-        parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
-    return options, overrides
 
 
 def make_parser() -> Parser:

@@ -152,8 +152,13 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)
         shared = _notes_on_shared(prepared) if recipe.model.lora.rank is None else []  # frozen
-        notes = (*prepared.data.notes, found, *_notes_on_inside(prepared.blueprint), *shared)
-        prepared = replace(prepared, data=replace(prepared.data, notes=notes))
+        notes = [*prepared.data.notes, found]
+        if inside := prepared.blueprint.inside:
+            notes.append(
+                f"{inside} reads more than text: its text model trains, as AutoModelForCausalLM loads it, and is "
+                "exported by itself"
+            )
+        prepared = replace(prepared, data=replace(prepared.data, notes=(*notes, *shared)))
     epochs, steps_per_epoch = recipe.training.epochs, prepared.steps_per_epoch  # clients without a batch are refused
     if epochs is not None:
         training = replace(recipe.training, steps=epochs * steps_per_epoch, epochs=None)
@@ -172,16 +177,6 @@ def with_own_task(data: Data, training: TrainingOptions) -> Data:
         )
     )
     return replace(data, task=task)
-
-
-def _notes_on_inside(blueprint: Blueprint) -> list[str]:
-    """What becomes of a model of text and images."""
-    if not blueprint.inside:
-        return []
-    return [
-        f"{blueprint.inside} reads more than text: its text model trains, as AutoModelForCausalLM loads it, and is "
-        "exported by itself"
-    ]
 
 
 def _notes_on_shared(prepared: Prepared) -> list[str]:

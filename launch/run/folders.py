@@ -208,10 +208,16 @@ def check_unused(recipe: Recipe) -> None:
 
 
 def replacing(recipe: Recipe) -> str | None:
-    """A sentence that says why a run must not begin; None if it replaces no run, goes on, or has --overwrite."""
-    if recipe.debug.smoke:
-        return _replacing_by_smoke(recipe.folder)
-    return _replacing(recipe.folder, checkpoint_folder(recipe), recipe.checkpoint.resume)
+    """A sentence that says why a run must not begin; None if it replaces no run, goes on, or has --overwrite.
+
+    A smoke run replaces other smoke runs, and nothing else.
+    """
+    folder = recipe.folder
+    if not recipe.debug.smoke:
+        return _replacing(folder, checkpoint_folder(recipe), recipe.checkpoint.resume)
+    if not _holds_run(folder) or _is_smoke(folder / "recipe.yaml"):
+        return None
+    return f"a smoke run must not replace {folder}, which holds another run; give this one another --name or --output"
 
 
 def what_is_left(recipe: Recipe) -> str:
@@ -348,13 +354,6 @@ def departed(recipe: Recipe, descriptor: int) -> str | None:
 def _holds_run(folder: Path) -> bool:
     """Whether the folder has results of a run. A run that failed before its first step has none."""
     return not is_empty(folder / "metrics.jsonl") or (folder / "summary.json").is_file() or newest(folder) is not None
-
-
-def _replacing_by_smoke(folder: Path) -> str | None:
-    """Why a smoke run must not begin: it replaces other smoke runs, and nothing else."""
-    if not _holds_run(folder) or _is_smoke(folder / "recipe.yaml"):
-        return None
-    return f"a smoke run must not replace {folder}, which holds another run; give this one another --name or --output"
 
 
 def _is_smoke(path: Path) -> bool:

@@ -75,16 +75,11 @@ def check_memory(recipe: Recipe, replicas: int) -> None:
 
 def numbers_of_a_parameter(recipe: Recipe) -> int:
     """Numbers that training keeps for each parameter, of its dtype: itself, its gradient, its moments."""
-    optimizer = recipe.optimizer
-    if not _trains(recipe):
+    optimizer, training = recipe.optimizer, recipe.training
+    if not (training.steps if training.epochs is None else training.epochs):
         return 1
     has_moments = optimizer.name != "sgd" or bool(optimizer.momentum)
     return 2 + (copies(optimizer) - 1) * has_moments
-
-
-def _trains(recipe: Recipe) -> bool:
-    training = recipe.training
-    return bool(training.steps if training.epochs is None else training.epochs)
 
 
 class Room:

@@ -46,7 +46,9 @@ def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
         check_inside(Path(place))
         if saved := find_checkpoint(Path(place)):
             found = recipe.parse([str(saved.recipe), *options], prog=prog)
-            codecs = _codecs(found, saved.recipe, saved.choices, prog)
+            # those that the run chose where its own recipe says auto; auto of an option stays
+            automatic = recipe.parse([str(saved.recipe)], prog=prog).compression.automatic
+            codecs = chosen_codecs(found.compression, saved.choices) if automatic else found.compression
             return replace(found, model=found.model.with_weights(str(saved.path)), compression=codecs)
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
@@ -58,12 +60,6 @@ def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
         )
     found = recipe.parse([str(exported), *options], prog=prog)
     return replace(found, model=weights_of(found.model, exported.parent))
-
-
-def _codecs(found: Recipe, stored: Path, choices: Sequence[Mapping[str, Any]], prog: str) -> CompressionOptions:
-    """The codecs to use: those that the run chose where its own recipe says auto; auto of an option stays."""
-    automatic = recipe.parse([str(stored)], prog=prog).compression.automatic
-    return chosen_codecs(found.compression, choices) if automatic else found.compression
 
 
 def read_run(folder: Path, prog: str) -> SavedRun:

@@ -107,7 +107,8 @@ def summarize(
         "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(sent, recipe.num_boundaries, codec_of),
         "replicas": replica_rows(sent, len(stages), str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
-        "samples": samples_of_replicas(recipe, done),
+        # of each replica; which they took depends on who was lost, where one may be
+        "samples": [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes],
         "timed": timed,
         "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
         "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
@@ -119,11 +120,6 @@ def summarize(
         "bytes_sent": sum(traffic.bytes for traffic in sent.values()),
         "torch": torch.__version__,
     }
-
-
-def samples_of_replicas(recipe: Recipe, done: int) -> list[int]:
-    """The samples that each replica has had after `done` steps; empty where that depends on who was lost."""
-    return [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes]
 
 
 def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:

@@ -165,7 +165,8 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
     """
     folders, step = _folders_of(place)
     found = [(manifest, folder) for folder in folders for manifest in manifests(folder)]
-    found = sorted(((manifest, folder) for manifest, folder in found if step in (None, manifest.step)), key=_step)
+    found = [(manifest, folder) for manifest, folder in found if step in (None, manifest.step)]
+    found.sort(key=lambda one: one[0].step)
     troubles = {} if step is not None else {at: said for folder in folders for at, said in unreadable(folder).items()}
     for manifest, folder in reversed(found):
         if (said := trouble(folder, manifest, manifest.model_parts, stores=False)) is None:
@@ -182,10 +183,6 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
     for sentence in passed_over(troubles):
         print(sentence, file=sys.stderr)
     return None
-
-
-def _step(found: tuple[Manifest, Path]) -> int:
-    return found[0].step
 
 
 def _folders_of(place: Path) -> tuple[list[Path], int | None]:

@@ -26,7 +26,7 @@ from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
-from thinwire.launch.study.cells import Cell, Checked, State, cells_of, check, find
+from thinwire.launch.study.cells import Cell, State, cells_of, check, find
 from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
 from thinwire.launch.study.engine import Job, Runner, run_jobs
 from thinwire.pipeline.errors import OptionsError
@@ -74,7 +74,11 @@ def _run(argv: Sequence[str]) -> int:
         return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
-    jobs = [_job(one, options) for one in check(chosen, PROG, study.score)]
+    command: Runner = "train" if options.processes else "simulate"
+    jobs = []
+    for checked in check(chosen, PROG, study.score):
+        state, changed = find(checked, any_code=options.any_code)
+        jobs.append(Job(checked, state, command, changed, "finished" if state == "finished" else "waits"))
     at_once = options.jobs or max(1, cores() // max(job.cores for job in jobs))
     _print_states(jobs, folder, at_once)
     if options.check:
@@ -170,12 +174,6 @@ def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
     for cell in reversed(cells):  # a base stands before those that start with it
         needed |= {cell.base} if cell.base and cell.folder in needed else set()
     return [cell for cell in cells if cell.folder in needed]
-
-
-def _job(checked: Checked, options: argparse.Namespace) -> Job:
-    state, changed = find(checked, any_code=options.any_code)
-    command: Runner = "train" if options.processes else "simulate"
-    return Job(checked, state, command, changed, "finished" if state == "finished" else "waits")
 
 
 def _print_states(jobs: Sequence[Job], folder: Path, at_once: int) -> None:

@@ -204,11 +204,6 @@ class Study:
         """What a run's score is multiplied by to be in that unit."""
         return 100.0 if self.unit == "%" else 1.0
 
-    @property
-    def smaller_is_better(self) -> bool:
-        """Whether the best score is the least."""
-        return self.score in ("loss", "perplexity")
-
     def scaled(self, name: str | None) -> tuple[str, Scale]:
         """A scale and its name: the one asked for, else the first; one without any change where there is none."""
         if not self.scales and name is None:

@@ -31,7 +31,7 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> T
     lines: list[list[Value]] = []
     for name, row in rows.items():
         own = results[results["row"] == name]
-        best = own[[*MODES]].min() if study.smaller_is_better else own[[*MODES]].max()
+        best = own[[*MODES]].min() if study.score in ("loss", "perplexity") else own[[*MODES]].max()
         spread = [number for mode in MODES for number in (own[mode].mean(), own[mode].std(), best[mode])]
         lines.append(
             [
