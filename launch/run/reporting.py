@@ -29,8 +29,7 @@ from thinwire.launch.run.outputs import (
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import carried, codecs_in_words, stage_report, summarize, written
-from thinwire.launch.run.times import Times
+from thinwire.launch.run.summary import Times, carried, codecs_in_words, stage_report, summarize, written
 from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible

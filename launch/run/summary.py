@@ -1,17 +1,18 @@
-"""The summary of a run: one report for each stage, gathered by the process of the last stage into one document."""
+"""The summary of a run: its times, and one report for each stage, gathered by the process of the last stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.times import Times
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.auto import Choice
@@ -24,6 +25,43 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stage import CompressedStage
+
+Activity = Literal["training", "evaluation", "saving"]
+
+
+class Times:
+    """The seconds of a run in one process by activity.
+
+    Args:
+        before: the `state_dict` of the run that this one goes on from; empty for a new run.
+
+    Attributes:
+        seconds: seconds of each activity; `training` is optimizer steps alone.
+    """
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self.seconds: dict[Activity, float] = {
+            purpose: float(before.get(purpose, 0.0)) for purpose in get_args(Activity)
+        }
+        self._started = time.perf_counter() - float(before.get("all", 0.0))
+
+    @property
+    def all(self) -> float:
+        """Seconds since the run began, with the time between activities."""
+        return time.perf_counter() - self._started
+
+    @contextmanager
+    def spent_on(self, purpose: Activity) -> Iterator[None]:
+        """Add the time of the code inside to an activity."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[purpose] += time.perf_counter() - started
+
+    def state_dict(self) -> dict[str, float]:
+        """The seconds so far, as JSON values."""
+        return {**{str(purpose): spent for purpose, spent in self.seconds.items()}, "all": self.all}
 
 
 def module_of(stage: CompressedStage) -> Stage:

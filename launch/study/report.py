@@ -25,11 +25,10 @@ from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.launch.study.cells import Cell, cells_of
-from thinwire.launch.study.curves import draw
 from thinwire.launch.study.definition import Options, Scale, Signal, Study, read_study
 from thinwire.launch.study.judge import Judged, judge
 from thinwire.launch.study.predictions import predicted
-from thinwire.launch.study.results import Measures, energy_of, read_results
+from thinwire.launch.study.results import Measures, draw, energy_of, read_results
 from thinwire.launch.study.tables import (
     cells_table,
     claims_table,
