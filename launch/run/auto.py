@@ -6,42 +6,31 @@ neither: boundaries lie elsewhere, and a process computes other stages. So it me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.resume import Resumption
 from thinwire.pipeline.auto import Automatic, Choice
-from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.trainer import Trainer
 
 
 class Choosing:
     """The automatic channels of a run, if it has any. Every process has one, and calls it at the same steps.
 
     Args:
-        recipe: says which channels are automatic.
-        trainer: the stages of this process, connected, not restored yet.
-        where: the process of each stage.
-        steps_per_epoch: those of the run.
-        saved: the values of the run in the checkpoint that it goes on from; empty if there is none.
-        same_parts: whether that checkpoint is of the same cut and number of processes.
+        assembly: the stages of this process, connected, not restored yet, and a recipe that says which channels are
+            automatic.
+        resumption: where the run goes on.
 
     Attributes:
         choices: what was chosen.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        trainer: Trainer,
-        where: Placement,
-        steps_per_epoch: int,
-        saved: Mapping[str, Any],
-        *,
-        same_parts: bool,
-    ) -> None:
-        self._steps = recipe.compression.steps_measured(steps_per_epoch)
+    def __init__(self, assembly: Assembly, resumption: Resumption) -> None:
+        recipe, trainer, where = assembly.prepared.recipe, assembly.trainer, assembly.trainer.placement
+        saved = resumption.saved
+        self._steps = recipe.compression.steps_measured(assembly.prepared.steps_per_epoch)
         self._processes = [where.place_of(stage) for stage in range(where.num_stages)]
         self.choices: list[Choice] = []
         self._automatic: Automatic | None = None
@@ -50,7 +39,7 @@ class Choosing:
         passes = recipe.replicas.passes(recipe.pipeline.accumulation)
         here = sum(passes[replica] for replica in trainer.sync.replicas.here)
         self._automatic = Automatic(trainer.stages, where, recipe.compression, recipe.pipeline, here)
-        self._anew = bool(saved) and not (same_parts and saved.get("processes") == self._processes)
+        self._anew = bool(saved) and not (resumption.same_parts and saved.get("processes") == self._processes)
         if not saved or self._anew:
             return
         if saved["choices"]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
-from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.assembly import Assembly, Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder, replaced_folders, set_aside
+from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.launch.run.weights import pass_over
 from thinwire.models.data.clients import JoinedSamples
@@ -74,9 +75,7 @@ class Resumption:
     """Where a run begins. Every process has one, and all call the same methods.
 
     Args:
-        prepared: the run.
-        where: the process of each stage.
-        trainer: the stages of this process, connected.
+        assembly: the stages of this process, connected.
         runs: the ids of the run's folders on all hosts.
 
     Attributes:
@@ -88,16 +87,17 @@ class Resumption:
         notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
     """
 
-    def __init__(self, prepared: Prepared, where: Placement, trainer: Trainer, runs: Sequence[str] = ("",)) -> None:
-        recipe = prepared.recipe
-        self._recipe, self._trainer = recipe, trainer
-        self.runs = list(runs)
+    def __init__(self, assembly: Assembly, runs: Sequence[str] = ("",)) -> None:
+        prepared, trainer, where = assembly.prepared, assembly.trainer, assembly.trainer.placement
+        recipe, made = prepared.recipe, header(prepared, where)
+        parts = [where.part(stage.stage_index) for stage in trainer.stages]
+        self._recipe, self._trainer, self.runs = recipe, trainer, list(runs)
         self.checkpoints = Checkpoints(
             checkpoint_folder(recipe),
-            stages=[where.part(stage.stage_index) for stage in trainer.stages],
+            stages=parts,
             num_stages=where.num_parts,
             keep=recipe.checkpoint.keep,
-            header=header(prepared, where),
+            header=made,
             words=words_of_run(),
             runs=runs,
             replaced=replaced_folders(recipe),
@@ -106,23 +106,18 @@ class Resumption:
         anew = recipe.checkpoint.resume == "never"
         if anew and recipe.checkpoint.wanted:
             _check_replaced(self.checkpoints.folder, where, runs)
-        found = None if anew else find(prepared, where, self._stages)
-        self._manifest: Manifest | None = found[0] if found else None
-        self._passed_over: list[str] = found[1] if found else []
-        self._anew = self._manifest is not None and goes_another_way(self._manifest, prepared, where)
-        self.same_parts = self._manifest is not None and same_parts(self._manifest, prepared, where)
+        found: tuple[Manifest | None, list[str]] = (None, []) if anew else find(recipe, made, where, parts)
+        self._manifest, self._passed_over = found
+        self._anew = self._manifest is not None and goes_another_way(self._manifest, made)
+        self.same_parts = self._manifest is not None and self._manifest.cut == made["cuts"]
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
         self.saved: Mapping[str, Any] = {}
         if self._manifest is not None:
-            part = self._stages[0] if self.same_parts else self._manifest.model_parts[0]
+            part = parts[0] if self.same_parts else self._manifest.model_parts[0]
             saved = SavedStage(self.checkpoints.folder, self.first, part)
             with self.reading():
                 self.saved = dict(saved.values["run"])
-
-    @property
-    def _stages(self) -> list[int]:
-        return [self._trainer.placement.part(stage.stage_index) for stage in self._trainer.stages]
 
     def reading(self) -> AbstractContextManager[None]:
         """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""
@@ -214,29 +209,26 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     return header
 
 
-def same_parts(manifest: Manifest, prepared: Prepared, where: Placement) -> bool:
-    """Whether a checkpoint has the same layers in the same parts."""
-    return bool(manifest.cut == header(prepared, where)["cuts"])
-
-
-def goes_another_way(manifest: Manifest, prepared: Prepared, where: Placement) -> bool:
-    """Whether a run that goes on from a checkpoint has a setting that changes what comes after it."""
-    old, new = manifest.header.get("fields", {}), header(prepared, where)["fields"]
+def goes_another_way(manifest: Manifest, made: Mapping[str, Any]) -> bool:
+    """Whether a run with a header, that goes on from a checkpoint, has a setting that changes what comes after it."""
+    old, new = manifest.header.get("fields", {}), made["fields"]
     return any(old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT) for name in old.keys() | new)
 
 
-def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manifest, list[str]] | None:
+def find(
+    recipe: Recipe, made: Mapping[str, Any], where: Placement, parts: list[int]
+) -> tuple[Manifest | None, list[str]]:
     """The newest checkpoint that every process can restore, and a sentence for each newer one. Collective.
 
-    None if there is none. A process needs the parts of its own stages, and of older checkpoints the rows of its stores.
-    If the checkpoint has other parts, it needs those of the whole model; those of all replicas if they step alone, or
-    keep errors.
+    None if there is none. `made` is the header of the run, `parts` are those of this process. A process needs the parts
+    of its own stages, and of older checkpoints the rows of its stores. If the checkpoint has other parts, it needs
+    those of the whole model; those of all replicas if they step alone, or keep errors.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
             are checkpoints, but none is whole, or another release wrote them.
     """
-    folder, must_resume = checkpoint_folder(prepared.recipe), prepared.recipe.checkpoint.resume == "always"
+    folder, must_resume = checkpoint_folder(recipe), recipe.checkpoint.resume == "always"
     listed = collectives.everyone(
         where, [[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]]
     )
@@ -248,9 +240,7 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
     troubles = {step: said for _, damaged in listed for step, said in damaged if step not in known}
     newest = None
     for step in sorted(known, reverse=True):
-        if not (
-            said := list(filter(None, collectives.everyone(where, _trouble(known[step], prepared, where, stages))))
-        ):
+        if not (said := list(filter(None, collectives.everyone(where, _trouble(known[step], recipe, made, parts))))):
             newest = known[step]
             break
         troubles[step] = said[0]
@@ -273,17 +263,17 @@ def find(prepared: Prepared, where: Placement, stages: list[int]) -> tuple[Manif
                     *passed_over(troubles),
                 ]
             )
-        return None
-    _check_agrees(newest, prepared, where)
+        return None, []
+    _check_agrees(newest, recipe, made)
     told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
     kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
     return newest, [*told, *kept]
 
 
-def _check_agrees(newest: Manifest, prepared: Prepared, where: Placement) -> None:
+def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> None:
     """Raise OptionsError if the recipe is not that of the checkpoint, or ends before it."""
-    folder = checkpoint_folder(prepared.recipe)
-    if differing := differences(newest.header.get("fields", {}), header(prepared, where)["fields"]):
+    folder = checkpoint_folder(recipe)
+    if differing := differences(newest.header.get("fields", {}), made["fields"]):
         raise OptionsError(
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "
@@ -291,29 +281,19 @@ def _check_agrees(newest: Manifest, prepared: Prepared, where: Placement) -> Non
                 *(f"  {name}: {old} there, {new} here" for name, (old, new) in differing.items()),
             ]
         )
-    if prepared.recipe.training.steps < newest.step:
+    if recipe.training.steps < newest.step:
         raise OptionsError(
             f"training.steps must be at least {newest.step}, because the checkpoint in {folder} is of that step, got "
-            f"{prepared.recipe.training.steps}; raise it, give another --output, or --overwrite to start from step 0"
+            f"{recipe.training.steps}; raise it, give another --output, or --overwrite to start from step 0"
         )
 
 
-def _trouble(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> str | None:
-    """What this process lacks of a checkpoint; None if it can be restored."""
-    needed, stores = _needed(manifest, prepared, where, stages), same_parts(manifest, prepared, where)
-    return trouble(checkpoint_folder(prepared.recipe), manifest, needed, stores=stores)
-
-
-def _needed(manifest: Manifest, prepared: Prepared, where: Placement, stages: list[int]) -> list[int]:
-    """The parts of a checkpoint that a process needs, which has these stages."""
-    if same_parts(manifest, prepared, where):
-        return stages
-    replicas = prepared.recipe.replicas
-    return (
-        manifest.parts
-        if replicas.count > 1 and (replicas.step_alone or replicas.keeps_errors)
-        else manifest.model_parts
-    )
+def _trouble(manifest: Manifest, recipe: Recipe, made: Mapping[str, Any], parts: list[int]) -> str | None:
+    """What this process, which has these parts, lacks of a checkpoint; None if it can be restored."""
+    replicas, same_parts = recipe.replicas, manifest.cut == made["cuts"]
+    of_all = replicas.count > 1 and (replicas.step_alone or replicas.keeps_errors)
+    needed = parts if same_parts else manifest.parts if of_all else manifest.model_parts
+    return trouble(checkpoint_folder(recipe), manifest, needed, stores=same_parts)
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
 from thinwire.compress.stores.store import StoreLayout
+from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.elastic.own import beginning
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
@@ -28,9 +29,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.saving.checkpoint_folder import manifests
-from thinwire.pipeline.trainer import Trainer
 
 POLL_SECONDS = 2.0
 
@@ -86,15 +85,13 @@ class Room:
     """The room that one process of a run needs.
 
     Args:
-        recipe: that of the run.
-        where: where its stages live.
-        trainer: the stages of this process.
-        steps_per_epoch: optimizer steps in one pass through the training data.
+        assembly: the stages of this process.
     """
 
-    def __init__(self, recipe: Recipe, where: Placement, trainer: Trainer, steps_per_epoch: int) -> None:
-        self._recipe, self._where, self._trainer, self._steps_per_epoch = recipe, where, trainer, steps_per_epoch
-        self._rounds = math.ceil(recipe.wait_for_space / POLL_SECONDS)
+    def __init__(self, assembly: Assembly) -> None:
+        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
+        self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
+        self._rounds = math.ceil(self._recipe.wait_for_space / POLL_SECONDS)
         self._told: str | None = None
 
     @property

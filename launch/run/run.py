@@ -52,15 +52,13 @@ class Run:
         self.trainer = self.assembly.trainer
         with writing(self.recipe.folder):
             runs = claim_folder(self.recipe, where)
-        room = Room(self.recipe, where, self.trainer, prepared.steps_per_epoch)
+        room = Room(self.assembly)
         room.check()
-        self._resumption = Resumption(prepared, where, self.trainer, runs)
-        saved, same_parts = self._resumption.saved, self._resumption.same_parts
+        self._resumption = Resumption(self.assembly, runs)
+        saved = self._resumption.saved
         # the codecs that auto chose are in use before the checkpoint is restored
         with self._resumption.reading():
-            self._choosing = Choosing(
-                self.recipe, self.trainer, where, prepared.steps_per_epoch, saved, same_parts=same_parts
-            )
+            self._choosing = Choosing(self.assembly, self._resumption)
         self._resumption.restore()
         if "loss_scale" in saved:
             with self._resumption.reading():

@@ -50,11 +50,11 @@ def trained(tmp_path_factory):
 def resumed(ready):
     """Where a run begins, its weights' digest then, and what it says; an error where it looks for a checkpoint."""
     with alone():
-        where = simulated_placement(ready.recipe)
-        trainer = assemble(ready, where, 0).trainer
+        assembly = assemble(ready, simulated_placement(ready.recipe), 0)
+        trainer = assembly.trainer
         try:
             try:
-                resumption = Resumption(ready, where, trainer)
+                resumption = Resumption(assembly)
             except ThinwireError as error:
                 return None, None, [str(error)]
             resumption.restore()

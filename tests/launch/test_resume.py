@@ -229,4 +229,4 @@ def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, monkeypatc
     options = SimpleNamespace(checkpoint=SimpleNamespace(folder=str(tmp_path), resume=when))
     monkeypatch.setattr(resume.collectives, "everyone", lambda where, mine: [mine])
     with pytest.raises(OptionsError, match=f"got 1: use the release that wrote it{anew}$"):
-        resume.find(SimpleNamespace(recipe=options), Placement({0: 0}), [0])
+        resume.find(options, {}, Placement({0: 0}), [0])
