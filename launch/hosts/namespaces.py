@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from thinwire.errors import ThinwireError
 from thinwire.launch.hosts import shaping
@@ -72,9 +71,7 @@ class Cluster:
             raise
         return [Host(shaping.name(self._prefix, index), index) for index in range(self.links.num_hosts)]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._remove()
 
     def reshape(self, links: Links) -> None:

@@ -358,15 +358,7 @@ def assemble(
     agreement = agreed(recipe, data)
     of_all = agreement | agreed_by_replicas(recipe)
     replica = attendance.replica if attendance else where.replica_of(rank)
-    wire = make_wire(
-        recipe,
-        data,
-        replica,
-        positions=recipe.batch_size if replica is None else recipe.batch_sizes[replica],
-        agreement=agreement,
-        observer=observer,
-        group=where.pipeline,
-    )
+    wire = make_wire(recipe, data, replica, agreement, observer, where.pipeline)
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
     shared = _shared_weights(prepared, stages, where)

@@ -212,17 +212,11 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
         loads = _WITHOUT.format(makes=library_code(run.recipe.model, num_labels))
     wanted, scores = run.recipe, run.held_out
     by_mode = {f"compression {mode}": score for mode, score in scores.items()}
-    lines = [
+    paragraphs = [
         f"# {wanted.name}",
-        "",
         f"{wanted.model.name} after {run.steps} steps in {wanted.pipeline.num_stages} stages, trained with Thinwire.",
-        "",
-        "```python",
-        loads,
-        "```",
-        "",
-        *(f"- {note}" for note in notes),
-        *([""] if notes else []),
+        f"```python\n{loads}\n```",
+        "\n".join(f"- {note}" for note in notes),
         Table(
             "Boundaries in training",
             ["boundary", "channel", "codec"],
@@ -232,17 +226,13 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
                 for channel in CHANNELS
             ],
         ).markdown,
-        "",
         "## Compression at inference",
-        "",
         _verdict(scores),
-        "",
-        *([scores_of("Held-out scores", "held out", by_mode).markdown, ""] if scores else []),
+        scores_of("Held-out scores", "held out", by_mode).markdown if scores else "",
         "`thinwire eval` with this folder measures both again. The export does not hold the buffers of feedback. They "
         "start empty, so the first evaluation with AQ-SGD or EF21 differs from the evaluations of the run.",
-        "",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def _verdict(scores: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -40,8 +40,6 @@ def make_wire(
     recipe: Recipe,
     data: Data,
     replica: int | None,
-    *,
-    positions: int,
     agreement: Mapping[str, Any],
     observer: Observer | None,
     group: dist.ProcessGroup | None,
@@ -52,14 +50,13 @@ def make_wire(
         recipe: that of the run.
         data: the samples, which may have slots.
         replica: the replica of this process; None without replicas, or in a simulation of all.
-        positions: slots by position.
         agreement: what `agreed` returns.
         observer, group: as for `Wire`.
     """
     compression = recipe.replicas.codecs(replica, recipe.compression)
+    positions = recipe.batch_size if replica is None else recipe.batch_sizes[replica]
     # the rows that fill up the last pass of an evaluation have slots, too
-    rows = recipe.pipeline.num_microbatches * recipe.pipeline.microbatch_size
-    scored = math.ceil(len(data.held_out or ()) / rows) * rows
+    scored = math.ceil(len(data.held_out or ()) / recipe.pipeline.pass_size) * recipe.pipeline.pass_size
     return Wire(
         replace(compression.before_choice(), store_folder=_store_folder(recipe, replica)),
         recipe.wire,

@@ -38,22 +38,21 @@ class Links:
     """Mbit/s from one host to another, by (from, to), instead of `bandwidth`."""
 
     def __post_init__(self) -> None:
-        mistakes = []
-        if not 1 <= self.num_hosts <= MAX_HOSTS:
-            mistakes.append(f"hosts must be from 1 to {MAX_HOSTS}, got {self.num_hosts}")
-        if self.latency < 0:
-            mistakes.append(f"latency must not be negative, got {self.latency:g} ms")
-        if not 0 <= self.loss < 1:
-            mistakes.append(f"loss must be at least 0 and below 100%, got {100 * self.loss:g}%")
-        for rate in (self.bandwidth, *self.overrides.values()):
-            if rate is not None and not 0.01 <= rate <= 1e5:
-                mistakes.append(f"a bandwidth must be from 10kbit to 100gbit, or none, got {rate:g} Mbit/s")
-        for pair in map(sorted, self.overrides):
-            if pair[0] == pair[1] or pair[1] >= self.num_hosts:
-                known = f"the hosts 0 to {self.num_hosts - 1}"
-                mistakes.append(f"a link must join two of {known}, got {pair[0]} and {pair[1]}")
-        if mistakes:
-            raise OptionsError(list(dict.fromkeys(mistakes)))
+        rates, known = (self.bandwidth, *self.overrides.values()), f"the hosts 0 to {self.num_hosts - 1}"
+        OptionsError.require(
+            (1 <= self.num_hosts <= MAX_HOSTS, f"hosts must be from 1 to {MAX_HOSTS}, got {self.num_hosts}"),
+            (self.latency >= 0, f"latency must not be negative, got {self.latency:g} ms"),
+            (0 <= self.loss < 1, f"loss must be at least 0 and below 100%, got {100 * self.loss:g}%"),
+            *(
+                (0.01 <= rate <= 1e5, f"a bandwidth must be from 10kbit to 100gbit, or none, got {rate:g} Mbit/s")
+                for rate in rates
+                if rate is not None
+            ),
+            *(
+                (low < high < self.num_hosts, f"a link must join two of {known}, got {low} and {high}")
+                for low, high in map(sorted, self.overrides)
+            ),
+        )
 
 
 Wires = Literal["pair", "host"]

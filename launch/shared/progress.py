@@ -26,7 +26,7 @@ def show(doing: str) -> None:
 
 @contextmanager
 def showing(doing: str) -> Iterator[None]:
-    """Print what happens inside, as `tell` does. After some seconds, the line below counts them until the end."""
+    """Print what happens inside, as `show` does. After some seconds, the line below counts them until the end."""
     show(doing)
     with counting(_is_watched()):
         yield
