@@ -28,6 +28,7 @@ from thinwire.launch.run.model_files import copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import scores_of
+from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table
 from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library
@@ -60,10 +61,8 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
         OptionsError: the folder cannot be made.
         FailedError: its disk is full, for example; the folder is gone again.
     """
-    try:
+    with written("--to", folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionsError(f"--to must name a folder that can be written, got {folder}: {error.strerror}") from error
     try:
         return _export(run, folder, dtype)
     except (OSError, SafetensorError) as error:

@@ -74,13 +74,13 @@ def new_folder(place: Path) -> Path:
 
 
 @contextmanager
-def written(option: str, path: Path) -> Iterator[None]:
-    """Around code that writes the file which an option names. OptionsError if it cannot be, or is not one of ours."""
+def written(option: str, path: Path, what: str = "file") -> Iterator[None]:
+    """Around code that writes what an option names. OptionsError if that cannot be, or a file is not one of ours."""
     try:
         yield
     except OSError as error:
         raise OptionsError(
-            f"{option} must name a file that can be written, got {path}: {error.strerror or error}"
+            f"{option} must name a {what} that can be written, got {path}: {error.strerror or error}"
         ) from error
 
 

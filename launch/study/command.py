@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 from thinwire.compress.stores.marks import claim
 from thinwire.launch.hosts.commands import gathered_signals
 from thinwire.launch.shared import scratch
-from thinwire.launch.shared.arguments import Parser, at_least_one
+from thinwire.launch.shared.arguments import Parser, at_least_one, written
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
@@ -188,20 +188,17 @@ def _print_states(jobs: Sequence[Job], folder: Path, at_once: int) -> None:
 
 def _hold(folder: Path) -> None:
     """Keep other studies out of the folder until this process ends."""
-    try:
+    with written("--folder", folder, "folder"):
         claim(folder / "cells", "")
-        scratch.lock(folder)
+        try:
+            scratch.lock(folder)
+        except BlockingIOError as error:
+            raise OptionsError(
+                f"--folder must name a folder that no other study uses, but a study writes to {folder} now; wait until "
+                f"it has ended, or name another"
+            ) from error
         with TemporaryFile(dir=folder / "cells"):  # a folder that is there may be one that nobody can write
             pass
-    except BlockingIOError as error:
-        raise OptionsError(
-            f"--folder must name a folder that no other study uses, but a study writes to {folder} now; wait until it "
-            f"has ended, or name another"
-        ) from error
-    except OSError as error:
-        raise OptionsError(
-            f"--folder must name a folder that can be written, got {folder}: {error.strerror}"
-        ) from error
 
 
 def _conclude(jobs: Sequence[Job], folder: Path, came: Sequence[signal.Signals]) -> None:

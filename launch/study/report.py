@@ -19,8 +19,9 @@ from pandas import DataFrame
 from thinwire.compress.stores.durable import write_own
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import SIGNATURE, as_written
+from thinwire.errors.words import listed
 from thinwire.launch.run.fields import is_among
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
@@ -214,18 +215,14 @@ def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
     pictures = ["![Learning curves](curves.png)"] if made.curves else []
     values = document(made.title, made.tables, words=list(made.words), **made.beside)
     forms = {
-        "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n",
-        "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n",
+        "report.md": ("\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n").encode(),
+        "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n".encode(),
+        **{f"curves.{kind}": picture for kind, picture in made.curves.items()},
     }
-    try:
+    with written(option, folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, picture in made.curves.items():
-            write_own(folder / f"curves.{kind}", picture)
-        for name, text in forms.items():
-            write_own(folder / name, text.encode())
-    except OSError as error:
-        place = error.filename or folder
-        raise OptionsError(f"{option} must name a folder that can be written, got {place}: {error.strerror}") from error
+    for name, content in forms.items():
+        with written(option, folder / name, "folder"):
+            write_own(folder / name, content)
     show(made.tables[:2])
-    *names, last = [*forms, *(f"curves.{kind}" for kind in made.curves)]
-    print(f"{', '.join(names)} and {last} are in {folder}")
+    print(f"{listed([*forms])} are in {folder}")
