@@ -8,16 +8,11 @@ from thinwire.launch.run.recipe import packaged
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Table, show
-from thinwire.pipeline.errors import OptionsError
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table, and return the exit status."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(make_parser().format_help(), end="")
-        return OK
-    if argv:
-        raise OptionsError(f"thinwire recipes takes no arguments, got {' '.join(argv)}")
+    make_parser().parse_args(argv)
     show([Table("the packaged recipes", ("recipe", "purpose"), list(packaged().items()))])
     return OK
 

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -63,8 +62,12 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
     """
     with written("--to", folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
+    write = _write_model if run.recipe.model.lora.rank is None else _write_adapter
     try:
-        return _export(run, folder, dtype)
+        notes = write(run, folder, dtype)
+        (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
+        (folder / "README.md").write_text(readme(run, notes))
+        return notes
     except (OSError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         why = getattr(error, "strerror", None) or error
@@ -108,51 +111,37 @@ def _check_adapter(run: SavedRun) -> None:
         )
 
 
-def _export(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
-    """Write into a folder that is there."""
-    if run.recipe.model.lora.rank is not None:
-        return _export_adapter(run, folder, dtype or "float32")
+def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
+    """Write a model that was trained itself."""
     copy_model_files(run.folder, folder, CONFIG_FILE)
-    chosen = dtype or run.facts.dtype
+    chosen, config = dtype or run.facts.dtype, folder / "config.json"
     tied, apart = tied_again(run.weights, run.facts.tied)
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
     rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
-    if (folder / "config.json").is_file():
+    if config.is_file():
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
+        changes = {"dtype": chosen, **({"tie_word_embeddings": True} if tied else {})}
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}, indent=2) + "\n")
     _save_weights(folder, rounded)
-    _change_config(folder, dtype=chosen, **({"tie_word_embeddings": True} if tied else {}))
-    (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     notes = [
-        *(
-            f"{name} and {other} were tied, but are no longer equal: the export has both, untied"
-            for name, other in apart
-        ),
-        *(
-            [f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits"]
-            if any(_rounds(tensor, chosen) for tensor in kept.values())
-            else []
-        ),
+        f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
     ]
-    (folder / "README.md").write_text(readme(run, notes))
+    if any(_rounds(tensor, chosen) for tensor in kept.values()):
+        notes.append(f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits")
     return notes
 
 
-def _export_adapter(run: SavedRun, folder: Path, dtype: str) -> list[str]:
+def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     """Write an adapter as PEFT does."""
     _check_adapter(run)
     copy_model_files(run.folder, folder, "config.json", GENERATION)
-    tensors = {name: _of_dtype(tensor, dtype) for name, tensor in run.weights.items()}
+    tensors = {name: _of_dtype(tensor, dtype or "float32") for name, tensor in run.weights.items()}
     save_file(for_peft(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     follow_umask(folder / WEIGHTS_FILE)
-    (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
     base = Path(json.loads((folder / CONFIG_FILE).read_text())["base_model_name_or_path"])
-    notes = (
-        [f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"]
-        if base.is_dir() and not (base / "config.json").is_file()
-        else []
-    )
-    (folder / "README.md").write_text(readme(run, notes))
-    return notes
+    if not base.is_dir() or (base / "config.json").is_file():
+        return []
+    return [f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"]
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -178,13 +167,6 @@ def _rounds(tensor: Tensor, dtype: str) -> bool:
     """Whether `_of_dtype` takes digits away."""
     wanted = getattr(torch, dtype)
     return tensor.is_floating_point() and torch.promote_types(tensor.dtype, wanted) != wanted
-
-
-def _change_config(folder: Path, **changes: Any) -> None:
-    """Set fields of config.json, if the folder has one."""
-    path = folder / "config.json"
-    if path.is_file():
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}

@@ -63,7 +63,9 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
             loss; or the clients do not fit together.
     """
     read = load if rank is None else load_once
-    own = read(recipe.data, seed=recipe.training.seed) if _reads_data(recipe, rank) else None
+    outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
+    reads = not outlined or rank is None or _has_stage(recipe, rank, 0)
+    own = read(recipe.data, seed=recipe.training.seed) if reads else None
     if own is not None and isinstance(own.training, JoinedSamples):
         return own  # a launcher has joined them
     if not recipe.clients.outlines:
@@ -81,12 +83,6 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     labels = own is None and _has_loss(recipe, rank)
     paths = recipe.clients.outlines
     return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
-
-
-def _reads_data(recipe: Recipe, rank: int | None) -> bool:
-    """Whether this process needs the data themselves."""
-    outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
-    return not outlined or rank is None or _has_stage(recipe, rank, 0)
 
 
 def _has_loss(recipe: Recipe, rank: int | None) -> bool:

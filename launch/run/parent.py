@@ -2,6 +2,8 @@
 
 A stage process sets this up first. To import torch takes seconds, and in that time nothing else would notice that the
 launcher has ended. So this file imports only the standard library.
+
+    python -m thinwire.launch.run.parent COMMAND ...      a command of thinwire that ends with its parent
 """
 
 from __future__ import annotations
@@ -57,3 +59,10 @@ def launcher_is_gone() -> bool:
     """Whether `thinwire train` started this process, and has ended."""
     launcher = os.environ.get(VARIABLE)
     return launcher is not None and int(launcher) != os.getppid()
+
+
+if __name__ == "__main__":
+    end_with_parent()  # before anything large is imported
+    from thinwire.launch import cli
+
+    sys.exit(cli.main(sys.argv[1:]))

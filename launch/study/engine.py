@@ -73,7 +73,7 @@ class Job:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume == "auto" else os.O_TRUNC)
         with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.launch.study.cell_process", *asked, "--checkpoint.resume", resume],
+                [sys.executable, "-m", "thinwire.launch.run.parent", *asked, "--checkpoint.resume", resume],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
