@@ -97,17 +97,15 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
     """The report of a process that ends with `error`: a sentence for a `ThinwireError`, else a traceback."""
     text = str(error) if isinstance(error, ThinwireError) else "".join(traceback.format_exception(error)).rstrip()
     kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "own")
-    lasting, of_all = isinstance(error, _LASTING), isinstance(error, _OF_ALL)
-    mistake = isinstance(error, OptionsError)
     return Report(
         rank=rank,
         stages=list(stages),
         replica=replica,
         kind=kind,
         text=text,
-        lasting=lasting,
-        of_all=of_all,
-        mistake=mistake,
+        lasting=isinstance(error, _LASTING),
+        of_all=isinstance(error, _OF_ALL),
+        mistake=isinstance(error, OptionsError),
     )
 
 

@@ -127,14 +127,6 @@ class Recipe:
         if mistakes:
             raise OptionsError(mistakes)
 
-    def without_replicas(self, command: str) -> Recipe:
-        """The same recipe; OptionsError if it has replicas, which `command` does not know."""
-        if self.replicas.count == 1:
-            return self
-        raise OptionsError(
-            f"{command} knows one pipeline only, and replicas.count is {self.replicas.count}; add --replicas.count 1"
-        )
-
     @property
     def batch_size(self) -> int:
         """Samples per optimizer step, of all replicas."""

@@ -208,7 +208,7 @@ def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression)
 def test_a_rule_for_activations_alone_is_not_measured_on_gradients():
     data = {name: [gaussian(2**13)] for name in ("activations", "gradients")}
     processor = trial.Processor(device="cpu", threads=1)
-    results = trial.measure_feedback([parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [processor], 1)
+    _, results = trial.measure([], [parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [processor], 1)
     assert [(result.data, result.method) for result in results] == [
         ("activations", "aqsgd(q(4))"),
         ("activations", "ef21(q(4))"),

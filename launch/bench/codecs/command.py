@@ -20,6 +20,7 @@ from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 if TYPE_CHECKING:
@@ -66,10 +67,12 @@ def main(argv: Sequence[str]) -> int:
     """Measure codecs, print tables or JSON, and return the exit status."""
     options = _options(argv)
     for name in options.recipe:
-        recipe.parse([name], prog=PROG).without_replicas(PROG)  # finds mistakes before the long imports
+        replicas = recipe.parse([name], prog=PROG).replicas.count  # finds mistakes before the long imports
+        known = f"{PROG} knows one pipeline only, and replicas.count is {replicas}; add --replicas.count 1"
+        OptionsError.require((replicas == 1, known))
     from rich.console import Console
 
-    from thinwire.launch.bench.codecs.trial import measure, measure_feedback, processors, tables
+    from thinwire.launch.bench.codecs.trial import measure, processors, tables
 
     wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
     methods = [parse_method(expression) for expression in wanted]
@@ -80,8 +83,7 @@ def main(argv: Sequence[str]) -> int:
     with aside.status(f"training {' and '.join(options.recipe)} for a moment, to capture tensors"):
         data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
     aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
-    results = measure(codecs, data, processors(options.threads), options.rounds)
-    feedback = measure_feedback(rules, data, processors(options.threads), options.rounds)
+    results, feedback = measure(codecs, rules, data, processors(options.threads), options.rounds)
     shown, machine = tables(data, results, feedback), found["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}"
     if options.json:

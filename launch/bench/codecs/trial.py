@@ -239,45 +239,41 @@ def feedback_speeds(
 
 
 def measure(
-    codecs: Sequence[Codec], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
-) -> list[CodecResult]:
-    """Measure every codec on every kind of data and every processor."""
-    _warm_allocator()
-    results = []
+    codecs: Sequence[Codec],
+    rules: Sequence[Feedback],
+    data: Mapping[str, Sequence[Tensor]],
+    processors: Sequence[Processor],
+    rounds: int,
+) -> tuple[list[CodecResult], list[FeedbackResult]]:
+    """Measure every codec on every kind of data and every processor, and feedback rules on those that they allow.
+
+    Stores of feedback need a CPU.
+    """
+    # Make glibc keep freed memory, as it does in every process that trains. In a fresh process, each large temporary is
+    # mapped again and pays for its page faults. This ends when a block of almost 32 MB is freed, the largest size that
+    # glibc learns from.
+    torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
+    results, feedback = list[CodecResult](), list[FeedbackResult]()
     for name, messages in data.items():
-        by_processor = [speeds(codecs, messages, processor, rounds) for processor in processors]
+        of_codecs = [speeds(codecs, messages, processor, rounds) for processor in processors]
         results += [
             CodecResult(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
-            for codec, *found in zip(codecs, *by_processor, strict=True)
+            for codec, *found in zip(codecs, *of_codecs, strict=True)
         ]
-    return results
-
-
-def measure_feedback(
-    methods: Sequence[Feedback], data: Mapping[str, Sequence[Tensor]], processors: Sequence[Processor], rounds: int
-) -> list[FeedbackResult]:
-    """Measure each feedback rule on each kind of data it allows. Stores need a CPU."""
-    _warm_allocator()
-    results = []
-    for name, messages in data.items():
         channel = name.split()[-1]  # a recipe's name may stand before the channel; gaussian data fits every rule
-        usable = [method for method in methods if channel not in CHANNELS or channel in method.channels]
-        by_processor = [
-            feedback_speeds(usable, messages, processor, rounds)
-            for processor in processors
-            if processor.device == "cpu"
-        ]
+        usable = [rule for rule in rules if channel not in CHANNELS or channel in rule.channels]
+        of_rules = [feedback_speeds(usable, messages, one, rounds) for one in processors if one.device == "cpu"]
         elements = sum(message.numel() for message in messages)
-        results += [
+        feedback += [
             FeedbackResult(
                 data=name,
-                method=str(method),
-                bits_per_element=8 * FeedbackTrial(method, messages).nbytes / elements,
+                method=str(rule),
+                bits_per_element=8 * FeedbackTrial(rule, messages).nbytes / elements,
                 speeds=tuple(found),
             )
-            for method, *found in zip(usable, *by_processor, strict=True)
+            for rule, *found in zip(usable, *of_rules, strict=True)
         ]
-    return results
+    return results, feedback
 
 
 _CODECS = "enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound"
@@ -371,15 +367,6 @@ def _in_turns(acts: Sequence[Callable[[], object]], processor: Processor, rounds
 def _synchronize(processor: Processor) -> None:
     if processor.device == "cuda":
         torch.cuda.synchronize()
-
-
-def _warm_allocator() -> None:
-    """Make glibc keep freed memory, as it does in every process that trains.
-
-    In a fresh process, each large temporary is mapped again and pays for its page faults. This ends when a block of
-    almost 32 MB is freed, the largest size that glibc learns from.
-    """
-    torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
 
 
 @contextmanager
