@@ -113,7 +113,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
 
     from thinwire.launch.hosts.commands import gathered_signals
     from thinwire.launch.run.elastic.agent import report
-    from thinwire.launch.run.elastic.agreement import agreed
+    from thinwire.launch.run.wire import agreed_by_hosts
     from thinwire.launch.shared.control_groups import allow_many_files
     from thinwire.pipeline.processes.zeromq.keys import Keys
     from thinwire.pipeline.replicas.membership.listening import listen as begin
@@ -125,7 +125,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
     address, port = parted(_with_port(listen))[0], "*" if listen.endswith(":*") else parted(listen)[1]
     allow_many_files()  # strangers may hold many connections
     try:
-        server, mesh = begin(address, port, keys, size, agreed(wanted), _largest(wanted), report)
+        server, mesh = begin(address, port, keys, size, agreed_by_hosts(wanted), _largest(wanted), report)
     except zmq.ZMQError as error:
         raise OptionsError(f"--listen must be a free ADDRESS:PORT of this host, got {listen}: {error}") from error
     with closing(mesh), gathered_signals() as came:

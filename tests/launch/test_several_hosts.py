@@ -16,7 +16,7 @@ from support.recipe_runs import simulate
 from support.run_files import digest, metrics
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
-from thinwire.launch.run.elastic.agreement import agreed
+from thinwire.launch.run.wire import agreed_by_hosts
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.replicas.membership.server import difference
 
@@ -130,16 +130,16 @@ def test_what_cannot_be_is_refused(folder):
 
 
 def test_what_all_must_agree_on(folder):
-    known = agreed(recipe.parse(["tiny.yaml", *OPTIONS]))
+    known = agreed_by_hosts(recipe.parse(["tiny.yaml", *OPTIONS]))
     own = ["--replicas.server", "h:1", "--replicas.number", "1", "--output", "here", "--wire.timeout", "9"]
-    assert difference(known, agreed(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
+    assert difference(known, agreed_by_hosts(recipe.parse(["tiny.yaml", *OPTIONS, *own]))) is None
     for option, value, there in [
         ("training.seed", "7", "0"),
         # these two decide what a frame holds: one host ended the others at the first exchange, or gave them NaN
         ("wire.checksum", "false", "true"),
         ("wire.nonfinite", '"send"', '"raise"'),
     ]:
-        other = agreed(recipe.parse(["tiny.yaml", *OPTIONS, f"--{option}", value.strip('"')]))
+        other = agreed_by_hosts(recipe.parse(["tiny.yaml", *OPTIONS, f"--{option}", value.strip('"')]))
         assert f"these differ: {option} ({there} at the server, {value} here)" in difference(known, other)
     later = {**known, "the release of thinwire": "99"}
     assert re.search(r"these differ: the release of thinwire \(.* at the server, 99 here\)", difference(known, later))

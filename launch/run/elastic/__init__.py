@@ -3,5 +3,4 @@
 launcher   starts all replicas of its host, and starts one again that is lost
 agent      the process beside it: the membership server, or the launcher's connection to one on another host
 own        what a stage process knows of its replica: its folder, its connection to the server
-agreement  what replicas on several hosts must agree on, as text that each can show
 """

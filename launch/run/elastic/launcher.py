@@ -17,9 +17,9 @@ from pathlib import Path
 from thinwire.launch.run import failures, forks, host_data, stage_processes
 from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.elastic.agent import Agent
-from thinwire.launch.run.elastic.agreement import agreed_with_data
 from thinwire.launch.run.elastic.own import AGAIN_VARIABLE, REPLICA_VARIABLE, SERVER_VARIABLE, of_replica
 from thinwire.launch.run.folders import check_folders, what_is_left
+from thinwire.launch.run.wire import agreed_with_data
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 
