@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 @lasting()
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
-    from thinwire.launch.run.folders import all_held, check_folders, check_unused, early_refusal
+    from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
 
     say_repeated(argv)
-    wanted = recipe.parse(argv, "thinwire simulate", early_refusal("-simulated"))
+    wanted = recipe.parse(argv, "thinwire simulate", partial(refuse_early, suffix="-simulated"))
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
     from thinwire.launch.run.assembly import prepare

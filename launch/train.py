@@ -43,11 +43,11 @@ def main(argv: Sequence[str]) -> int:
         forks.use_one_thread()
     rank = own_rank()
     from thinwire.launch.run import recipe
-    from thinwire.launch.run.folders import all_held, check_folders, check_unused, early_refusal
+    from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
 
     if rank in (None, 0) and parent.VARIABLE not in os.environ:
         say_repeated(argv)
-    wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=early_refusal())
+    wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=refuse_early)
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
             check_rendezvous()

@@ -126,25 +126,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def _bandwidths(text: str) -> list[float]:
-    return [_bandwidth(part) for part in text.split(",")]
-
-
-def _bandwidth(text: str) -> float:
-    """Bits a second."""
-    with _refusal():
-        rate = parse_bandwidth(text)
-    if rate == 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
-    return math.inf if rate is None else 1e6 * rate
-
-
-def _latency(text: str) -> float:
-    """Seconds."""
-    with _refusal():
-        return parse_latency(text) / 1e3
-
-
 @contextmanager
 def _refusal() -> Iterator[None]:
     """Raise OptionsError as an error of argparse, which adds the name of the option."""
@@ -152,3 +133,18 @@ def _refusal() -> Iterator[None]:
         yield
     except OptionsError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+@_refusal()
+def _bandwidths(text: str) -> list[float]:
+    """Bits a second."""
+    rates = [parse_bandwidth(part) for part in text.split(",")]
+    if 0 in rates:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
+    return [math.inf if rate is None else 1e6 * rate for rate in rates]
+
+
+@_refusal()
+def _latency(text: str) -> float:
+    """Seconds."""
+    return parse_latency(text) / 1e3

@@ -13,7 +13,7 @@ import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,29 +240,24 @@ def what_is_left(recipe: Recipe) -> str:
     return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run{before}"
 
 
-def early_refusal(suffix: str = "") -> Callable[[Mapping[str, Any]], None]:
-    """Refuses a run whose folder another run holds, or has used, by its options alone: their checks import torch.
+def refuse_early(values: Mapping[str, Any], suffix: str = "") -> None:
+    """Refuse a run whose folder another run holds, or has used, by its options alone: their checks import torch.
 
-    A folder that only a recipe's name says has a `suffix`.
-
-    The function raises OptionsError. A smoke run, which names its own folder, is left for later.
+    A folder that only a recipe's name says has a `suffix`. A smoke run, which names its own folder, is left for later.
+    Raises OptionsError.
     """
-
-    def refuse(values: Mapping[str, Any]) -> None:
-        if values.get("debug", {}).get("smoke"):
-            return
-        folder = Path(values.get("output") or f"runs/{values.get('name', 'unnamed')}{suffix}")
-        checkpoint = values.get("checkpoint", {})
-        checkpoints = Path(checkpoint.get("folder") or folder / "checkpoints")
-        try:
-            if refusal := _replacing(folder, checkpoints, checkpoint.get("resume", "auto")):
-                raise OptionsError(refusal)
-            if folder.is_dir():
-                os.close(_locked(folder, alone=False))
-        except PermissionError as error:
-            raise OptionsError(f"output must name a folder that can be read, got {folder}: {error.strerror}") from error
-
-    return refuse
+    if values.get("debug", {}).get("smoke"):
+        return
+    folder = Path(values.get("output") or f"runs/{values.get('name', 'unnamed')}{suffix}")
+    checkpoint = values.get("checkpoint", {})
+    checkpoints = Path(checkpoint.get("folder") or folder / "checkpoints")
+    try:
+        if refusal := _replacing(folder, checkpoints, checkpoint.get("resume", "auto")):
+            raise OptionsError(refusal)
+        if folder.is_dir():
+            os.close(_locked(folder, alone=False))
+    except PermissionError as error:
+        raise OptionsError(f"output must name a folder that can be read, got {folder}: {error.strerror}") from error
 
 
 def _replacing(folder: Path, checkpoints: Path, resume: str) -> str | None:

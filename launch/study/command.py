@@ -10,7 +10,6 @@ on from its newest checkpoint. Any option of a recipe may follow: it is for all 
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import signal
 from collections import Counter
@@ -27,7 +26,7 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, State, cells_of, check, find
-from thinwire.launch.study.definition import Options, Scale, Study, packaged, read_study
+from thinwire.launch.study.definition import Options, packaged, read_study
 from thinwire.launch.study.engine import Job, Runner, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
@@ -71,7 +70,14 @@ def _run(argv: Sequence[str]) -> int:
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
     if study.prediction:
-        return _predict(study, scale_name, scale, folder, [*_of_trainings(options), *given])
+        names = ("row", "jobs", "processes", "any_code", "check")
+        of_trainings = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+        if asked := [*of_trainings, *given]:
+            raise OptionsError(f"the study {study.name} predicts and trains nothing; leave out {asked[0]}")
+        from thinwire.launch.study.report import make, write_and_show
+
+        write_and_show(make(study, scale_name, scale, folder), folder, "--folder")  # its cells take no time
+        return OK
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
     command: Runner = "train" if options.processes else "simulate"
@@ -93,22 +99,6 @@ def _run(argv: Sequence[str]) -> int:
     asked = [word for option, value in where.items() if value for word in (option, value)]
     print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
     return OK
-
-
-def _predict(study: Study, scale_name: str, scale: Scale, folder: Path, given: Sequence[str]) -> int:
-    """Write the report of a study of predictions, whose cells take no time."""
-    if given:
-        raise OptionsError(f"the study {study.name} predicts and trains nothing; leave out {given[0]}")
-    from thinwire.launch.study.report import make, write_and_show
-
-    write_and_show(make(study, scale_name, scale, folder), folder, "--folder")
-    return OK
-
-
-def _of_trainings(options: argparse.Namespace) -> list[str]:
-    """The options given that say how cells are trained."""
-    names = ("row", "jobs", "processes", "any_code", "check")
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
 
 
 def make_parser() -> Parser:

@@ -52,7 +52,9 @@ def read_results(study: Study, cells: Sequence[Cell]) -> tuple[DataFrame, dict[C
         elif is_finished(cell.folder):
             lines.append(_result(study, cell, made))
         else:
-            missing[cell] = _why(cell)
+            said = last_line(cell.folder / "log.txt")
+            begun = (cell.folder / "cell.json").exists()
+            missing[cell] = f"not finished{f'; its last line: {said}' if said else ''}" if begun else "not begun"
     return DataFrame(lines, columns=COLUMNS), missing
 
 
@@ -69,14 +71,6 @@ def _result(study: Study, cell: Cell, made: Mapping[str, Any]) -> dict[str, Any]
         "seconds": summary["seconds"],
         "digest": summary["weights_digest"],
     }
-
-
-def _why(cell: Cell) -> str:
-    """What has become of a cell that has no result."""
-    if not (cell.folder / "cell.json").exists():
-        return "not begun"
-    said = last_line(cell.folder / "log.txt")
-    return f"not finished{f'; its last line: {said}' if said else ''}"
 
 
 def score_curve(study: Study, cell: Cell, mode: Mode) -> Series[float]:
