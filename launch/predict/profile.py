@@ -15,12 +15,10 @@ from torch import Tensor
 from thinwire.compress import Key, Method
 from thinwire.compress.transfer import put
 from thinwire.launch.run.assembly import Prepared, prepare
-from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.costs import time_once
-from thinwire.models.layers import build_stage
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.meters import Meter
@@ -72,19 +70,10 @@ def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tup
 
 def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
     """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
-    training = prepared.recipe.training
-    device = choose(training.device)
-    stage = build_stage(
-        prepared.blueprint,
-        prepared.cuts[index],
-        seed=training.seed,
-        precision=training.precision,
-        recompute=training.recompute,
-        device=device,
-    )
+    device = choose(prepared.recipe.training.device)
+    stage = prepared.build(index, device)
     data = prepared.data
-    rows = prepared.recipe.pipeline.microbatch_size
-    ids, inputs, side = stage_inputs(index, prepared.outputs, data.training, rows, device)
+    ids, inputs, side = prepared.stage_inputs(index, device)
     targets = put(data.training.targets(ids), device)
     last, loss = index == len(prepared.cuts) - 1, WholeBatchLoss(data.task, Meter())
 

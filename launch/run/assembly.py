@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.compress import Method, Progress, parse
+from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 from thinwire.errors.names import first_of
 from thinwire.launch.run import parent
@@ -35,7 +36,7 @@ from thinwire.models.checkpoint import Checkpoint
 from thinwire.models.compiled import check_compiler
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
-from thinwire.models.data.clients import Turns, divide
+from thinwire.models.data.clients import Turns, divide, some_ids
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
@@ -53,7 +54,7 @@ from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
 from thinwire.models.tasks import TaskName, own_task
-from thinwire.pipeline.devices.device import CPU, choose, use
+from thinwire.pipeline.devices.device import CPU, choose, put_all, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.optimization import Update, WholeBatchLoss
@@ -107,6 +108,33 @@ class Prepared:
     def side(self) -> dict[str, Tensor]:
         """A micro-batch of the side inputs, as meta tensors by name."""
         return self.data.training.side_example(self.recipe.pipeline.microbatch_size)
+
+    def build(self, index: int, device: torch.device) -> Stage:
+        """A stage with its first weights."""
+        training = self.recipe.training
+        how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
+        return build_stage(self.blueprint, self.cuts[index], device=device, **how)
+
+    def stage_inputs(self, index: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+        """What a stage is given where it runs by itself: to be timed or compiled before the first step.
+
+        One micro-batch of it: the ids of its samples, its inputs, and the side inputs by name. The inputs are samples
+        for the first stage, Gaussian values for the others.
+        """
+        samples = self.data.training
+        ids = some_ids(samples, self.recipe.pipeline.microbatch_size)
+        given = (samples.inputs(ids, 0),) if index == 0 else tuple(map(_values, self.outputs[index - 1]))
+        # a moved tensor is no leaf, and needs its gradient asked for again
+        inputs = tuple(put(x, device).detach().requires_grad_(x.requires_grad) for x in given)
+        return ids, inputs, put_all(samples.side(ids), device)
+
+
+def _values(example: Tensor) -> Tensor:
+    """A tensor like the example: Gaussian values for a floating-point tensor, else zeros."""
+    if not example.is_floating_point():
+        return torch.zeros(example.shape, dtype=example.dtype)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(example.shape, generator=generator).to(example.dtype).requires_grad_(example.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -389,7 +417,7 @@ def assemble(
     for stage in stages:
         stage.connect()
     if training.compile:
-        compile_stages(stages, prepared.outputs, data.training, where)
+        compile_stages(stages, prepared, where)
     return Assembly(trainer, prepared, generator)
 
 
@@ -438,12 +466,10 @@ def make_sampler(prepared: Prepared) -> Sampler | Turns:
 
 def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch.device = CPU) -> dict[int, Stage]:
     """The stages of process `rank` with their first weights, by index."""
-    training = prepared.recipe.training
-    how: dict[str, Any] = {name: getattr(training, name) for name in ("seed", "precision", "recompute")}
     modules = {}
     for index in where.stages_of(rank):
         with told_if_full(index, device):
-            modules[index] = build_stage(prepared.blueprint, prepared.cuts[index], device=device, **how)
+            modules[index] = prepared.build(index, device)
     return modules
 
 

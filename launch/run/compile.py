@@ -9,33 +9,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
-from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
-from thinwire.models.data.samples import Samples
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stage import CompressedStage
 
+if TYPE_CHECKING:
+    from thinwire.launch.run.assembly import Prepared
+
 EVERY = 1.0
 """Seconds between two words."""
 
 
-def compile_stages(
-    stages: Sequence[CompressedStage], outputs: Sequence[tuple[Tensor, ...]], samples: Samples, where: Placement
-) -> None:
+def compile_stages(stages: Sequence[CompressedStage], prepared: Prepared, where: Placement) -> None:
     """Compile the stages of this process, and return once all processes have. Collective.
 
     Args:
         stages: those of this process.
-        outputs: of each stage of the pipeline, as meta tensors.
-        samples: the training data.
+        prepared: the run.
         where: the process of each stage.
 
     Raises:
@@ -53,16 +50,16 @@ def compile_stages(
     try:
         with showing("compiling the layers"):
             for stage in stages:
-                _compile(stage, outputs, samples)
+                _compile(stage, prepared)
     finally:
         compiled.set()
     contact.join()
 
 
-def _compile(stage: CompressedStage, outputs: Sequence[tuple[Tensor, ...]], samples: Samples) -> None:
+def _compile(stage: CompressedStage, prepared: Prepared) -> None:
     module, index = stage.submod, stage.stage_index
     assert isinstance(module, Stage)
-    _, inputs, side = stage_inputs(index, outputs, samples, outputs[index][0].shape[0], stage.device)
+    _, inputs, side = prepared.stage_inputs(index, stage.device)
     try:
         compile_layers(module, inputs, side)
     except Exception as error:

@@ -11,7 +11,6 @@ from thinwire.compress.stores.space import by_medium
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.console import show_stores
-from thinwire.launch.run.inputs import stage_inputs
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
@@ -133,10 +132,8 @@ def advice(times: Sequence[Sequence[float]]) -> str | None:
 
 def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
     """Seconds of each layer of a stage; empty if a layer cannot be copied or run alone."""
-    prepared = assembly.prepared
-    samples, rows = prepared.data.training, prepared.recipe.pipeline.microbatch_size
     try:
-        _, inputs, side = stage_inputs(stage.stage_index, prepared.outputs, samples, rows, stage.device)
+        _, inputs, side = assembly.prepared.stage_inputs(stage.stage_index, stage.device)
         return time_layers(module_of(stage), inputs, side)
     except Exception:  # of the user's code: training runs it again, and reports
         return []

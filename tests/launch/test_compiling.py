@@ -27,19 +27,19 @@ def quick(monkeypatch):
 def test_words_go_on_until_the_last_process_has_compiled(monkeypatch):
     others, compiled = Others(), []
 
-    def compile_one(stage, outputs, samples):
+    def compile_one(stage, prepared):
         while len(others.said) < 2:  # words are exchanged while this process compiles
             pass
         compiled.append(stage)
 
     monkeypatch.setattr(module, "_compile", compile_one)
-    compile_stages(["a", "b"], [], None, others)
+    compile_stages(["a", "b"], None, others)
     assert compiled == ["a", "b"]
     assert others.said[:2] == [True, True] and others.said[-1] is False and len(others.said) >= 4
 
 
 def test_a_failure_is_told_at_once_and_a_lost_peer_by_the_next_wait(monkeypatch):
-    def fail(stage, outputs, samples):
+    def fail(stage, prepared):
         raise ValueError("no program")
 
     class Gone:
@@ -48,6 +48,6 @@ def test_a_failure_is_told_at_once_and_a_lost_peer_by_the_next_wait(monkeypatch)
 
     monkeypatch.setattr(module, "_compile", fail)
     with pytest.raises(ValueError, match="no program"):
-        compile_stages(["a"], [], None, Gone())
+        compile_stages(["a"], None, Gone())
     monkeypatch.setattr(module, "_compile", lambda *_: None)
-    compile_stages(["a"], [], None, Gone())
+    compile_stages(["a"], None, Gone())
