@@ -232,7 +232,7 @@ def what_is_left(recipe: Recipe) -> str:
     if weights is not None:
         kept = f", but for the weights of step {weights.step} in {recipe.folder / 'weights'}"
     why = (
-        f"no checkpoint was due yet (checkpoint.every is {recipe.checkpoint.every!r})"
+        f"no checkpoint was complete yet (checkpoint.every is {recipe.checkpoint.every!r})"
         if recipe.checkpoint.wanted
         else "the recipe asks for no checkpoints"
     )
