@@ -67,6 +67,9 @@ class Job:
         resume = "auto" if self.state == "goes on" else "never"
         asked = [self.command, *cell.starting(str(cell.base))]
         cell.folder.mkdir(parents=True, exist_ok=True)
+        if resume == "never":  # a process that ends before it sets the old run aside leaves that for the new one
+            (cell.folder / "summary.json").unlink(missing_ok=True)
+            remove_checkpoints(cell.folder / "checkpoints")
         made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
         made |= {"command": asked, "base": weights_digest(cell.base)}
         write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())

@@ -11,6 +11,7 @@ from pandas import DataFrame
 
 from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
+from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
 from thinwire.launch.study import engine
 from thinwire.launch.study.cells import Checked, cells_of, find
@@ -196,6 +197,29 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
     assert found(any_code=True, code="b", lr=2) == ("begins anew", ["lr"])
     (cell.folder / "cell.json").write_text("{")
     assert found(code="a", lr=1) == ("begins anew", ["cell.json, which is damaged"])
+
+
+@pytest.mark.parametrize("summary", ['{"running": false, "steps": 100, "planned_steps": 100}', '{"running": true}'])
+def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(tmp_path, monkeypatch, summary):
+    """The old scores were reported as those of the new options, or the old run went on with them."""
+    study = parse_study(STUDY, "s", "s")
+    cell = cells_of(study, Scale(), tmp_path)[0]
+    made(cell, {"lr": 1})
+    (cell.folder / "summary.json").write_text(summary)
+    checkpoint = cell.folder / "checkpoints/step-00000001"
+    claim(checkpoint, "run")
+    (checkpoint / "manifest.json").touch()
+    changed = Checked(cell, {"lr": 2}, steps=100, processes=2, threads=1)
+    state, _ = find(changed, any_code=False)
+    assert state == "begins anew"
+    popen = engine.subprocess.Popen
+    monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
+    begun = Job(changed, state)
+    run_jobs([begun], 1, study, came=[])
+    assert begun.status == "failed"
+    assert find(changed, any_code=False) == ("begins", [])
+    results, missing = read_results(study, [cell])
+    assert results.empty and cell in missing
 
 
 def test_a_report_takes_no_cell_of_other_options(tmp_path):
