@@ -143,7 +143,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
     # the weights of another cell may not be there yet
-    recipes = _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: recipe.parse(argv, prog=prog), repr)
+    recipes = _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: _recipe_of(argv, prog), repr)
     from thinwire.launch.run.assembly import prepare
     from thinwire.models.data.load import load
 
@@ -178,6 +178,19 @@ def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key:
     if mistakes:
         raise OptionsError([f"{name}: {mistake}" for mistake, name in mistakes.items()])
     return [known[key(value)] for value in values]
+
+
+def _recipe_of(argv: Sequence[str], prog: str) -> Recipe:
+    """The recipe of a cell. OptionsError if it is none, or a smoke run, which does not write to the cell's folder."""
+    wanted = recipe.parse(argv, prog=prog)
+    OptionsError.require(
+        (
+            not wanted.debug.smoke,
+            "debug.smoke must be false, because a smoke run is no cell of a study; to try the study, use a scale of "
+            "few steps, as --scale smoke of the packaged ones, or --check",
+        ),
+    )
+    return wanted
 
 
 def _check_score(data: Data, score: str) -> None:

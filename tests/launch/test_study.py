@@ -303,6 +303,25 @@ def test_mistakes_of_all_cells_are_told_before_any_runs(here, capsys):
     assert not (here / "studies").exists()
 
 
+@pytest.mark.parametrize("place", ["--smoke", "--debug.smoke=true", "study", "recipe"])
+def test_a_smoke_run_is_no_cell(here, capsys, place):
+    """It wrote elsewhere, and the finished cell was taken for one of its recipe."""
+    study = read_study("mine.yaml")
+    cells = cells_of(study, Scale(), Path("studies/mine/all"))
+    for cell in cells:
+        made(cell, {"lr": 1})
+    if place == "study":
+        (here / "mine.yaml").write_text(STUDY.replace("options: {", "options: {debug.smoke: true, ", 1))
+    elif place == "recipe":
+        (here / "tiny.yaml").write_text(f"{(here / 'tiny.yaml').read_text()}debug: {{smoke: true}}\n")
+    assert cli.main(["study", "mine.yaml", *([place] if place.startswith("--") else [])]) == 2
+    told = capsys.readouterr().err
+    assert "none, seed 0: debug.smoke must be false, because a smoke run is no cell of a study" in told
+    assert told.count("debug.smoke") == 1  # once, not for every cell
+    for cell in cells:
+        assert json.loads((cell.folder / "cell.json").read_text()) == {"origin": {"lr": 1}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
