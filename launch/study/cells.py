@@ -48,6 +48,8 @@ _OF_A_MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json", "stag
 """The files of a model's folder that its numbers depend on."""
 _OWN = re.compile(r"([A-Za-z_][\w.]*)[:.][A-Za-z_]\w*")
 """An object of your own, as a recipe names it: module:factory, or a codec module.Class(4)."""
+_STARTS = "starts_with.training.seed"
+"""What the origin of a cell that starts with the weights of another one has in every version of the code."""
 _TAIL = 4096
 """Bytes at the end of a log that hold its last line."""
 
@@ -59,10 +61,13 @@ class Cell:
     row: str
     seed: int
     folder: Path
-    arguments: tuple[str, ...]
-    """The arguments of `thinwire simulate` or `thinwire train`."""
     asked: tuple[str, ...]
     """The arguments that the study gives; they come first."""
+    own: tuple[str, ...]
+    """Those of them that the row sets itself."""
+    given: tuple[str, ...] = ()
+    """Options of the command line. They override the study's and the scale's, but not those of the row, which make it
+    what it is."""
     base: Path | None = None
     """The folder of the cell whose last weights are the first of this one."""
 
@@ -70,6 +75,13 @@ class Cell:
     def name(self) -> str:
         """Its name in tables and messages."""
         return f"{self.row}, seed {self.seed}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of `thinwire simulate` or `thinwire train`."""
+        again = self.own if self.given else ()  # once more, so that they hold whatever was typed
+        last = ("--training.seed", str(self.seed), "--name", f"{_slug(self.row)}-seed-{self.seed}")
+        return (*self.asked, *self.given, *again, *last, "--output", str(self.folder))
 
     def starting(self, weights: str) -> tuple[str, ...]:
         """The arguments, with these first weights if the cell starts with those of another."""
@@ -97,8 +109,7 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
         study: the study.
         scale: its scale.
         folder: the folder of the cells of this scale.
-        given: options of the command line, for every cell. They override the study's and the scale's, but not those of
-            a row, which make it what it is.
+        given: options of the command line, for every cell.
     """
 
     def place(row: str, seed: int) -> Path:
@@ -110,11 +121,8 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
             own = study.own_options(scale, row)
             options = _arguments({**study.options, **scale.options, **own})
             asked = (scale.recipe or study.recipe, *CHECKPOINTS, *options)
-            again = _arguments(own) if given else ()  # once more, so that they hold whatever was typed
-            last = ["--training.seed", str(seed), "--name", f"{_slug(row)}-seed-{seed}"]
             base = place(content.starts_with, seed) if content.starts_with else None
-            arguments = (*asked, *given, *again, *last, "--output", str(place(row, seed)))
-            cells.append(Cell(row, seed, place(row, seed), arguments, asked, base))
+            cells.append(Cell(row, seed, place(row, seed), asked, tuple(_arguments(own)), tuple(given), base))
     return cells
 
 
@@ -142,8 +150,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     Raises:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
-    # the weights of another cell may not be there yet
-    recipes = _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: _recipe_of(argv, prog), repr)
+    recipes = _recipes(cells, prog)
     from thinwire.launch.run.assembly import prepare
     from thinwire.models.data.load import load
 
@@ -155,14 +162,34 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
         lambda pair: prepare(*pair).recipe.training.steps,
         lambda pair: repr((pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0))),
     )
-    origins: dict[Path | None, dict[str, Any]] = {None: {}}
-    for cell, wanted, found in zip(cells, recipes, data, strict=True):  # a base stands before those that start with it
-        base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
-        origins[cell.folder] = {**origin_of(wanted, found), **base}
+    origins = _with_bases(cells, list(map(origin_of, recipes, data)))
     return [
-        Checked(cell, origins[cell.folder], count, wanted.num_processes, wanted.training.threads)
-        for cell, wanted, count in zip(cells, recipes, steps, strict=True)
+        Checked(cell, origin, count, wanted.num_processes, wanted.training.threads)
+        for cell, origin, wanted, count in zip(cells, origins, recipes, steps, strict=True)
     ]
+
+
+def asked_of(cells: Sequence[Cell], prog: str) -> list[Origin]:
+    """The origins of cells without what needs their data, models and code: the fields of their recipes.
+
+    Raises:
+        OptionsError: some recipes cannot be read; every mistake once, with the first cell that has it.
+    """
+    return _with_bases(cells, list(map(fields_of, _recipes(cells, prog))))
+
+
+def _recipes(cells: Sequence[Cell], prog: str) -> list[Recipe]:
+    # the weights of another cell may not be there yet
+    return _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: _recipe_of(argv, prog), repr)
+
+
+def _with_bases(cells: Sequence[Cell], own: Sequence[Origin]) -> list[Origin]:
+    """The origins of cells, each with that of the cell whose weights it starts with."""
+    origins: dict[Path | None, Origin] = {None: {}}
+    for cell, origin in zip(cells, own, strict=True):  # a base stands before those that start with it
+        base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
+        origins[cell.folder] = {**origin, **base}
+    return [origins[cell.folder] for cell in cells]
 
 
 def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key: Callable[[A], str]) -> list[B]:
@@ -208,20 +235,25 @@ def _check_score(data: Data, score: str) -> None:
 
 def origin_of(wanted: Recipe, data: Data) -> dict[str, Any]:
     """The origin of a cell with this recipe, whose own modules are imported, and these data."""
-    kept = {name: value for name, value in values_of(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
+    kept = fields_of(wanted)
     held_out = data.held_out.digest if data.held_out is not None else None
     folders = [Path(place) for place in dict.fromkeys((wanted.model.name, with_run_weights(wanted.model).weights))]
     of_model = [path for folder in folders for pattern in _OF_A_MODEL for path in sorted(folder.glob(pattern))]
     named = {name for value in kept.values() for name in _OWN.findall(str(value))}
     own = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(named)]
-    origin = {
+    return {
         **kept,
         "data": [data.training.digest, held_out],
         "code": code_digest(),
         "model's files": list(map(_file_digest, of_model)),
         "own code": [_file_digest(Path(path)) for path in own if path],
     }
-    values: dict[str, Any] = json.loads(json.dumps(origin))
+
+
+def fields_of(wanted: Recipe) -> dict[str, Any]:
+    """The fields of a recipe that a cell's numbers depend on, as JSON values by dotted name."""
+    kept = {name: value for name, value in values_of(asdict(wanted)).items() if not is_among(name, WITHOUT_EFFECT)}
+    values: dict[str, Any] = json.loads(json.dumps(kept))
     return values
 
 
@@ -253,16 +285,31 @@ def find(checked: Checked, *, any_code: bool) -> tuple[State, list[str]]:
     `any_code` keeps cells that another version of the code has made.
     """
     folder = checked.cell.folder
-    saved = read_json(folder / "cell.json").get("origin")
-    if saved is None:
+    made = read_json(folder / "cell.json")
+    if made.get("origin") is None:
         return ("begins anew", ["cell.json, which is damaged"]) if is_finished(folder) else ("begins", [])
-    # another version of the code may know other fields
-    names = (saved.keys() & checked.origin.keys()) - {"code"} if any_code else saved.keys() | checked.origin.keys()
-    if changed := sorted(name for name in names if saved.get(name) != checked.origin.get(name)):
+    changed = changed_fields(made["origin"], checked.origin, any_code=any_code)
+    changed += ["the weights that it starts with"] if has_other_start(checked.cell, made) else []
+    if changed:
         return "begins anew", changed
     if is_finished(folder):
         return "finished", []
     return ("goes on" if list(folder.glob("checkpoints/*/manifest.json")) else "begins"), []
+
+
+def changed_fields(saved: Origin, origin: Origin, *, any_code: bool) -> list[str]:
+    """The names of what differs between two origins of a cell.
+
+    With `any_code`, of what the versions of the code that made them both know, but the code itself.
+    """
+    common = (saved.keys() & origin.keys()) - {"code"} | {_STARTS}
+    names = common if any_code else saved.keys() | origin.keys()
+    return sorted(name for name in names if saved.get(name) != origin.get(name))
+
+
+def has_other_start(cell: Cell, made: Mapping[str, Any]) -> bool:
+    """Whether the cell that this one starts with has other weights than when the values of cell.json were written."""
+    return weights_digest(cell.base) not in (None, made.get("base"))
 
 
 def is_finished(folder: Path) -> bool:

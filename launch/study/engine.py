@@ -71,7 +71,7 @@ class Job:
             (cell.folder / "summary.json").unlink(missing_ok=True)
             remove_checkpoints(cell.folder / "checkpoints")
         made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
-        made |= {"command": asked, "base": weights_digest(cell.base)}
+        made |= {"command": asked, "given": cell.given, "base": weights_digest(cell.base)}
         write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume == "auto" else os.O_TRUNC)
         with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:

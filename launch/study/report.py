@@ -110,7 +110,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     else:
         cells = cells_of(study, scale, folder)
         with as_written(folder, OptionsError):
-            results, missing = read_results(study, cells)
+            results, missing = read_results(study, cells, PROG)
             curves = draw(study, rows, results)
         energies, unmeasured = _energies(study, results)
         shares = {cell: {signal: one["energy"] for signal, one in found.items()} for cell, found in energies.items()}

@@ -21,7 +21,16 @@ from thinwire.errors.files import SIGNATURE
 from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.launch.shared.strict_json import dumps, without_nan
-from thinwire.launch.study.cells import Cell, is_finished, last_line, read_json, weights_digest
+from thinwire.launch.study.cells import (
+    Cell,
+    asked_of,
+    changed_fields,
+    has_other_start,
+    is_finished,
+    last_line,
+    read_json,
+    weights_digest,
+)
 from thinwire.launch.study.definition import MODES, Mode, Row, Signal, Study
 from thinwire.pipeline.frames import CHANNELS
 
@@ -40,21 +49,28 @@ _POINTS = 60
 _STROKES = ("-", "--", "-.", ":")
 
 
-def read_results(study: Study, cells: Sequence[Cell]) -> tuple[DataFrame, dict[Cell, str]]:
-    """The results of the finished cells, a cell a line under `COLUMNS`, and why the others have none."""
+def read_results(study: Study, cells: Sequence[Cell], prog: str) -> tuple[DataFrame, dict[Cell, str]]:
+    """The results of the finished cells, a cell a line under `COLUMNS`, and why the others have none.
+
+    Those of another version of the code, or of other data, are among them. OptionsError if recipes cannot be read.
+    """
     lines, missing = [], {}
-    for cell in cells:
-        made = read_json(cell.folder / "cell.json")
-        if made and tuple(made.get("command", [])[1 : 1 + len(cell.asked)]) != cell.asked:
-            missing[cell] = "what is there was made by other options of the study; run it again"
-        elif made and cell.base and made.get("base") != weights_digest(cell.base):
+    found = [read_json(cell.folder / "cell.json") for cell in cells]
+    # what was typed when a cell was made is no change of the study
+    as_made = [replace(cell, given=tuple(made.get("given", ()))) for cell, made in zip(cells, found, strict=True)]
+    for cell, made, asked in zip(cells, found, asked_of(as_made, prog), strict=True):
+        if made and has_other_start(cell, made):
             missing[cell] = "the row that it starts with has other weights now; run it again"
-        elif is_finished(cell.folder):
-            lines.append(_result(study, cell, made))
-        else:
+        elif made and changed_fields(made.get("origin", {}), asked, any_code=True):
+            missing[cell] = "what is there was made by other options of the study; run it again"
+        elif not is_finished(cell.folder):
             said = last_line(cell.folder / "log.txt")
             begun = (cell.folder / "cell.json").exists()
             missing[cell] = f"not finished{f'; its last line: {said}' if said else ''}" if begun else "not begun"
+        elif "origin" not in made:
+            missing[cell] = "cell.json, which says what it was made from, is damaged; run it again"
+        else:
+            lines.append(_result(study, cell, made))
     return DataFrame(lines, columns=COLUMNS), missing
 
 

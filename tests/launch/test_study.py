@@ -14,7 +14,7 @@ from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
 from thinwire.launch.study import engine
-from thinwire.launch.study.cells import Checked, cells_of, find
+from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weights_digest
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, names, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
@@ -200,10 +200,10 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("summary", ['{"running": false, "steps": 100, "planned_steps": 100}', '{"running": true}'])
-def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(tmp_path, monkeypatch, summary):
+def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, monkeypatch, summary):
     """The old scores were reported as those of the new options, or the old run went on with them."""
     study = parse_study(STUDY, "s", "s")
-    cell = cells_of(study, Scale(), tmp_path)[0]
+    cell = cells_of(study, Scale(), here)[0]
     made(cell, {"lr": 1})
     (cell.folder / "summary.json").write_text(summary)
     checkpoint = cell.folder / "checkpoints/step-00000001"
@@ -218,21 +218,80 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(tmp_pat
     run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert find(changed, any_code=False) == ("begins", [])
-    results, missing = read_results(study, [cell])
+    results, missing = read_results(study, [cell], "prog")
     assert results.empty and cell in missing
 
 
-def test_a_report_takes_no_cell_of_other_options(tmp_path):
+def test_a_report_takes_no_cell_of_other_options(here):
     study = parse_study(STUDY, "s", "s")
-    for cell in cells_of(study, Scale(), tmp_path, ["--data.name", "elsewhere"]):
-        made(cell, command=["simulate", *cell.arguments])
+    cells = cells_of(study, Scale(), here, ["--data.name", "elsewhere"])
+    for cell, origin in zip(cells, asked_of(cells, "prog"), strict=True):
+        made(cell, origin, given=cell.given)
     changed = parse_study(STUDY.replace("q(2)/q(8)", "q(3)/q(8)"), "s", "s")
-    results, missing = read_results(changed, cells_of(changed, Scale(), tmp_path))
+    results, missing = read_results(changed, cells_of(changed, Scale(), here), "prog")
     assert results.empty
     assert {cell.row: why for cell, why in missing.items()} == {
         "none": "not finished",
         "two bits": "what is there was made by other options of the study; run it again",
     }
+
+
+def finished(cell, origin):
+    """Write the files of a cell that has taken all its steps, as far as a study reads them."""
+    made(cell, origin, given=cell.given, base=weights_digest(cell.base))
+    both = {mode: {"loss": 3.0} for mode in ("on", "off")}
+    channels = [
+        {"channel": channel, "bytes": 10, "elements": 10, "rows": 1, "full_rows": 0}
+        for channel in ("activations", "gradients")
+    ]
+    summary = {"held_out": both, "channels": channels, "seconds": 1, "weights_digest": "w" * 16}
+    summary |= {"running": False, "steps": 6, "planned_steps": 6}
+    (cell.folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize("given", [[], ["--optimizer.lr", "0.5", "--data.limit", "9"]])
+@pytest.mark.parametrize(
+    ("file", "old", "new", "kept"),
+    [
+        ("mine.yaml", "", "", ["none", "two bits"]),
+        (
+            "mine.yaml",
+            "training.steps: 6, training.evaluate_every: 3 steps",
+            "training.evaluate_every: 3 steps, training.steps: 6",
+            ["none", "two bits"],
+        ),
+        ("mine.yaml", "options: {t", "options: {save_every: 100, t", ["none", "two bits"]),  # no effect on numbers
+        ("mine.yaml", "every: 2 steps", "every: 3 steps", ["none", "two bits"]),
+        ("mine.yaml", "training.steps: 6", "training.steps: '6'", ["none", "two bits"]),
+        ("mine.yaml", "none/none}", "none/none, training.threads: 1}", ["none", "two bits"]),  # the default
+        ("mine.yaml", "q(2)/q(8)", "q(3)/q(8)", ["none"]),
+        ("mine.yaml", ", optimizer.lr: 0.25", "", ["none"]),  # the last words of its command line
+        ("mine.yaml", "optimizer.lr: 0.25}", "optimizer.lr: 0.25}, starts_with: none", ["none"]),
+        ("tiny.yaml", "microbatch_size: 2", "microbatch_size: 1", []),
+    ],
+)
+def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, old, new, kept):
+    """Options in another order were others for the report alone, and what had lost its last option was the same."""
+
+    def cells(**beside):
+        study = read_study("mine.yaml")
+        found = cells_of(study, Scale(), here, **beside)
+        return study, found, asked_of(found, "prog")
+
+    (here / "mine.yaml").write_text(STUDY.replace("q(2)/q(8)", "q(2)/q(8), optimizer.lr: 0.25"))
+    for cell, origin in zip(*cells(given=given)[1:], strict=True):
+        finished(cell, origin)
+    (here / file).write_text((here / file).read_text().replace(old, new, 1))
+    study, found, origins = cells(given=given)
+    for any_code in (False, True):
+        states = [
+            find(Checked(cell, origin, 6, 2, 1), any_code=any_code)[0]
+            for cell, origin in zip(found, origins, strict=True)
+        ]
+        assert [cell.row for cell, state in zip(found, states, strict=True) if state == "finished"] == kept
+    results, missing = read_results(study, cells_of(study, Scale(), here), "prog")
+    assert results["row"].tolist() == kept
+    assert {cell.row for cell in missing} == {"none", "two bits"} - {*kept}
 
 
 def test_the_time_left_counts_the_cells_that_wait(tmp_path):

@@ -12,7 +12,7 @@ from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.study import results as of_cells
-from thinwire.launch.study.cells import Checked, cells_of, is_finished
+from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, is_finished
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
@@ -95,14 +95,16 @@ def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"steps": 2}', '{"running": false}'])
-def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, text):
+def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
     study = parse_study(STUDY, "s", "s")
     first, second = cells_of(study, Scale(), tmp_path)
     for name in ("cell.json", "summary.json"):
         first.folder.mkdir(parents=True, exist_ok=True)
         (first.folder / name).write_text(text)
     assert not is_finished(first.folder)
-    results, missing = read_results(study, [first, second])
+    results, missing = read_results(study, [first, second], "prog")
     assert results.empty and len(missing) == 2
 
 
@@ -111,16 +113,21 @@ def test_a_chosen_row_brings_the_row_that_it_starts_with():
     assert [cell.row for cell in _chosen(cells(), ["first"])] == ["first"]
 
 
-def test_a_report_takes_no_cell_whose_first_weights_are_others_now(tmp_path):
+def test_a_report_takes_no_cell_whose_first_weights_are_others_now_and_the_study_runs_it_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
     study = parse_study(STUDY, "s", "s")
     first, second = cells_of(study, Scale(), tmp_path)
-    for cell in (first, second):
+    origins = asked_of([first, second], "prog")
+    for cell, origin in zip((first, second), origins, strict=True):
         cell.folder.mkdir(parents=True)
-        made = {"command": ["simulate", *cell.arguments], "base": "old" if cell.base else None}
+        made = {"origin": origin, "base": "old" if cell.base else None}
         (cell.folder / "cell.json").write_text(json.dumps(made))
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
-    _, missing = read_results(study, [first, second])
+    _, missing = read_results(study, [first, second], "prog")
     assert missing[second] == "the row that it starts with has other weights now; run it again"
+    found = find(Checked(second, origins[1], steps=2, processes=2, threads=1), any_code=False)
+    assert found == ("begins anew", ["the weights that it starts with"])
 
 
 def test_an_option_of_the_command_line_is_for_all_rows_but_those_that_set_it_themselves():
