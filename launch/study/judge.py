@@ -3,13 +3,14 @@
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
-degrees of freedom. Predictions are arithmetic and have no spread: their error is 0.
+degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score: seeds that diverge are not
+left out by chance. Predictions are arithmetic and have no spread: their error is 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,8 @@ Ruling = Literal["holds", "does not hold", "cannot tell"]
 RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
     "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
-    "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide."
+    "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide; nor can "
+    "they while a cell of the claim is missing, or has diverged and has no score."
 )
 
 EXACT_RULE = (
@@ -51,8 +53,23 @@ class Judged:
     """The published difference or ratio; None where a side has no published score."""
 
 
-def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, exact: bool = False) -> Judged:
-    """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them; `exact` have no spread."""
+def judge(
+    claim: Claim,
+    results: DataFrame,
+    rows: Mapping[str, Row],
+    *,
+    missing: Collection[str] = (),
+    exact: bool = False,
+) -> Judged:
+    """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them.
+
+    Args:
+        claim: the claim.
+        results: the cells.
+        rows: the rows of the study, with their published scores.
+        missing: the rows that have cells without results.
+        exact: whether the scores have no spread.
+    """
     by_seed = results.set_index("seed")
 
     def score(side: Side) -> Series[float]:
@@ -72,7 +89,10 @@ def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, exact: b
     except ZeroDivisionError:
         theirs = math.nan
     known = None if math.isnan(theirs) else float(theirs)
-    return Judged(claim, _verdict(claim, mean, error, len(seeds)), seeds, mean, error, known)
+    sides = claim.sides.values()
+    whole = not any(side.row in missing or score(side).isna().any() for side in sides)
+    verdict = _verdict(claim, mean, error, len(seeds)) if whole else "cannot tell"
+    return Judged(claim, verdict, seeds, mean, error, known)
 
 
 def bound_of(claim: Claim) -> tuple[float, int]:

@@ -115,7 +115,8 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         energies, unmeasured = _energies(study, results)
         shares = {cell: {signal: one["energy"] for signal, one in found.items()} for cell, found in energies.items()}
         results = results.join(DataFrame.from_dict(shares, orient="index", dtype=float), on="cell")
-        judged = [judge(claim, results, study.all_rows) for claim in study.claims]
+        without = {cell.row for cell in missing}
+        judged = [judge(claim, results, study.all_rows, missing=without) for claim in study.claims]
         tables = [scores_table(study, rows, results)]
         tables += [claims_table(study, judged)] if judged else []
         tables += [energy_table(study, rows, energies)] if energies else []

@@ -29,8 +29,11 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> T
         "seeds",
     ]
     lines: list[list[Value]] = []
+    diverged = dict[str, int]()
     for name, row in rows.items():
-        own = results[results["row"] == name]
+        of_row = results[results["row"] == name]
+        own = of_row.dropna(subset=[*MODES])
+        diverged[name] = len(of_row) - len(own)
         best = own[[*MODES]].min() if study.score in ("loss", "perplexity") else own[[*MODES]].max()
         spread = [number for mode in MODES for number in (own[mode].mean(), own[mode].std(), best[mode])]
         lines.append(
@@ -38,8 +41,8 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> T
                 name,
                 *(row.published.get(mode) for mode in MODES if published),
                 *(rounded(number, 3) for number in [*spread, (own["on"] - own["off"]).mean()]),
-                *(rounded(own[channel].mean(), 2) for channel in CHANNELS),
-                rounded(100 * own["full"].mean(), 1),
+                *(rounded(of_row[channel].mean(), 2) for channel in CHANNELS),
+                rounded(100 * of_row["full"].mean(), 1),
                 len(own),
             ]
         )
@@ -48,8 +51,9 @@ def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> T
         "step. Bits an element were really sent in training: frames with their headers, warm-up and first visits "
         "included; in full is the share of rows that went uncompressed."
     )
+    lost = [f"{name}: diverged seeds, which have no score: {count}." for name, count in diverged.items() if count]
     title = f"{study.source or study.name}: {'published and ours' if published else 'scores'}"
-    return Table(title, columns, lines, " ".join([note, *_notes(rows)]))
+    return Table(title, columns, lines, " ".join([note, *lost, *_notes(rows)]))
 
 
 def claims_table(study: Study, judged: Sequence[Judged]) -> Table:

@@ -1,6 +1,7 @@
 """Studies: what a YAML may say, which cells it has, how claims are judged, and two cells from start to report."""
 
 import json
+import math
 import re
 import signal
 from pathlib import Path
@@ -19,6 +20,7 @@ from thinwire.launch.study.definition import Claim, Row, Scale, Side, names, par
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.results import COLUMNS, read_results
+from thinwire.launch.study.tables import scores_table
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -153,6 +155,22 @@ def test_a_claim_is_judged_by_paired_differences(two_bits, none, verdict):
     judged = judge(claim, results(two=two_bits, none=none), rows)
     assert judged.verdict == verdict
     assert judged.published == 0.5
+
+
+def test_a_seed_that_diverged_or_is_missing_is_not_left_out_of_a_verdict():
+    """The claim held by the seeds that were left, and the table counted all of them."""
+    study = parse_study(STUDY, "s", "s")
+    found = results(**{"none": [3.0] * 4, "two bits": [3.5, 3.5, math.nan, math.nan]})
+    found["off"] = found["on"]
+    table = scores_table(study, study.all_rows, found)
+    assert [row[-1] for row in table.rows] == [4, 2]
+    assert "two bits: diverged seeds, which have no score: 2." in table.note and "none: diverged" not in table.note
+    judged = judge(study.claims[0], found, study.all_rows)
+    assert (judged.verdict, judged.seeds, judged.mean) == ("cannot tell", (0, 1), 0.5)
+    whole = found[found["seed"] < 2]
+    assert judge(study.claims[0], whole, study.all_rows).verdict == "holds"
+    assert judge(study.claims[0], whole, study.all_rows, missing={"two bits"}).verdict == "cannot tell"
+    assert judge(study.claims[0], whole, study.all_rows, missing={"another"}).verdict == "holds"
 
 
 def test_a_claim_below_a_number_is_the_mirror():
