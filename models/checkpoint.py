@@ -22,6 +22,7 @@ from thinwire.models.first_bytes import told_by
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_OF_STAGES = "stage-*/*.safetensors"
 WEIGHTS = "weights/"
 """What the names of weights begin with in a checkpoint of a run, beside what else it has."""
 _OTHERS = (
@@ -223,6 +224,11 @@ def find(source: str, file: str) -> Path | None:
     return None if found is None else Path(found)
 
 
+def is_of_run(source: str) -> bool:
+    """Whether the weights are a checkpoint of a run, in parts of stages: RUN/weights/step-N."""
+    return any(Path(source).glob(_OF_STAGES))
+
+
 def _weight_map(source: str) -> dict[str, str]:
     """The file of each tensor, for a saved model or for a checkpoint of a run."""
     # as in transformers, the whole file counts where both are: an index may be left from before
@@ -232,7 +238,7 @@ def _weight_map(source: str) -> dict[str, str]:
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
-    if stages := sorted(path for path in Path(source).glob("stage-*/*.safetensors") if path.is_file()):
+    if stages := sorted(path for path in Path(source).glob(_OF_STAGES) if path.is_file()):
         files = {name: str(path.relative_to(source)) for path in stages for name in _headers(path)}
         return {name: file for name, file in files.items() if name.startswith(WEIGHTS)}
     instead = in_place_of_weights(source) if Path(source).is_dir() else None

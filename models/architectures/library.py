@@ -46,7 +46,7 @@ from thinwire.errors.calls import first_line
 from thinwire.errors.files import read_object
 from thinwire.models import hub
 from thinwire.models.architectures.conversion import as_in_model, as_stored
-from thinwire.models.checkpoint import find, open_checkpoint
+from thinwire.models.checkpoint import find, is_of_run, open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec, parameters_on_meta
 from thinwire.models.options import Tied
@@ -783,14 +783,23 @@ def _is_new(name: str, base: str) -> bool:
 def _save_config(config: Any, source: str | None, folder: Path) -> None:
     """Write config.json, and the source's generation settings: the tokens that end a text, how it samples."""
     config.save_pretrained(folder)
-    generation = None if source is None else find(source, GENERATION)
-    if generation is not None:
-        shutil.copyfile(generation, folder / GENERATION)
+    if (settings := _settings(source)) is not None:
+        shutil.copyfile(settings, folder / GENERATION)
+
+
+def _settings(source: str | None) -> Path | None:
+    """The generation settings of a model: they lie beside its weights, or in model/ of the run that has saved those."""
+    if source is None:
+        return None
+    if not is_of_run(source):
+        return find(source, GENERATION)
+    path = Path(source).resolve().parent.parent / "model" / GENERATION
+    return path if path.is_file() else None
 
 
 def _ends(config: Any, source: str | None) -> tuple[int, ...]:
     """The tokens that end a text, by the source's generation settings, or else by the configuration."""
-    settings = None if source is None else find(source, GENERATION)
+    settings = _settings(source)
     try:
         given = {} if settings is None else read_object(settings)
     except (OSError, ValueError) as error:

@@ -176,6 +176,19 @@ def test_a_model_leaves_as_it_came(pretrained, folder, tmp_path, monkeypatch, ca
     assert model.lm_head.weight is model.transformer.wte.weight and model.dtype == torch.bfloat16
 
 
+def test_a_run_that_starts_from_a_run_keeps_how_the_model_generates(pretrained, folder, tmp_path, monkeypatch):
+    """The file was looked for beside the weights of the first run, where it never is."""
+    monkeypatch.chdir(folder)
+    given = ["--model.name", pretrained, "--model.config", "{}", "--training.steps", "0"]
+    first = simulate("tiny.yaml", tmp_path / "first", *given, "--model.weights", "pretrained")
+    saved = simulate("tiny.yaml", tmp_path / "second", *given, "--model.weights", first)
+    third = simulate("tiny.yaml", tmp_path / "third", *given, "--model.weights", saved / "weights")
+    for run in (saved, third):
+        exported = export(run, tmp_path / f"export of {run.name}")
+        generation = json.loads((exported / "generation_config.json").read_text())
+        assert {name: generation[name] for name in GENERATION} == GENERATION
+
+
 EXPERTS = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
 EXPERTS |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16, "num_local_experts": 4}
 

@@ -91,6 +91,22 @@ def test_a_cut_model_writes_what_transformers_writes_with_the_exported_one(folde
 
 
 @pytest.mark.slow
+def test_an_answer_of_a_run_ends_with_the_tokens_that_end_one_of_its_first_model(folder, capsys):
+    """A run saves no generation settings beside its weights: its answer went on to the last token."""
+    first = export(folder / "run", folder / "first")
+    ids = torch.tensor([list(PROMPT.encode())])
+    whole = AutoModelForCausalLM.from_pretrained(first)
+    answer = whole.generate(ids, do_sample=False, max_new_tokens=24, pad_token_id=0)[0, len(PROMPT) :].tolist()
+    end = next(token for place, token in enumerate(answer) if place > 4 and token not in answer[:place])
+    (first / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, end]}))
+    given = ["--model.name", str(first), "--model.weights", "pretrained", "--model.config", "{}"]
+    run = simulate("llama.yaml", folder / "ended", *given, "--training.steps", "0")
+    expected = visible(Bytes().decode(answer[: answer.index(end)]))
+    assert generated(capsys, "llama.yaml", *given) == generated(capsys, run) == expected
+    assert generated(capsys, export(run, folder / "export-ended")) == expected
+
+
+@pytest.mark.slow
 def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
     (folder / "own.yaml").write_text(
         "model: {name: 'support.tiny_model:layers'}\ndata: {name: text, block_size: 16, held_out: 0.2}\n"
