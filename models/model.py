@@ -26,6 +26,7 @@ _PEFT_TASKS: Mapping[TaskName, str] = {
     "classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
 }
+_BEGIN, _END, _PAD = "bos_token_id", "eos_token_id", "pad_token_id"
 _UNLISTED = {
     "deberta-v2": (
         *("position_buckets", "norm_rel_ebd", "share_att_key", "embedding_size", "pooler_hidden_size"),
@@ -248,12 +249,10 @@ def _source(options: ModelOptions) -> str | None:
 def _config(options: ModelOptions) -> tuple[Any, str]:
     """The configuration, with the overrides of the options; and the type of the model that it is inside of."""
     from transformers import AutoConfig, PreTrainedConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from thinwire.models.architectures.library import tasks_of, text_model_of
 
-    is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
-    by_type = options.weights != PRETRAINED and options.name in CONFIG_MAPPING and not is_folder
+    by_type = _is_type(options)
     if by_type and not tasks_of(options.name):
         raise ModelError(_no_such_type(options.name))
     try:
@@ -261,7 +260,10 @@ def _config(options: ModelOptions) -> tuple[Any, str]:
             _refuse_sizes(options.name, options.config)
             defaults, inside = text_model_of(AutoConfig.for_model(options.name))
             _refuse_unknown(defaults, options.config)
-            return type(defaults)(**_without_special_tokens(defaults, options.config)), inside
+            config = type(defaults)(**_without_special_tokens(defaults, options.config))
+            if _END in of_tokenizer(options) and hasattr(config, _END):
+                setattr(config, _END, None)
+            return config, inside
         rule = "a model must be a folder, a name on the hub, module:factory or a type of transformers such as gpt2"
         name = place_of(options.name)
         folder = local_path(name, rule, own=True)
@@ -281,6 +283,19 @@ def _config(options: ModelOptions) -> tuple[Any, str]:
         raise ModelError(_not_on_hub(options.name, error)) from error
     except Exception as error:
         raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
+
+
+def _is_type(options: ModelOptions) -> bool:
+    """Whether the model is a type of transformers by its name, whose configuration no file says."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
+    return options.weights != PRETRAINED and options.name in CONFIG_MAPPING and not is_folder
+
+
+def of_tokenizer(options: ModelOptions) -> list[str]:
+    """The fields of a model's configuration that its tokenizer knows: the defaults of a type are for another one."""
+    return [name for name in (_BEGIN, _END) if name not in options.config] if _is_type(options) else []
 
 
 def _not_a_model(folder: Path) -> str:
@@ -321,7 +336,7 @@ def _refuse_unknown(config: Any, overrides: dict[str, Any]) -> None:
 def _without_special_tokens(defaults: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """Add overrides that remove special tokens which a smaller vocabulary does not have."""
     size = overrides.get("vocab_size", getattr(defaults, "vocab_size", math.inf))
-    tokens = {name: getattr(defaults, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    tokens = {name: getattr(defaults, name, None) for name in (_BEGIN, _END, _PAD)}
     beyond = [name for name, token in tokens.items() if isinstance(token, int) and token >= size]
     return {**dict.fromkeys(beyond), **overrides}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinwire.errors.names import first_of
 from thinwire.launch.run.assembly import model_of
-from thinwire.launch.run.model_files import copy_model_files
+from thinwire.launch.run.model_files import change_config, copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
 from thinwire.launch.run.saved import SavedRun, weights_of
 from thinwire.launch.run.tables import scores_of
@@ -120,8 +120,7 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
     if config.is_file():
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
-        changes = {"dtype": chosen, **({"tie_word_embeddings": True} if tied else {})}
-        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}, indent=2) + "\n")
+        change_config(folder, {"dtype": chosen, **({"tie_word_embeddings": True} if tied else {})})
     _save_weights(folder, rounded)
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart

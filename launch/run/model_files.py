@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
+from thinwire.models.model import of_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
 from thinwire.pipeline.errors import OptionsError
 
@@ -97,7 +99,17 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
     if tokenizer != BYTES:
-        load_tokenizer(tokenizer).save_pretrained(folder)
+        loaded = load_tokenizer(tokenizer)
+        loaded.save_pretrained(folder)
+        tokens = {name: getattr(loaded, name) for name in of_tokenizer(prepared.recipe.model)}
+        change_config(folder, {name: token for name, token in tokens.items() if token is not None})
+
+
+def change_config(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Set fields of config.json, if the folder has one."""
+    path = folder / "config.json"
+    if path.is_file():
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 
 def read_facts(run: Path) -> ModelFacts:

@@ -5,9 +5,11 @@ from contextlib import chdir
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.commands import THINWIRE, completed
+from support.data_files import write_tokenizer
 from support.recipe_runs import export, simulate
 from support.run_files import summary
 from support.tiny_model import layers
@@ -104,6 +106,21 @@ def test_an_answer_of_a_run_ends_with_the_tokens_that_end_one_of_its_first_model
     expected = visible(Bytes().decode(answer[: answer.index(end)]))
     assert generated(capsys, "llama.yaml", *given) == generated(capsys, run) == expected
     assert generated(capsys, export(run, folder / "export-ended")) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "ends"), [({}, 3), ({"eos_token_id": 5}, 5)])
+def test_the_tokenizer_says_what_ends_an_answer_of_a_type_unless_the_recipe_does(folder, tmp_path, config, ends):
+    """A fresh llama stopped at token 2, whatever that was; so did transformers with the exported one."""
+    words = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "words", pairs=False), eos_token="[SEP]")
+    words.save_pretrained(tmp_path / "words")
+    (tmp_path / "text").write_text("why did it go\n" * 100)
+    sizes = yaml.safe_load(f"{{{SIZES['llama']}}}")
+    options = ["--data.tokenizer", str(tmp_path / "words"), "--data.name", str(tmp_path / "text")]
+    options += ["--model.config", json.dumps(sizes | config), "--training.prompts", '["why"]', "--training.steps", "0"]
+    assert prepare(recipe.parse(["llama.yaml", *options])).prompts.ends == {3, ends}
+    run = simulate("llama.yaml", tmp_path / "run", *options)
+    assert json.loads((run / "model" / "config.json").read_text())["eos_token_id"] == ends
 
 
 @pytest.mark.slow
