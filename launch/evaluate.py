@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     prepared = prepare(recipe_of(options.place, rest, PROG))
     check_classes(Path(options.place), prepared.data.classes)
     with working(), showing("scoring the held-out samples"):
-        table = _table(prepared.recipe.name, _scores(prepared))
+        table = _table(prepared.recipe.name, _scores(prepared, options.place))
     if options.json:
         print(dumps(document(table.title, [table]), indent=2))
     else:
@@ -62,9 +62,14 @@ def make_parser() -> Parser:
     return parser
 
 
-def _scores(prepared: Prepared) -> Mapping[Compression, Score]:
-    """The held-out scores; only stores on disk are written, in a temporary folder. OptionsError if there are none."""
+def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
+    """The held-out scores; only stores on disk are written, in a temporary folder.
+
+    Raises:
+        OptionsError: there are none, or the model beside the adapter of the run in `place` has changed.
+    """
     from thinwire.launch.run.assembly import assemble, simulated_placement
+    from thinwire.launch.run.saved import check_base
     from thinwire.launch.shared.interfaces import alone
     from thinwire.models.data.sampler import evaluation_batches
     from thinwire.pipeline.evaluation import evaluate
@@ -76,6 +81,7 @@ def _scores(prepared: Prepared) -> Mapping[Compression, Score]:
     with alone(), _temporary_folder(codecs.store_folder) as stores:
         passing = replace(prepared, recipe=replace(wanted, compression=replace(codecs, store_folder=stores)))
         trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+        check_base(place, wanted.model, (stage.submod for stage in trainer.stages))
         trainer.done = wanted.training.steps  # codecs that change are those of the end
         size, count = wanted.pipeline.pass_size, len(held_out)
         scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size))

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
         from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
-        from thinwire.launch.run.saved import recipe_of
+        from thinwire.launch.run.saved import check_base, recipe_of
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts
         from thinwire.models.data.tokenizer import make_tokenizer
@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     with alone(), working():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
         assert assembly.generator is not None, "there is a prompt"
+        check_base(options.place, wanted.model, (stage.submod for stage in assembly.trainer.stages))
         assembly.trainer.runner.set_mode(trains=False)
         tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", sampling)
         for piece in _pieces(tokens, prompts):

@@ -114,11 +114,11 @@ def _check_adapter(run: SavedRun) -> None:
 def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     """Write a model that was trained itself."""
     copy_model_files(run.folder, folder, CONFIG_FILE)
-    chosen, config = dtype or run.facts.dtype, folder / "config.json"
+    chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
     rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
-    if config.is_file():
+    if (folder / "config.json").is_file():
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
         change_config(folder, {"dtype": chosen, **({"tie_word_embeddings": True} if tied else {})})
     _save_weights(folder, rounded)

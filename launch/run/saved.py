@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thinwire.compress.stores.marks import run_of, stray
 from thinwire.errors.files import read_object
@@ -16,6 +17,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import find_checkpoint
+from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions
@@ -85,6 +87,30 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         saved.held_out,
         saved.base,
     )
+
+
+def check_base(place: str, model: ModelOptions, stages: Iterable[Module]) -> None:
+    """Check that the adapter of a run stands beside the frozen weights that it was trained with.
+
+    Args:
+        place: as in `recipe_of`; a recipe may put an adapter beside what it likes.
+        model: that of the recipe of this place.
+        stages: all stages of the model, as they were built.
+
+    Raises:
+        OptionsError: the frozen weights are others.
+    """
+    saved = find_checkpoint(Path(model.lora.weights)) if model.lora.rank is not None and Path(place).is_dir() else None
+    if saved is None:
+        return
+    trained = recipe.parse([str(saved.recipe)]).model
+    if (trained.dtype == "fp32") != (model.dtype == "fp32"):  # an option rounds them, or does not
+        return
+    if {line for stage in stages if isinstance(stage, Stage) for line in stage.base.values()} != saved.base:
+        raise OptionsError(
+            f"{model.name} must hold the weights that the adapter was trained with, and they have changed; put them "
+            f"back"
+        )
 
 
 def check_inside(folder: Path) -> None:

@@ -194,6 +194,7 @@ def test_an_adapter_writes_what_the_merged_model_writes(folder, tmp_path, capsys
 
 def test_another_base_is_refused(folder, tmp_path, capsys):
     simulate("lora.yaml", tmp_path / "run", "--checkpoint.every", "2 steps")
+    assert cli.main(["eval", str(tmp_path / "run"), "--model.dtype", "bf16"]) == 0, "it is the same base, rounded"
     kept = shutil.copytree(folder / "tiny", tmp_path / "kept")
     try:
         model = LlamaForCausalLM.from_pretrained("tiny")
@@ -203,6 +204,11 @@ def test_another_base_is_refused(folder, tmp_path, capsys):
         capsys.readouterr()
         assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--merged"]) == 2
         assert "tiny must hold the weights that the adapter was trained with" in capsys.readouterr().err
+        for asked in (["eval"], ["generate", "--prompt", "abc"]):
+            assert cli.main([asked[0], str(tmp_path / "run"), *asked[1:]]) == 2
+            told = capsys.readouterr()
+            said = "tiny must hold the weights that the adapter was trained with, and they have changed; put them back"
+            assert told.out == "" and told.err.splitlines()[-1] == said
         assert cli.main(["simulate", "--resume", str(tmp_path / "run"), "--training.steps", "5"]) == 1
         assert (
             "goes with the model that it was made with, which has changed: "
