@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
     assert prompts is not None, "there is one"
     if not prompts.remembers:
         print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
-    if prompts.note:
-        print(prompts.note, file=sys.stderr)
+    for note in prompts.notes:
+        print(note, file=sys.stderr)
     sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
     with alone(), working():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)

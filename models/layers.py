@@ -165,6 +165,8 @@ class Blueprint:
     no layer remembers anything."""
     ends: Callable[[], tuple[int, ...]] = tuple
     """Reads which tokens end a text."""
+    unheeded: Callable[[], Sequence[str]] = tuple
+    """Reads which settings, by name, let the library write another text than the most likely tokens."""
     dtype: str = "float32"
     """The dtype of the weights in the original model."""
     weights_dtype: torch.dtype = torch.float32

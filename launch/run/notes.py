@@ -63,7 +63,7 @@ class Notes:
                 *self._resumption.notes,
                 self._reporting.note,
                 *self._assembly.prepared.data.notes,
-                prompts.note if (prompts := self._assembly.prepared.prompts) else None,
+                *(prompts.notes if (prompts := self._assembly.prepared.prompts) else ()),
                 note_on_lora(self._assembly.prepared.blueprint),
                 *stage.wire.gpus.notes,
                 recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,

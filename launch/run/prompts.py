@@ -28,8 +28,8 @@ class Prompts:
     """The tokens that end an answer."""
     remembers: bool
     """Whether the layers remember earlier tokens, so that none passes twice."""
-    note: str | None
-    """A sentence if the model has fewer positions than an answer may take."""
+    notes: tuple[str, ...]
+    """Sentences: the model has fewer positions than an answer may take, or settings that are not followed."""
 
     def text(self, answer: Sequence[int]) -> str:
         """An answer as text, without special tokens."""
@@ -64,12 +64,14 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
         (longest < room, f"a prompt must be shorter than the model's {room} positions, got {longest} tokens"),
     )
     left = room - longest
-    note = f"the model has {room} positions and the longest prompt takes {longest}: its answer ends at {left} tokens"
+    short = f"the model has {room} positions and the longest prompt takes {longest}: its answer ends at {left} tokens"
+    unheeded = ", ".join(model.unheeded())
+    other = f"the model's generation settings name {unheeded}, which transformers follows and these answers do not"
     return Prompts(
         tokenizer,
         tokens,
         tuple(min(training.answer_tokens, room - len(each)) for each in tokens),
         frozenset([*tokenizer.ends, *model.ends()]),
         model.remembers is not None and model.remembers(),
-        note if training.answer_tokens > left else None,
+        (*([short] if training.answer_tokens > left else []), *([other] if unheeded else [])),
     )

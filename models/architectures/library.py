@@ -55,6 +55,16 @@ from thinwire.models.tensors import replace_tensors
 
 GENERATION = "generation_config.json"
 
+_BEYOND_THE_LARGEST: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "min_length": 0,
+    "guidance_scale": 1.0,
+    **dict.fromkeys(("min_new_tokens", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+}
+"""Generation settings by which the library takes another token than the most likely one, and what changes nothing."""
 _BUFFERS = (r"rotary_emb\.inv_freq$", r"\.position_ids$", r"masked_bias$")
 """Buffers that older releases of transformers stored."""
 
@@ -645,6 +655,7 @@ def take_apart(
         save_config=partial(_save_config, saved, source),
         tied=skeleton.tied if tied == "untie" else {},
         ends=partial(_ends, skeleton.config, source),
+        unheeded=partial(_unheeded, source),
         dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),
     )
 
@@ -797,14 +808,23 @@ def _settings(source: str | None) -> Path | None:
     return path if path.is_file() else None
 
 
-def _ends(config: Any, source: str | None) -> tuple[int, ...]:
-    """The tokens that end a text, by the source's generation settings, or else by the configuration."""
+def _read_settings(source: str | None) -> dict[str, Any]:
     settings = _settings(source)
     try:
-        given = {} if settings is None else read_object(settings)
+        return {} if settings is None else read_object(settings)
     except (OSError, ValueError) as error:
         raise ModelError(f"{settings} must be an object of JSON, and cannot be read: {error}") from error
-    found = given.get("eos_token_id", getattr(config, "eos_token_id", None))
+
+
+def _unheeded(source: str | None) -> list[str]:
+    """The source's generation settings without which transformers writes another text, by names."""
+    given = _read_settings(source)
+    return [name for name, usual in _BEYOND_THE_LARGEST.items() if given.get(name) not in (None, usual)]
+
+
+def _ends(config: Any, source: str | None) -> tuple[int, ...]:
+    """The tokens that end a text, by the source's generation settings, or else by the configuration."""
+    found = _read_settings(source).get("eos_token_id", getattr(config, "eos_token_id", None))
     return tuple(token for token in (found if isinstance(found, list) else [found]) if type(token) is int)
 
 

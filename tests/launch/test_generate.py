@@ -141,6 +141,25 @@ def test_layers_that_remember_nothing_see_all_tokens_each_time(folder, capsys):
     assert "each new one takes a pass of all" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"repetition_penalty": 1.3, "no_repeat_ngram_size": 0}, "repetition_penalty"),
+        ({"num_beams": 2, "suppress_tokens": [3], "top_k": 5}, "num_beams, suppress_tokens"),
+        ({"repetition_penalty": 1.0, "do_sample": True, "bad_words_ids": None}, None),
+    ],
+)
+def test_settings_by_which_transformers_writes_another_text_are_named(folder, tmp_path, capsys, settings, named):
+    """The text was another one than that of the exported model, without a word."""
+    model = export(folder / "run", tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    said = f"the model's generation settings name {named}, which transformers follows and these answers do not"
+    assert cli.main(["generate", str(model), "--prompt", PROMPT, "--tokens", "1"]) == 0
+    told = capsys.readouterr().err
+    assert said in told if named else "settings" not in told
+
+
 def test_an_answer_that_the_model_has_no_room_for_is_announced(folder, capsys):
     """It ended at the model's last position without a word."""
     assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "53"]) == 0
