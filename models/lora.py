@@ -124,7 +124,8 @@ def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str)
         "fan_in_fan_out": not any(isinstance(modules[name], nn.Linear) for name in targets),
         "task_type": task_type,
         "base_model_name_or_path": base,
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in heads}) or None,
+        # whole parts: PEFT adds `classifier` by itself, and would wrap what is named inside it twice
+        "modules_to_save": sorted(part.removesuffix(".") for part in model.checkpoint.fresh) or None,
     }
     adapter = None if options.weights == FRESH else _open(options)
     return replace(
