@@ -36,8 +36,22 @@ from thinwire.models.options import ALL_LINEAR, FRESH, LoraOptions
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_DROPPED = {"use_dora": False, "use_rslora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}}
-"""Fields of an adapter's configuration that must have these values, because they change what its matrices mean."""
+_PLAIN: Mapping[str, Sequence[Any]] = {
+    "use_dora": [False],
+    "use_rslora": [False],
+    "use_qalora": [False],
+    "use_bdlora": [None],
+    "kasa_config": [None],
+    "alora_invocation_tokens": [None],
+    "bias": ["none"],
+    "rank_pattern": [{}],
+    "alpha_pattern": [{}],
+    "init_lora_weights": [True, "gaussian", "eva", "orthogonal"],
+}
+"""Fields of an adapter's configuration, and the values that leave its matrices what they are and the model as it was.
+
+False and null are as the first. Other ways to begin, as pissa, take out of the model what they put into the matrices.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,11 +309,11 @@ def check_config(path: Path, options: LoraOptions) -> None:
     """Raise ModelError if the matrices of an adapter mean something else than those of the options."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: config.get(name, value) or value for name, value in _DROPPED.items()}
+        found = {name: config.get(name) or plain[0] for name, plain in _PLAIN.items()}
         rank, alpha = config["r"], config["lora_alpha"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{path} must be the configuration of an adapter, but it is damaged: {error!r}") from error
-    strange = [f"{name} {value}" for name, value in found.items() if value != _DROPPED[name]]
+    strange = [f"{name} {value}" for name, value in found.items() if value not in _PLAIN[name]]
     require(
         (not strange, f"an adapter to start from must be a plain LoRA, and {path} has {', '.join(strange)}"),
         (rank == options.rank, f"model.lora.rank must be {rank}, as in {path}, got {options.rank}"),

@@ -13,7 +13,7 @@ from support.family_cases import ALL, BATCH, LABELS, LENGTH, VOCABULARY, inputs,
 from support.pipelined import as_tuple, drawn
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights, stage_output_examples
-from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, is_adapter, merged_state
+from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, check_config, for_peft, is_adapter, merged_state
 from thinwire.models.model import blueprint, check_name
 from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.models.partition import partition
@@ -281,12 +281,38 @@ def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
     for said, lora in refusals.items():
         with pytest.raises(ModelError, match=re.escape(said)):
             check_weights(adapted(folder, "bert", weights=str(tmp_path / "adapter"), **lora))
-    config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text()) | {"use_dora": True}
+    config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text()) | {"init_lora_weights": "pissa"}
     (tmp_path / "adapter" / CONFIG_FILE).write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"must be a plain LoRA, and .*adapter_config.json has use_dora True"):
+    with pytest.raises(ModelError, match=r"must be a plain LoRA, and .*config.json has init_lora_weights pissa"):
         adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter"))
     with pytest.raises(ModelError, match=r"model.lora.weights must be fresh or a folder with adapter_model"):
         adapted(folder, "bert", weights=folder("bert"))
+
+
+PLAIN = [{}, *({"init_lora_weights": start} for start in (True, False, "gaussian", "eva", "orthogonal"))]
+NOT_PLAIN = [
+    *({"init_lora_weights": start} for start in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
+    *({field: True} for field in ("use_dora", "use_rslora", "use_qalora")),
+    *({field: {"any": 1}} for field in ("use_bdlora", "kasa_config", "rank_pattern", "alpha_pattern")),
+    *({"bias": "all"}, {"alora_invocation_tokens": [1, 2]}),
+]
+"""Fields of PEFT's configurations of adapters."""
+
+
+@pytest.mark.parametrize("fields", NOT_PLAIN, ids=str)
+def test_an_adapter_that_is_no_plain_lora_is_refused(tmp_path, fields):
+    """Those that begin as PiSSA change the model too; beside the model as it was, they made another one."""
+    path = tmp_path / CONFIG_FILE
+    path.write_text(json.dumps({"r": 3, "lora_alpha": 6} | fields))
+    [name] = fields
+    with pytest.raises(ModelError, match=re.escape(f"must be a plain LoRA, and {path} has {name} {fields[name]}")):
+        check_config(path, LoraOptions(rank=3))
+
+
+@pytest.mark.parametrize("fields", PLAIN, ids=str)
+def test_a_plain_lora_may_begin_in_several_ways(tmp_path, fields):
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"r": 3, "lora_alpha": 6} | fields))
+    check_config(tmp_path / CONFIG_FILE, LoraOptions(rank=3))
 
 
 MISTAKES = {
