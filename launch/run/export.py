@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -120,7 +121,8 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
     if (folder / "config.json").is_file():
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
-        change_config(folder, {"dtype": chosen, **({"tie_word_embeddings": True} if tied else {})})
+        ties = {"tie_word_embeddings": True} if tied else {}
+        change_config(folder, {"dtype": chosen, **ties, **_names_of_classes(run)})
     _save_weights(folder, rounded)
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
@@ -168,12 +170,21 @@ def _rounds(tensor: Tensor, dtype: str) -> bool:
     return tensor.is_floating_point() and torch.promote_types(tensor.dtype, wanted) != wanted
 
 
+def _names_of_classes(run: SavedRun) -> dict[str, Any]:
+    """The fields of a configuration that name classes: as the data do, else by number, not as the model before did."""
+    count, names = run.facts.num_labels, run.facts.classes
+    if count is None or "id2label" in run.recipe.model.config:
+        return {}
+    named = names if len(names) == count else [f"LABEL_{number}" for number in range(count)]
+    return {"id2label": dict(enumerate(named)), "label2id": {name: number for number, name in enumerate(named)}}
+
+
 _WITH_TRANSFORMERS = """from transformers import {auto}
 
 model = {auto}.from_pretrained(".")"""
 _WITH_PEFT = """from peft import {auto}
 
-model = {auto}.from_pretrained("."{labels})"""
+model = {auto}.from_pretrained("."{changes})"""
 _WITHOUT = """from safetensors.torch import load_file
 {makes}
 model.load_state_dict(load_file("model.safetensors"))"""
@@ -184,8 +195,8 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = AUTO_CLASSES[run.recipe.data.task]
     if run.recipe.model.lora.rank is not None:
-        labels = "" if num_labels is None else f", num_labels={num_labels}"
-        loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), labels=labels)
+        changes = "".join(f", {name}={value!r}" for name, value in _names_of_classes(run).items())
+        loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), changes=changes)
     elif by_transformers:
         loads = _WITH_TRANSFORMERS.format(auto=auto)
     else:

@@ -10,7 +10,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from support.data_files import random_pixels, write_images
+from support.data_files import random_pixels, write_images, write_reviews
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
@@ -227,6 +227,39 @@ def test_neither_the_data_nor_the_first_model_is_read_again(pretrained, folder, 
     (tmp_path / "work/text").unlink()
     exported = export(run, tmp_path / "export")
     assert loaded_as_its_readme_says(exported).generation_config.eos_token_id == GENERATION["eos_token_id"]
+
+
+REVIEWS = """
+model: {name: sentiment, weights: pretrained}
+data: {name: reviews.parquet, kind: pairs, block_size: 16, held_out: 0.25}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+training: {steps: 0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "expected"),
+    [
+        (("ham", "spam"), {}, ["ham", "spam"]),
+        ((), {}, ["LABEL_0", "LABEL_1"]),
+        ((), {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}, ["no", "yes"]),
+    ],
+)
+def test_classes_have_the_names_of_the_data(tmp_path, monkeypatch, hub_cache, names, given, expected):
+    """Classes had the names of the pretrained model where it had as many, whatever the data called them."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    before = {"id2label": {0: "POSITIVE", 1: "NEGATIVE"}, "label2id": {"POSITIVE": 0, "NEGATIVE": 1}}
+    config = BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16, **before)
+    BertForSequenceClassification(config).save_pretrained("sentiment")
+    write_reviews(tmp_path / "reviews.parquet", names)
+    (tmp_path / "reviews.yaml").write_text(REVIEWS)
+    run = simulate("reviews.yaml", tmp_path / "run", "--model.config", json.dumps(given))
+    config = loaded_as_its_readme_says(export(run, tmp_path / "export")).config
+    assert config.id2label == dict(enumerate(expected))
+    assert config.label2id == {name: number for number, name in enumerate(expected)}
 
 
 @pytest.mark.parametrize("name", OWN_MODELS)

@@ -7,9 +7,16 @@ from contextlib import chdir
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from support.commands import THINWIRE, completed
+from support.data_files import write_reviews
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
 from support.run_files import losses, metrics, summary, weights_of
 from thinwire.launch import cli
@@ -152,6 +159,25 @@ def test_it_is_exported_for_peft_and_merged_for_transformers(folder, tmp_path, c
     scores = [evaluated(place, tmp_path / "elsewhere", capsys) for place in (adapter, tmp_path / "merged")]
     for score in scores:
         assert score["off"]["loss"] == pytest.approx(summary(folder / "trained")["held_out"]["off"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("names", "expected"), [(("ham", "spam"), ["ham", "spam"]), ((), ["LABEL_0", "LABEL_1"])])
+def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monkeypatch, hub_cache, names, expected):
+    """The head is a part of the adapter, and its classes are those of the data, not those of the model beside it."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    before = {"id2label": {0: "POSITIVE", 1: "NEGATIVE"}, "label2id": {"POSITIVE": 0, "NEGATIVE": 1}}
+    config = RobertaConfig(**sizes, intermediate_size=24, max_position_embeddings=32, **before)
+    RobertaForSequenceClassification(config).save_pretrained("tiny")
+    write_reviews(tmp_path / "text.parquet", names)
+    (tmp_path / "lora.yaml").write_text(RECIPE)
+    run = simulate("lora.yaml", tmp_path / "run", "--data.name", "text.parquet", "--data.kind", "pairs")
+    adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "merged"), "--merged"]) == 0
+    merged = loaded_as_its_readme_says(tmp_path / "merged")
+    ids = torch.arange(40, 56)[None]
+    torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)
+    assert adapter.config.id2label == merged.config.id2label == dict(enumerate(expected))
 
 
 @pytest.mark.parametrize("source", ["a run", "an export"])

@@ -78,3 +78,13 @@ def write_images(path, pixels, labels, names=("cat", "dog")):
     rows = {"img": [{"bytes": png(image), "path": None} for image in pixels], "label": list(labels)}
     Dataset.from_dict(rows, features=features).to_parquet(str(path))
     return path
+
+
+def write_reviews(path, names=()):
+    """Write a parquet file of 20 sentences with labels 0 and 1, of classes with names if there are any."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"sentence": Value("string"), "label": ClassLabel(names=[*names]) if names else Value("int64")})
+    rows = {"sentence": [f"the cat sat {number}" for number in range(20)], "label": [0, 1] * 10}
+    Dataset.from_dict(rows, features=features).to_parquet(str(path))
+    return path
