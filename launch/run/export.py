@@ -140,9 +140,16 @@ def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     save_file(for_peft(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     follow_umask(folder / WEIGHTS_FILE)
     base = Path(json.loads((folder / CONFIG_FILE).read_text())["base_model_name_or_path"])
-    if not base.is_dir() or (base / "config.json").is_file():
-        return []
-    return [f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"]
+    notes = []
+    if base.is_dir() and not (base / "config.json").is_file():
+        notes.append(
+            f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"
+        )
+    if changed := run.recipe.model.config:
+        notes.append(
+            f"PEFT knows nothing of model.config: load the adapter with {', '.join(changed)} as README.md does"
+        )
+    return notes
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -195,7 +202,9 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = AUTO_CLASSES[run.recipe.data.task]
     if run.recipe.model.lora.rank is not None:
-        changes = "".join(f", {name}={value!r}" for name, value in _names_of_classes(run).items())
+        given = run.recipe.model.config
+        fields = ({"text_config": given} if given and run.facts.inside else given) | _names_of_classes(run)
+        changes = "".join(f", {name}={value!r}" for name, value in fields.items())
         loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), changes=changes)
     elif by_transformers:
         loads = _WITH_TRANSFORMERS.format(auto=auto)

@@ -48,6 +48,8 @@ class ModelFacts:
     """The names of the classes, by number; empty if the data name none."""
     trained: Sequence[str] = ()
     """The full names of what trains beside a frozen model; empty without an adapter."""
+    inside: str = ""
+    """The type of the model of text and images whose text model it is; empty for others."""
 
 
 def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
@@ -94,6 +96,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
         dtype=blueprint.dtype,
         classes=prepared.data.classes,
         trained=blueprint.trained,
+        inside=blueprint.inside,
     )
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:

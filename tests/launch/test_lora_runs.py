@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
     RobertaConfig,
@@ -178,6 +180,36 @@ def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monk
     ids = torch.arange(40, 56)[None]
     torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)
     assert adapter.config.id2label == merged.config.id2label == dict(enumerate(expected))
+
+
+_SIZES = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32}
+_LINEAR = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_EYE = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 16}
+CHANGED = {
+    "llama": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, "pad_token_id": 3},
+    "qwen3_5": {"rms_norm_eps": 0.5},
+}
+"""What recipes change, of a text model and of one inside a model of text and images."""
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGED if name in CONFIG_MAPPING])
+def test_an_adapter_is_loaded_beside_the_model_that_the_recipe_changed(folder, tmp_path, capsys, name):
+    """PEFT took the model as its folder has it, and nothing said so."""
+    base = "tiny"
+    if name != "llama":
+        base = str(tmp_path / "whole")
+        config = CONFIG_MAPPING[name](text_config={**_SIZES, **_HEADS, **_LINEAR}, vision_config=_EYE)
+        AutoModelForImageTextToText.from_config(config).save_pretrained(base)
+    options = ["--model.name", base, "--model.config", json.dumps(CHANGED[name])]
+    run = simulate("lora.yaml", tmp_path / "run", *options)
+    capsys.readouterr()
+    adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))
+    assert f"load the adapter with {', '.join(CHANGED[name])} as README.md does" in capsys.readouterr().out
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "merged"), "--merged"]) == 0
+    merged, ids = loaded_as_its_readme_says(tmp_path / "merged"), torch.arange(40, 56)[None]
+    torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)
+    assert {field: getattr(adapter.config, field) for field in CHANGED[name]} == CHANGED[name]
 
 
 @pytest.mark.parametrize("source", ["a run", "an export"])
