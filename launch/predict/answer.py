@@ -23,7 +23,9 @@ from thinwire.launch.timing.workload import Workload, label
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
-_OF_WORKLOAD = ("name", "num_stages", "num_microbatches", "microbatch_size", "steps", "forward", "backward")
+_OF_WORKLOAD = (
+    *("name", "num_stages", "num_microbatches", "microbatch_size", "accumulation", "steps", "forward", "backward"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,9 @@ class Answer:
         """What is predicted, in a sentence."""
         workload = self.workload
         spent = zip(workload.forward, workload.backward, strict=True)
+        passes = f"{workload.accumulation} passes of " * (workload.accumulation > 1)
         return (
-            f"{workload.name}: {workload.num_stages} stages, {workload.num_microbatches} micro-batches of "
+            f"{workload.name}: {workload.num_stages} stages, {passes}{workload.num_microbatches} micro-batches of "
             f"{workload.microbatch_size}; forward+backward ms a stage: "
             f"{', '.join(f'{1e3 * forth:.3g}+{1e3 * back:.3g}' for forth, back in spent)}"
         )

@@ -52,6 +52,7 @@ def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tup
         forward=(forward,) * count,
         backward=(backward,) * count,
         boundaries=tuple(prepared.outputs[:-1]),
+        accumulation=recipe.pipeline.accumulation,
         layers=len(prepared.blueprint.layers),
         steps=prepared.recipe.training.steps,
     )

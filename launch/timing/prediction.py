@@ -32,7 +32,7 @@ class Prediction:
     bandwidth: float
     """Bits a second."""
     seconds: float
-    """One step, fill and drain included."""
+    """One step, fill and drain of its passes included."""
     samples_per_second: float
     speedup: float
     """Speed over that of the same schedule and network without compression."""
@@ -59,10 +59,10 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
 def step(
     workload: Workload, schedule: str, compression: CompressionOptions, network: Network
 ) -> tuple[Course, ExchangeTime | None, float]:
-    """Simulate one optimizer step: its pass, the exchange between replicas, and the seconds of both together."""
+    """Simulate one optimizer step: one of its passes, the exchange between replicas, and the seconds of the step."""
     course = run(workload, schedule, compression, network)
     exchange = None if workload.replicas is None else time_exchange(workload.replicas, course, network)
-    return course, exchange, course.seconds + (exchange.adds if exchange else 0.0)
+    return course, exchange, workload.accumulation * course.seconds + (exchange.adds if exchange else 0.0)
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
@@ -79,7 +79,7 @@ def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
     """The prediction of `predict` for each of several codecs."""
-    nothing = workload.exchanging(UNCOMPRESSED)
+    nothing, passes = workload.exchanging(UNCOMPRESSED), workload.accumulation
     uncompressed = limit(nothing, schedule, NO_COMPRESSION, network)
     unthrottled = limit(nothing, schedule, NO_COMPRESSION, Network())
     predictions = []
@@ -95,9 +95,9 @@ def predict_each(
                 speedup=uncompressed / seconds,
                 of_unthrottled=unthrottled / seconds,
                 in_flight=max(course.table.held) / SCHEDULES[schedule].stages_per_process,
-                busy=tuple(course.busy.tolist()),
-                wait=tuple(course.wait.tolist()),
-                bubble=tuple(course.bubble.tolist()),
+                busy=tuple((passes * course.busy).tolist()),
+                wait=tuple((passes * course.wait).tolist()),
+                bubble=tuple((passes * course.bubble).tolist()),
             )
         )
     return predictions

@@ -36,7 +36,7 @@ FREE = CodecCost(0.0, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One pass of a pipeline in an optimizer step."""
+    """An optimizer step of a pipeline: one or several passes alike."""
 
     name: str
     num_microbatches: int
@@ -51,6 +51,8 @@ class Workload:
     costs: Mapping[tuple[ChannelName, str], CodecCost] = field(default_factory=dict)
     """The cost of a codec, by channel and expression; other codecs are free."""
 
+    accumulation: int = 1
+    """Passes of a step, one after the other."""
     replicas: ReplicaWork | None = None
     """What replicas of the pipeline exchange; None for one pipeline."""
     layers: int | None = None
@@ -66,7 +68,8 @@ class Workload:
     @property
     def samples(self) -> int:
         """Samples of a step, of all replicas."""
-        return (self.replicas.count if self.replicas else 1) * self.num_microbatches * self.microbatch_size
+        one_pass = self.num_microbatches * self.microbatch_size
+        return (self.replicas.count if self.replicas else 1) * self.accumulation * one_pass
 
     def exchanging(self, gradients: str) -> Workload:
         """The same work with another codec of the gradients between replicas, if there are replicas."""

@@ -107,6 +107,25 @@ def test_the_duration_of_a_recipe_in_epochs_is_told(capsys):
     assert f"; 34 steps take {duration_text(34 * found['best']['seconds'])}" in shown
 
 
+def test_a_step_of_several_passes_takes_as_many_times_as_long(capsys):
+    """The seconds of a pass were told as those of a step, so a run of four passes a step seemed four times as short."""
+
+    def said(accumulation):
+        few = ["--bandwidth", "10mbit", "--codec", "none", "--training.steps", "100"]
+        found = predicted(capsys, *GIVEN, *few, "--pipeline.accumulation", accumulation)
+        return found, found["predictions"][0]
+
+    (_, one), (found, four) = said("1"), said("4")
+    assert found["workload"]["accumulation"] == 4
+    assert four["seconds"] == pytest.approx(4 * one["seconds"])
+    assert four["samples_per_second"] == pytest.approx(one["samples_per_second"])
+    assert four["speedup"] == one["speedup"] and four["of_unthrottled"] == pytest.approx(one["of_unthrottled"])
+    for stage in range(4):
+        assert four["busy"][stage] + four["wait"][stage] + four["bubble"][stage] == pytest.approx(four["seconds"])
+    shown = dict(zip(found["tables"][0]["columns"], found["tables"][0]["rows"][0], strict=True))
+    assert shown["s a step"] == four["seconds"] and shown["100 steps"] == duration_text(100 * four["seconds"])
+
+
 def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
     """The best one needed eight stages of a model with six layers. Of the others, the options to type are told."""
 
