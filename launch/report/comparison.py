@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from thinwire.errors.words import listed
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles, training_bytes
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
@@ -43,7 +44,7 @@ class Comparison:
     tables: Sequence[Table]
     charts: Sequence[Chart]
     warning: str
-    """A sentence that names the other differences, if the runs differ in more than compression and seed; else empty."""
+    """Why the runs differ by more than the cost of compression, in sentences; empty if nothing else is known."""
 
 
 def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | None:
@@ -80,7 +81,7 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[
         *([_predicted(runs, names, predicted, busy)] if links else []),
         *([Table("What differs between the recipes", ["field", *names], recipes)] if differing else []),
     ]
-    return Comparison(tables, _charts(runs, names, predicted), " ".join(_warnings(differing, busy)))
+    return Comparison(tables, _charts(runs, names, predicted), " ".join(_warnings(runs, names, differing, busy)))
 
 
 def busyness(runs: Sequence[RunFiles]) -> list[float]:
@@ -117,7 +118,9 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _warnings(differing: Mapping[str, Sequence[Any]], busy: Sequence[float]) -> Iterator[str]:
+def _warnings(
+    runs: Sequence[RunFiles], names: Sequence[str], differing: Mapping[str, Sequence[Any]], busy: Sequence[float]
+) -> Iterator[str]:
     others = [
         name for name in differing if not name.startswith(COMPRESSION) and not is_among(name, (*WITHOUT_EFFECT, SEED))
     ]
@@ -125,6 +128,18 @@ def _warnings(differing: Mapping[str, Sequence[Any]], busy: Sequence[float]) -> 
         yield (
             f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
             "their losses is not the cost of compression alone."
+        )
+    done = [run.summary["steps"] for run in runs]
+    if unfinished := [
+        f"{name} has done {steps:,} of {run.summary['planned_steps']:,} steps"
+        for name, run, steps in zip(names, runs, done, strict=True)
+        if not run.is_finished
+    ]:
+        yield f"Not all runs are finished: {listed(unfinished)}. So their losses do not show the cost of compression."
+    elif min(done) < max(done):
+        yield (
+            f"These runs have done different numbers of steps, from {min(done):,} to {max(done):,}. So the difference "
+            "between their losses is not the cost of compression alone."
         )
     if max(busy) > BUSY:
         yield (
@@ -161,30 +176,35 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
 
 
 def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table | None:
-    """Mean and spread of runs whose recipes differ only in the seed; None if there are no two such runs."""
+    """Mean and spread of finished runs whose recipes differ only in the seed; None if there are no two such runs."""
+    finished = [(name, run) for name, run in zip(names, runs, strict=True) if run.is_finished]
+    kinds = [_alike(run) for _, run in finished]
+    if len(set(kinds)) == len(kinds):
+        return None
     from pandas import DataFrame  # takes half a second
 
-    scores = DataFrame({mode: [run.score(mode) for run in runs] for mode in MODES}, dtype=float)
-    kinds = [_alike(run) for run in runs]
+    scores = DataFrame({mode: [run.score(mode) for _, run in finished] for mode in MODES}, dtype=float)
     groups = scores.groupby(kinds, sort=False)
-    if groups.size().max() < 2:
-        return None
     means, spreads = groups.mean(), groups.std()
-    apart = means - means.loc[_alike(baseline)] if baseline is not None else means[[]]
+    base = baseline and _alike(baseline)
+    apart = means - means.loc[base] if base in means.index else means[[]]
     columns = ["runs", "activations/gradients", "seeds"]
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
     columns += [f"loss {mode}, difference of means" for mode in apart]
     rows: list[list[Value]] = [
         [
-            ", ".join(names[index] for index in group),
-            runs[group[0]].codecs,
+            ", ".join(finished[index][0] for index in group),
+            finished[group[0]][1].codecs,
             len(group),
             *(rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
             *(rounded(apart.at[kind, mode], 4) for mode in apart),
         ]
         for kind, group in groups.groups.items()
     ]
-    note = "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation."
+    note = (
+        "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation. Runs "
+        "that are not finished are left out."
+    )
     return Table("Over seeds", columns, rows, note)
 
 

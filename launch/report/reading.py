@@ -80,6 +80,11 @@ class RunFiles:
         """Whether no channel compressed anything."""
         return all(row["codec"] == "none" for row in self.summary["channels"])
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end; one that trains still, or was killed, has not."""
+        return not self.summary.get("running")
+
     def bits(self, channel: str) -> float | None:
         """Bits for each element on the wire, over all boundaries; None if nothing crossed."""
         rows = self._rows(channel)

@@ -144,6 +144,31 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     assert found.warning == "" and found.tables[1].title == "Over seeds"
 
 
+def still_training(run, steps):
+    """The run, when it had done so many of its steps."""
+    summary = {**run.summary, "steps": steps, "planned_steps": STEPS, "running": True}
+    return replace(run, summary=summary, steps=run.steps[:steps])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_finished_is_told_and_counts_in_no_mean(tmp_path):
+    """Its loss at step 2 was compared with that of a finished run, and averaged with those of other seeds."""
+    none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
+    told = "Not all runs are finished: four has done 2 of 4 steps. So their losses do not show the cost of compression."
+    assert told in compare([none, still_training(four, 2)], none, {}).warning
+    stopped = replace(four, summary={**four.summary, "steps": 3})
+    assert "different numbers of steps, from 3 to 4." in compare([none, stopped], none, {}).warning
+    seeds = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
+    seeds[2] = still_training(seeds[2], 2)
+    for baseline in (seeds[0], seeds[2]):
+        [means] = columns(compare(seeds, baseline, {}).tables[1])
+        assert (means["runs"], means["seeds"], means["loss on, mean"]) == ("none-0, none-1", 2, 3.5)
+        assert means["loss on, difference of means"] == 0
+    assert [table.title for table in compare(seeds[1:], None, {}).tables][1:] == ["What differs between the recipes"]
+    left = [still_training(run, 2) for run in seeds]
+    assert "difference of means" not in str([table.columns for table in compare(left, left[0], {}).tables])
+
+
 @pytest.mark.slow
 def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_path):
     """A codec was predicted to be 2.6 times slower than none, because other work ran beside it."""
