@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -113,7 +114,8 @@ class RunFiles:
         Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
         """
         seen = [float(step["bytes"]) for step in self.steps]
-        counted = math.fsum(seen[: self.summary["steps"]])  # a killed run may have logged steps after its last summary
+        done = bisect(self.progress_in_steps, self.summary["steps"]) - 1
+        counted = math.fsum(seen[:done])  # a killed run may have logged steps after its last summary
         scale = training_bytes(self.summary["channels"]) / max(1.0, counted) / 1e6
         return [*accumulate((scale * count for count in seen), initial=0.0)]
 
@@ -124,9 +126,13 @@ class RunFiles:
 
     def held_out_losses(self, mode: str, progress: Sequence[float] | None = None) -> Points:
         """Points (progress at an evaluation, its held-out loss); progress is in steps by default."""
-        places = progress or self.progress_in_steps
+        from numpy import interp  # takes a tenth of a second
+
         scored = [line for line in self.evaluations if mode in line]
-        return [(places[min(line["step"], len(places) - 1)], with_nan(line[mode]["loss"])) for line in scored]
+        # a replica that was lost and came back has no lines of the steps between, and may evaluate there
+        done = self.progress_in_steps
+        places = interp([line["step"] for line in scored], done, progress or done)
+        return [(float(at), with_nan(line[mode]["loss"])) for at, line in zip(places, scored, strict=True)]
 
     def _rows(self, channel: str) -> list[Mapping[str, Any]]:
         return [row for row in self.summary["channels"] if row["channel"] == channel]

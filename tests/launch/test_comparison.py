@@ -199,6 +199,19 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     ]
 
 
+def test_an_evaluation_is_placed_by_its_step_where_the_log_lacks_steps(tmp_path):
+    """It was taken for the place in the log: of a replica that came back, evaluations were drawn at the end."""
+    run = made(tmp_path, "lost")
+    lines = [{"step": n, "loss": 5.0, "seconds": 1.0, "samples": 8, "bytes": 100} for n in (0, 1, 10, 11, 12, 13)]
+    scored = [{"step": step, "on": {"loss": 3.5}} for step in (8, 12)]
+    run = replace(run, steps=lines, evaluations=scored, summary=run.summary | {"steps": 12})
+    assert run.held_out_losses("on") == [(8, 3.5), (12, 3.5)]
+    between, after = run.held_out_losses("on", run.progress_in_seconds)
+    assert 2 < between[0] < 3 and after == (4, 3.5)
+    total = 2 * FRAMES * NBYTES["none"] / 1e6
+    assert run.progress_in_megabytes[4] == pytest.approx(total), "two steps came after the summary"
+
+
 def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
     """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
 
