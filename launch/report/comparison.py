@@ -183,28 +183,34 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         return None
     from pandas import DataFrame  # takes half a second
 
+    diverged = [run.has_diverged for _, run in finished]
     scores = DataFrame({mode: [run.score(mode) for _, run in finished] for mode in MODES}, dtype=float)
+    scores[diverged] = math.nan  # all numbers of a row are of the same seeds
     groups = scores.groupby(kinds, sort=False)
     means, spreads = groups.mean(), groups.std()
     base = baseline and _alike(baseline)
     apart = means - means.loc[base] if base in means.index else means[[]]
-    columns = ["runs", "activations/gradients", "seeds"]
+    columns = ["runs", "activations/gradients", "seeds", *(["diverged"] if any(diverged) else [])]
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
     columns += [f"loss {mode}, difference of means" for mode in apart]
     rows: list[list[Value]] = [
         [
             ", ".join(finished[index][0] for index in group),
             finished[group[0]][1].codecs,
-            len(group),
+            len(group) - lost,
+            *([lost] if any(diverged) else []),
             *(rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
             *(rounded(apart.at[kind, mode], 4) for mode in apart),
         ]
         for kind, group in groups.groups.items()
+        for lost in [sum(diverged[index] for index in group)]
     ]
     note = (
         "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation. Runs "
         "that are not finished are left out."
     )
+    if any(diverged):
+        note += " Seeds are those in the means: runs with a held-out loss that is no number have diverged."
     return Table("Over seeds", columns, rows, note)
 
 

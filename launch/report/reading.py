@@ -86,6 +86,11 @@ class RunFiles:
         """Whether the run has come to its end; one that trains still, or was killed, has not."""
         return not self.summary.get("running")
 
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a loss of the last evaluation was NaN or infinite."""
+        return any(score["loss"] is None for score in self.summary["held_out"].values())
+
     def bits(self, channel: str) -> float | None:
         """Bits for each element on the wire, over all boundaries; None if nothing crossed."""
         rows = self._rows(channel)

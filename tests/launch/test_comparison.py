@@ -144,6 +144,22 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     assert found.warning == "" and found.tables[1].title == "Over seeds"
 
 
+@pytest.mark.slow
+def test_seeds_that_diverged_are_counted_apart(tmp_path):
+    """A mean of two losses was said to be one of three seeds."""
+    nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
+    fours = [made(tmp_path, f"four-{seed}", on=4.0 + seed, seed=seed, codec="q(4)") for seed in range(3)]
+    fours.append(made(tmp_path, "four-3", on=None, off=9.0, seed=3, codec="q(4)"))
+    found = compare([*nones, *fours], nones[0], {}).tables[1]
+    none, four = columns(found)
+    assert (none["seeds"], none["diverged"]) == (2, 0) and (four["seeds"], four["diverged"]) == (3, 1)
+    assert (four["loss on, mean"], four["loss off, mean"]) == (5.0, 3.0), "both are of the same seeds"
+    assert found.note.endswith("no number have diverged.")
+    assert "diverged" not in compare(nones, nones[0], {}).tables[1].columns
+    [lost] = columns(compare([replace(run, summary=fours[-1].summary) for run in nones], None, {}).tables[1])
+    assert (lost["seeds"], lost["diverged"], lost["loss on, mean"], lost["loss on, std"]) == (0, 2, None, None)
+
+
 def still_training(run, steps):
     """The run, when it had done so many of its steps."""
     summary = {**run.summary, "steps": steps, "planned_steps": STEPS, "running": True}
