@@ -14,6 +14,7 @@ from thinwire.errors.words import listed
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles, training_bytes
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
+from thinwire.launch.run.tables import metered_steps, since
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
@@ -88,7 +89,7 @@ def busyness(runs: Sequence[RunFiles]) -> list[float]:
     """How many times as long compute took in each run as in the fastest of those that differ in compression alone."""
     kinds = [_alike(run, COMPRESSION) for run in runs]
     spent = [math.fsum(stage["seconds"]["compute"] for stage in run.summary["stages"]) for run in runs]
-    spent = [seconds / max(1, run.summary["steps"]) for seconds, run in zip(spent, runs, strict=True)]
+    spent = [seconds / max(1, metered_steps(run.summary)) for seconds, run in zip(spent, runs, strict=True)]
     least = {kind: min(one for one, its in zip(spent, kinds, strict=True) if its == kind) for kind in kinds}
     return [one / least[kind] if least[kind] else 1.0 for one, kind in zip(spent, kinds, strict=True)]
 
@@ -172,6 +173,9 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
         note = "All of these runs are compressed: name one with --baseline to see differences."
     else:
         note = f"Differences are to {names[runs.index(baseline)]}. On: the evaluation compressed too. Off: it did not."
+    for name, run in zip(names, runs, strict=True):
+        if counted := since(run.summary):
+            note += f" Bytes of {name} are those{counted}."
     return Table("What compression cost", columns, rows, note)
 
 

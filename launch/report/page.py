@@ -70,7 +70,7 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The few numbers to see first: (name, value)."""
     summary = run.summary
-    replicas = summary.get("replicas", [])
+    replicas, since = summary.get("replicas", []), tables.since(summary)
     return [
         *(
             (f"held-out loss, compression {mode}", tables.score_text(score["loss"]))
@@ -78,9 +78,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ),
         ("samples a second", f"{run.speed:,.1f}"),
         ("fewer bytes in training", f"{run.ratio:.2f}x"),
-        ("sent in training", size_text(training_bytes(summary["channels"]), digits=1)),
-        *([("sent between replicas", size_text(training_bytes(replicas), digits=1))] if replicas else []),
-        ("sent in all, with evaluations", size_text(summary["bytes_sent"], digits=1)),
+        (f"sent in training{since}", size_text(training_bytes(summary["channels"]), digits=1)),
+        *([(f"sent between replicas{since}", size_text(training_bytes(replicas), digits=1))] if replicas else []),
+        (f"sent in all, with evaluations{since}", size_text(summary["bytes_sent"], digits=1)),
         (
             "steps, and time of the whole run",
             f"{tables.steps_of(summary)} in {duration_text(summary['seconds'])}",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -119,9 +118,10 @@ class RunFiles:
         Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
         """
         seen = [float(step["bytes"]) for step in self.steps]
-        done = bisect(self.progress_in_steps, self.summary["steps"]) - 1
-        counted = math.fsum(seen[:done])  # a killed run may have logged steps after its last summary
-        scale = training_bytes(self.summary["channels"]) / max(1.0, counted) / 1e6
+        # a killed run may have logged steps after its last summary
+        metered = range(self.summary.get("metered_from", 0), self.summary["steps"])
+        counted = math.fsum(count for step, count in zip(self.steps, seen, strict=True) if step["step"] in metered)
+        scale = (training_bytes(self.summary["channels"]) / counted if counted else 1.0) / 1e6
         return [*accumulate((scale * count for count in seen), initial=0.0)]
 
     def losses(self, progress: Sequence[float] | None = None) -> Points:

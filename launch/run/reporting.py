@@ -62,6 +62,7 @@ class Reporting:
         best: the best held-out score, what it is of, its step, and how many evaluations later ones were not better; in
             all processes. A run that goes on with another score has none yet, nor has one that has saved others since:
             it trains those steps again, maybe in another way.
+        metered_from: the first step that the meters count.
         note: a sentence if the weights of the best score are not there; else None.
         is_better: whether the last evaluation was the best, until its weights are saved.
     """
@@ -72,7 +73,7 @@ class Reporting:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.trainer.placement
         self._generator = assembly.generator
         self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
-        self._run = resumption.runs[0]
+        self._run, self.metered_from = resumption.runs[0], resumption.metered_from
         with resumption.reading():
             self.times = Times(resumption.saved.get("seconds", {}))
             evaluated = resumption.saved.get("evaluated")
@@ -291,6 +292,7 @@ class Reporting:
             self._recipe,
             stages,
             done=done,
+            metered_from=self.metered_from,
             codec_of=codecs_in_words(self._recipe, self._trainer.stages[0].wire.compression),
             times=self.times,
             timed=f"replica {here.start}" if len(here) < self._recipe.replicas.count else "all",

@@ -84,6 +84,7 @@ class Resumption:
         saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
         runs: the ids of the run's folders on all hosts.
         same_parts: whether that checkpoint is of the same cut and processes.
+        metered_from: the first step that the meters count; they start at 0 where the cut changes.
         notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
     """
 
@@ -113,11 +114,14 @@ class Resumption:
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
         self.saved: Mapping[str, Any] = {}
+        self.metered_from = self.first
         if self._manifest is not None:
             part = parts[0] if self.same_parts else self._manifest.model_parts[0]
             saved = SavedStage(self.checkpoints.folder, self.first, part)
             with self.reading():
                 self.saved = dict(saved.values["run"])
+                if self.same_parts:
+                    self.metered_from = int(self.saved.get("metered_from", 0))
 
     def reading(self) -> AbstractContextManager[None]:
         """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""

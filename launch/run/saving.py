@@ -152,6 +152,7 @@ class Saves:
             **self._choosing.state_dict(),
             "evaluated": self._reporting.evaluated,
             "unfinished": self._reporting.unfinished,
+            "metered_from": self._reporting.metered_from,
             "look": self._reporting.look,
             "best": self._reporting.best,
             "loss_scale": self._trainer.update.scale.state_dict(),

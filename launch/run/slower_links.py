@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.tables import metered_steps
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host
@@ -89,7 +90,7 @@ def _is_measured(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
     return (
         1 < processes == processes_of_host()
         and recipe.replicas.count == 1
-        and summary["steps"] >= FEWEST_STEPS
+        and metered_steps(summary) >= FEWEST_STEPS
         and any(channel["codec"] != "none" for channel in summary["channels"])
     )
 
@@ -113,7 +114,7 @@ def step_seconds(
         compressed: whether the codecs of the run compress the tensors; without them, codecs take no time.
         busy: how many times as long compute and codecs took in the run as they shall here.
     """
-    passes = max(1, summary["steps"]) * pipeline.accumulation
+    passes = max(1, metered_steps(summary)) * pipeline.accumulation
     microbatches = passes * pipeline.num_microbatches
     compute = [stage["seconds"]["compute"] / microbatches / busy for stage in summary["stages"]]
     numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches

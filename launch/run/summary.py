@@ -103,6 +103,7 @@ def summarize(
     stages: Sequence[Mapping[str, Any]],
     *,
     done: int,
+    metered_from: int,
     codec_of: Callable[[int, ChannelName], str],
     times: Times,
     timed: str,
@@ -119,6 +120,7 @@ def summarize(
         recipe: the recipe of the run.
         stages: the reports of all stages, in order, each with that of its exchange.
         done: the number of steps done.
+        metered_from: the first step that the reports of the stages count.
         codec_of: (boundary, channel) -> the expression of its codec.
         times: the seconds of the run so far.
         timed: whose seconds and memory these are: all, or a replica with processes of its own.
@@ -136,6 +138,7 @@ def summarize(
         "name": recipe.name,
         "folder": str(recipe.folder),
         "steps": done,
+        "metered_from": metered_from,
         "running": True,
         "smoke": recipe.debug.smoke,
         "planned_steps": recipe.training.steps,

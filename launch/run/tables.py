@@ -40,6 +40,18 @@ def steps_of(summary: Summary) -> str:
     return f"{summary['steps']:,}{planned}"
 
 
+def metered_steps(summary: Summary) -> int:
+    """The steps that the bytes, and the seconds of stages, are of: those with the last cut."""
+    steps: int = summary["steps"] - summary.get("metered_from", 0)
+    return steps
+
+
+def since(summary: Summary) -> str:
+    """Since when bytes and seconds of stages are counted, if not since the start."""
+    first = summary.get("metered_from", 0)
+    return f" since step {first:,}, where the cut changed" if first else ""
+
+
 def channels(summary: Summary) -> Table:
     """The bytes of each channel."""
     columns = ["boundary", "channel", "codec", "MB sent", "of", "ratio", "bits", "% in full"]
@@ -57,7 +69,7 @@ def channels(summary: Summary) -> Table:
         "Frames of training with their headers, and the bytes of the tensors in them. bits: of an element. in full: "
         "rows sent uncompressed, such as in warm-up."
     )
-    return Table("bytes sent while training", columns, rows, note)
+    return Table(f"bytes sent while training{since(summary)}", columns, rows, note)
 
 
 def route(channel: Mapping[str, Any]) -> str:
@@ -82,7 +94,7 @@ def replicas(summary: Summary) -> Table | None:
         "statistics": "running statistics, uncompressed, to all",
     }
     rows = [[row["stage"], ways[row["channel"]], *_sizes(row)] for row in found]
-    title = f"gradients of weights sent between replicas, {found[0]['codec']}"
+    title = f"gradients of weights sent between replicas{since(summary)}, {found[0]['codec']}"
     return Table(title, ["stage", "way", "MB sent", "of", "ratio", "bits"], rows, "Bytes of all replicas.")
 
 
@@ -104,7 +116,7 @@ def exchange(summary: Summary) -> Table | None:
         "adding up gradients."
     )
     columns = ["stage", "exchange", *(["hidden"] * known), "codecs", "replica", "wire", "other"]
-    return Table(f"the exchange between replicas{_whose(summary)}{hid}", columns, rows, note)
+    return Table(f"the exchange between replicas{_whose(summary)}{since(summary)}{hid}", columns, rows, note)
 
 
 def stages(summary: Summary) -> Table:
@@ -122,7 +134,8 @@ def stages(summary: Summary) -> Table:
         "cause is not known, and the work of other stages in the same process. Memory is that of the process."
     )
     columns = ["stage", "compute", "codecs", "neighbour", "wire", "other", "MB", *(["MB on GPU"] * on_gpus)]
-    title = f"where the {duration_text(total)} of training steps{_whose(summary)} went, and peak memory"
+    counted = since(summary) and f"; all but other is counted{since(summary)}"
+    title = f"where the {duration_text(total)} of training steps{_whose(summary)} went, and peak memory{counted}"
     return Table(title, columns, rows, note)
 
 

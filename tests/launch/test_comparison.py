@@ -228,6 +228,22 @@ def test_an_evaluation_is_placed_by_its_step_where_the_log_lacks_steps(tmp_path)
     assert run.progress_in_megabytes[4] == pytest.approx(total), "two steps came after the summary"
 
 
+@pytest.mark.slow
+def test_what_was_metered_with_the_last_cut_is_divided_by_its_steps(tmp_path):
+    """It was divided by all steps, so a run whose cut changed seemed faster, and to have sent less."""
+    whole, cut = made(tmp_path, "whole"), made(tmp_path, "cut", codec="q(4)")
+    late = [step | {"step": step["step"] + 12} for step in cut.steps]
+    early = [late[0] | {"step": n} for n in range(12)]
+    cut = replace(cut, steps=[*early, *late], summary=cut.summary | {"steps": 12 + STEPS, "metered_from": 12})
+    total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
+    assert cut.progress_in_megabytes[-1] == pytest.approx(total * (12 + STEPS) / STEPS)
+    pipeline = PipelineOptions(**cut.fields["pipeline"])
+    assert step_seconds(pipeline, cut.summary, Network()) == pytest.approx(0.3 + 0.15)
+    found = compare([whole, cut], whole, {})
+    assert found.tables[0].note.endswith(" Bytes of cut are those since step 12, where the cut changed.")
+    assert "busy" not in found.warning
+
+
 def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
     """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
 

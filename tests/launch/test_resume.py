@@ -170,10 +170,17 @@ def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts
     stopped_behind(5, *again)
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
     assert cli.main(["simulate", *again]) == 0
-    assert "the buffers of boundaries start empty" in capsys.readouterr().out
     assert len(losses(stopped_run)) == 7 and checkpoints(stopped_run) == ["step-00000006", "step-00000007"]
     parts = [part.name for part in stopped_run.glob("checkpoints/step-*/stage-*")]
     assert sorted(parts) == ["stage-0"] * 2 + ["stage-1"] * 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the buffers of boundaries start empty" in said
+    assert "all but other is counted since step 4, where the cut changed" in said
+    seven = summary(stopped_run)
+    assert cli.main(["simulate", "--resume", str(stopped_run), "--training.steps", "8"]) == 0
+    eight = summary(stopped_run)
+    assert seven["metered_from"] == eight["metered_from"] == 4
+    assert 4 * seven["channels"][0]["frames"] == 3 * eight["channels"][0]["frames"] > 0
 
 
 def test_without_compression_another_cut_changes_nothing_but_rounding(tmp_path):
