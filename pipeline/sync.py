@@ -131,7 +131,7 @@ class Sync:
         return [float(loss) for loss in self._losses], norm
 
     def end(self, progress: Progress) -> None:
-        """Do what the last step of all leaves to be done, if it was not taken here; collective."""
+        """Exchange what is left after the last step: nothing, unless replicas step alone; collective."""
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
@@ -245,7 +245,7 @@ class StepAlone(Sync):
         return [float(loss) for loss in self._losses], self._norms[0]
 
     def end(self, progress: Progress) -> None:
-        """Exchange, where the last step came before its number of steps was that of all."""
+        """Exchange if replicas have moved since the last exchange, as after a resume that has no step left."""
         if self.local.is_behind(progress.step + 1):
             self.begin(progress)
             self.local.after_step(progress.step + 1, progress.step + 1, progress)

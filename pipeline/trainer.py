@@ -198,9 +198,9 @@ class Trainer:
         )
 
     def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:
-        """Raise NonFiniteError where training diverged and no frame showed it, as none holds what one stage computes.
+        """Raise NonFiniteError if a loss or the gradient norm is not finite; a frame need not show it.
 
-        The weights have moved, but no checkpoint holds them yet.
+        No checkpoint of this step has been written yet.
         """
         if self.update.scale.active or self.stages[0].wire.options.nonfinite == "send":
             return

@@ -230,7 +230,7 @@ class LocalSteps:
             self._held = done
 
     def is_behind(self, done: int) -> bool:
-        """Whether the replicas have moved since the last exchange, where `done` steps are all, and no step comes."""
+        """Whether the replicas have moved since the last exchange, after `done` steps."""
         return self._held != done
 
     def _is_due(self, done: int, steps: int) -> bool:

@@ -153,7 +153,7 @@ class PresentSteps(LocalSteps):
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
 
     def is_behind(self, done: int) -> bool:
-        """Never: who moved since, and is still there, only an exchange shows."""
+        """Never: its last exchange stands, for the other replicas may be gone."""
         return False
 
     def _take(self, taken: Taken, steps: int) -> None:
