@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from thinwire.compress.codec import is_finite
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
@@ -19,6 +20,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import best_folder, weights_folder
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import StageState, WeightsCheckpoint
 from thinwire.pipeline.training_state import collect
@@ -78,8 +80,11 @@ class Saves:
         A summary of the run so far goes with them, so that it can be reported if it stops early. The process that
         reports returns this summary, the others None. `place` is another folder than that of the newest weights.
         Those that are there stay as they are, so a process that is killed meanwhile leaves them whole.
+
+        Raises NonFiniteError if a parameter of this process is not finite.
         """
         with self._reporting.times.spent_on("saving"):
+            self._require_finite(done)
             self._reporting.keep_folder()
             folder = self._recipe.folder
             saving = None
@@ -116,6 +121,7 @@ class Saves:
 
         Raises:
             CheckpointError: one could not be written, long before the next one is due.
+            NonFiniteError: a parameter of this process is not finite.
         """
         self._checkpoints.check()
         if self._last != done and self._recipe.checkpoint.due_after(done, self._steps_per_epoch):
@@ -144,6 +150,7 @@ class Saves:
 
     def _checkpoint(self, done: int, *, trains: bool = True) -> None:
         """Write a checkpoint; whether it `trains` on meanwhile."""
+        self._require_finite(done)
         self._last = done
         self._reporting.keep_folder()
         logged = self._reporting.written()
@@ -163,6 +170,18 @@ class Saves:
             return {stage: replace(state, values={**state.values, "run": values}) for stage, state in found.items()}
 
         self._checkpoints.save(done, states, logged, trains=trains)
+
+    def _require_finite(self, done: int) -> None:
+        """Raise NonFiniteError if a step with finite numbers has spoiled a parameter: what was saved before stays."""
+        if self._recipe.wire.nonfinite == "send":
+            return
+        for stage in self._trainer.stages:
+            for name, parameter in module_of(stage).full_parameters().items():
+                if parameter.requires_grad and not is_finite(parameter.detach()):
+                    raise NonFiniteError(
+                        f"step {done} left NaN or infinity in {name} of stage {stage.stage_index}, and is not saved; "
+                        f"lower the learning rate, or go on with wire.nonfinite send"
+                    )
 
     def _compare_replicas(self) -> None:
         """Raise MismatchError if the replicas of a stage hold other weights. Collective."""

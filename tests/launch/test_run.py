@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from support.run_files import weights_of
@@ -18,6 +19,7 @@ from thinwire.launch.run.summary import carried, channel_rows
 from thinwire.launch.run.worker import saves_and_stops
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
@@ -34,6 +36,25 @@ def here(tmp_path, monkeypatch):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("spoiled", [2, 3])
+def test_weights_that_a_finite_step_has_spoiled_are_not_saved(spoiled, here, monkeypatch):
+    after_step = Run._after_step
+
+    def spoil(run, record):
+        if record.step + 1 == spoiled:
+            run._resumption.checkpoints.wait()
+            next(run.assembly.trainer.stages[1].submod.parameters()).data.view(-1)[3] = torch.inf
+        after_step(run, record)
+
+    monkeypatch.setattr(Run, "_after_step", spoil)
+    words = ["--training.steps", "3", "--checkpoint.every", "1 step", "--output", "run"]
+    with pytest.raises(NonFiniteError, match=rf"step {spoiled} left NaN or infinity in \S+ of stage 1, and is not "):
+        ran(*words)
+    newest = max((here / "run" / "checkpoints").glob("*/manifest.json"))
+    assert newest.parent.name == f"step-{spoiled - 1:08d}"
+    assert not list((here / "run" / "weights").rglob("*.safetensors"))
 
 
 def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
