@@ -6,6 +6,7 @@ Every process has a Reporting and calls the same methods, because what is report
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,7 @@ class Reporting:
         evaluated: the steps after which the last evaluation was; None before the first.
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
         look: the scores before training, in the process that reports; None if there were none.
+        began: the id of the run since its first step, alike in all processes; one that replaces another has a new one.
         best: the best held-out score, what it is of, its step, and how many evaluations later ones were not better; in
             all processes. A run that goes on with another score has none yet, nor has one that has saved others since:
             it trains those steps again, maybe in another way.
@@ -80,10 +82,13 @@ class Reporting:
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
             self.look: dict[str, Any] | None = resumption.saved.get("look")
+            self.began = str(resumption.saved.get("began", self._run))
             best = resumption.saved.get("best")
             wanted = self._recipe.training.best
             self.best: dict[str, Any] | None = best if best is not None and best["of"] == wanted else None
             lost = None if self.best is None else int(self.best["step"])
+        if not resumption.saved:
+            self.began = collectives.everyone(self._where, uuid.uuid4().hex)[0]
         self.note = None
         if lost is not None and not self._has_best(lost):
             self.best = None
@@ -102,7 +107,7 @@ class Reporting:
         if self._trainer.reports:
             # without lines of what the checkpoint does not hold: that is done again
             with as_written(self._recipe.folder / "*.jsonl", OptionsError), writing(self._recipe.folder):
-                hooks = Hooks(self._recipe, self._run) if self._recipe.logging else None
+                hooks = Hooks(self._recipe, self.began) if self._recipe.logging else None
                 self._log = MetricsLog(
                     self._recipe.folder,
                     self._first,

@@ -161,6 +161,7 @@ class Saves:
             "unfinished": self._reporting.unfinished,
             "metered_from": self._reporting.metered_from,
             "look": self._reporting.look,
+            "began": self._reporting.began,
             "best": self._reporting.best,
             "loss_scale": self._trainer.update.scale.state_dict(),
         }

@@ -58,10 +58,25 @@ def test_a_service_gets_the_recipe_and_the_points(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, service)
     ran("--logging", f"[{name}]")
     (begun, _, options), *_, (ended, _, _) = called
-    assert (begun, ended, options["name"], options["config"]["training"]["steps"]) == ("init", "finish", "tiny", 2)
+    assert (begun, ended, options["name"][:4], options["config"]["training"]["steps"]) == ("init", "finish", "tiny", 2)
     logged = [(args[0].get("step"), options.get("step")) for function, args, options in called if function == "log"]
     assert logged == [(step, None) if name == "wandb" else (None, step) for step in range(3)]
     assert ("id" in options) == (name == "wandb")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "known"), [("wandb", "id"), ("trackio", "name")])
+def test_a_service_goes_on_with_a_run_that_is_resumed_and_with_no_other(monkeypatch, name, known):
+    """The curves of a run that --overwrite replaced went on, and in trackio those of any run with the same name."""
+    begun, service = [], ModuleType(name)
+    service.__spec__ = sys.__spec__
+    service.init = lambda **options: begun.append(options[known])
+    service.log = service.finish = service.define_metric = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, name, service)
+    for more in ([], ["--training.steps", "3"], ["--overwrite"], ["--training.steps", "3"], ["--output", "other"]):
+        ran("--logging", f"[{name}]", "--checkpoint.every", "1 steps", *more)
+    first, resumed, anew, anew_resumed, other = begun
+    assert (first, anew) == (resumed, anew_resumed) and len({first, anew, other}) == 3
 
 
 @pytest.mark.slow
@@ -80,7 +95,8 @@ def test_trackio_itself_keeps_the_points_at_their_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read with the import
     storage = pytest.importorskip("trackio.sqlite_storage", reason="trackio is not installed").SQLiteStorage
     ran("--logging", "[trackio]")
-    kept = storage.get_logs("thinwire", "tiny")
+    [name] = storage.get_runs("thinwire")
+    kept = storage.get_logs("thinwire", name)
     assert [each["step"] for each in kept] == [0, 1, 2]
     assert "train/loss" in kept[0] and "held-out/loss compression off" in kept[2]
 

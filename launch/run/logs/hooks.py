@@ -41,7 +41,7 @@ class Hooks:
 
     Args:
         recipe: names the hooks; services keep it as the configuration of their run.
-        run: the id of the run, under which wandb goes on after a resume.
+        run: the id of the run since its first step: after a resume, services go on under it.
     """
 
     def __init__(self, recipe: Recipe, run: str) -> None:
@@ -57,9 +57,10 @@ class Hooks:
 
     def _service(self, name: str, recipe: Recipe, run: str) -> Hook:
         package = importlib.import_module(name)
-        own = {"id": run} if name == "wandb" and run else {}
+        # trackio goes on with any run that has the name, from whatever folder
+        own = {"name": recipe.name, "id": run} if name == "wandb" else {"name": f"{recipe.name}-{run[:8]}"}
         try:
-            package.init(project="thinwire", name=recipe.name, config=asdict(recipe), resume="allow", **own)
+            package.init(project="thinwire", config=asdict(recipe), resume="allow", **own)
             if name == "wandb":  # an exchange is logged after later steps
                 package.define_metric("*", step_metric="step")
         except Exception as error:
