@@ -187,9 +187,12 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         return None
     from pandas import DataFrame  # takes half a second
 
-    diverged = [run.has_diverged for _, run in finished]
+    seeds = [(kind, run.fields["training"]["seed"]) for kind, (_, run) in zip(kinds, finished, strict=True)]
+    again = [seed in seeds[:place] for place, seed in enumerate(seeds)]  # a run given twice, or a simulation of it
+    diverged = [run.has_diverged and not known for known, (_, run) in zip(again, finished, strict=True)]
+    left_out = [either or other for either, other in zip(diverged, again, strict=True)]
     scores = DataFrame({mode: [run.score(mode) for _, run in finished] for mode in MODES}, dtype=float)
-    scores[diverged] = math.nan  # all numbers of a row are of the same seeds
+    scores[left_out] = math.nan  # all numbers of a row are of the same seeds
     groups = scores.groupby(kinds, sort=False)
     means, spreads = groups.mean(), groups.std()
     base = baseline and _alike(baseline)
@@ -201,7 +204,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         [
             ", ".join(finished[index][0] for index in group),
             finished[group[0]][1].codecs,
-            len(group) - lost,
+            sum(not left_out[index] for index in group),
             *([lost] if any(diverged) else []),
             *(rounded(found.at[kind, mode], 4) for mode in MODES for found in (means, spreads)),
             *(rounded(apart.at[kind, mode], 4) for mode in apart),
@@ -213,6 +216,8 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation. Runs "
         "that are not finished are left out."
     )
+    if any(again):
+        note += " Of runs with the same seed the first one counts."
     if any(diverged):
         note += " Seeds are those in the means: runs with a held-out loss that is no number have diverged."
     return Table("Over seeds", columns, rows, note)

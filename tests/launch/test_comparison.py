@@ -160,6 +160,18 @@ def test_seeds_that_diverged_are_counted_apart(tmp_path):
     assert (lost["seeds"], lost["diverged"], lost["loss on, mean"], lost["loss on, std"]) == (0, 2, None, None)
 
 
+@pytest.mark.slow
+def test_a_seed_counts_once(tmp_path):
+    """A run that was given twice, or beside its simulation, was a mean of two seeds with a spread of zero."""
+    runs = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
+    once, again = (compare([*runs, *more], None, {}).tables[1] for more in ([], runs))
+    [alone], [both] = columns(once), columns(again)
+    assert {**both, "runs": ""} == {**alone, "runs": ""} and alone["seeds"] == 2
+    assert "the first one counts" in again.note and "the first one counts" not in once.note
+    [twice] = columns(compare([runs[0], runs[0]], None, {}).tables[1])
+    assert (twice["seeds"], twice["loss on, mean"], twice["loss on, std"]) == (1, 3.0, None)
+
+
 def still_training(run, steps):
     """The run, when it had done so many of its steps."""
     summary = {**run.summary, "steps": steps, "planned_steps": STEPS, "running": True}
