@@ -92,7 +92,11 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     fields |= {"checkpoint.every": recipe.checkpoint.every, "compression.shared": recipe.compression.shared}
     if recipe.clients.outlines:
         del fields["data.name"]
-    digest = {"digest of the samples; read the same data, or write the outline anew": data.training.digest}
+    anew, held_out = "read the same data, or write the outline anew", data.held_out
+    digest = {
+        f"digest of the samples; {anew}": data.training.digest,
+        f"digest of the held-out samples; {anew}": None if held_out is None else held_out.digest,
+    }
     automatic = {"automatic": recipe.compression.automatic}
     # keys as text, as others read them
     agreement: dict[str, Any] = json.loads(json.dumps({**fields, **automatic, **digest}))

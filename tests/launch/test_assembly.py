@@ -6,7 +6,9 @@ import torch
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
+from thinwire.launch.run.wire import agreed
 from thinwire.models.errors import ModelError
+from thinwire.pipeline.wire.handshake import differences
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -157,3 +159,13 @@ def test_an_assembled_trainer_takes_the_threads_of_the_recipe_and_trains():
         torch.set_num_threads(before)
     assert (record.step, record.samples) == (0, 4)
     assert 5 < record.loss < 6, "log 256 is 5.5"
+
+
+def test_processes_agree_on_the_samples_for_evaluation(folder):
+    """With other files on two hosts, the first stage read inputs of one, and the last one scored targets of another."""
+    told = []
+    for first in (32, 40):
+        (folder / "held").write_bytes(bytes(range(first, first + 80)) * 5)
+        ready = prepared("--data.evaluation", "./held")
+        told.append(agreed(ready.recipe, ready.data))
+    assert [name.partition(";")[0] for name in differences(*told)] == ["digest of the held-out samples"]

@@ -237,3 +237,17 @@ def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, monkeypatc
     monkeypatch.setattr(resume.collectives, "everyone", lambda where, mine: [mine])
     with pytest.raises(OptionsError, match=f"got 1: use the release that wrote it{anew}$"):
         resume.find(options, {}, Placement({0: 0}), [0])
+
+
+def test_other_samples_for_evaluation_are_another_run(folder, capsys):
+    """Scores of both were in one log, and the best weights were the best of both."""
+    options = ["tiny.yaml", "--data.evaluation", "./held", "--output", "run", "--checkpoint.every", "1 steps"]
+    (folder / "held").write_bytes(bytes(range(32, 112)) * 5)
+    assert cli.main(["simulate", *options]) == 0
+    (folder / "held").write_bytes(bytes(range(40, 120)) * 5)
+    capsys.readouterr()
+    assert cli.main(["simulate", *options, "--training.steps", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "is of another run" in said and "  held-out samples: '" in said
+    earlier = Manifest(2, {"fields": {"seed": 0}}, {})
+    assert not resume.goes_another_way(earlier, {"fields": {"seed": 0, "held-out samples": "of now"}})
