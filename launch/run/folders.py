@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stray
 from thinwire.errors.files import MARK, RUN_FILES, read_text
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import newest, remove_leftovers, weights_folder
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.run.weights import best_folder, newest, remove_leftovers, weights_folder
+from thinwire.launch.run.yaml_text import dump_yaml, load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import (
@@ -150,6 +151,12 @@ def replaced_folders(recipe: Recipe) -> list[Path]:
     return [folder / _REPLACED, *elsewhere]
 
 
+def replaced_checkpoints(recipe: Recipe) -> str:
+    """Words that say where the checkpoints of the replaced run are, if they are not in its own folder."""
+    elsewhere = [folder for folder in replaced_folders(recipe)[1:] if folder.is_dir()]
+    return "".join(f", and its checkpoints are in {folder}" for folder in elsewhere)
+
+
 def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     """Move a run that --overwrite replaces, if it has saved anything, to `replaced_folders`.
 
@@ -166,11 +173,14 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     half, (replaced, *elsewhere) = folder / _REPLACING, replaced_folders(recipe)
     with (folder / MARK).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the first of several processes moves all
-        saved = [path for path in checkpoints.glob("*") if is_checkpoint(path)]
+        # the run before may have had another checkpoint.folder
+        places = {place.resolve(): place for place in (folder / "checkpoints", checkpoints)}
+        saved = [path for place in places.values() for path in place.glob("*") if is_checkpoint(path)]
         saved += [] if weights.is_symlink() else steps_of(weights)
         saved = [path for path in saved if run_of(path) in runs]
         replicas = _other_replicas(recipe)
-        if not (half.is_dir() or replicas or any((path / MANIFEST).exists() for path in saved)):
+        whole = any((path / MANIFEST).exists() for path in [*saved, *steps_of(best_folder(folder)), *steps_of(weights)])
+        if not (half.is_dir() or replicas or whole):
             return  # what was replaced before is still the newest that is whole
         for path in [] if half.is_dir() else [replaced, *elsewhere]:  # one that was killed here has moved some of it
             remove(path, runs)
@@ -191,7 +201,19 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
                     f"--overwrite moves {path} to {target}, but a disk is mounted in between; mount it elsewhere, or "
                     f"name another --output"
                 ) from error
+        for place in elsewhere:
+            _name_checkpoints(half / "recipe.yaml", checkpoints, place)
         half.rename(replaced)
+
+
+def _name_checkpoints(path: Path, before: Path, now: Path) -> None:
+    """Have a recipe name the folder that its checkpoints were moved to: those of the next run come to that before."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # missing or damaged
+        fields = load_yaml(read_text(path), str(path))
+        named = fields["checkpoint"]["folder"]
+        if named and Path(named).resolve() == before.resolve():
+            fields["checkpoint"]["folder"] = str(now)
+            write_durably(path, dump_yaml(fields).encode())
 
 
 def _other_replicas(recipe: Recipe) -> list[Path]:
@@ -223,7 +245,7 @@ def replacing(recipe: Recipe) -> str | None:
 def what_is_left(recipe: Recipe) -> str:
     """What is left of a run that ended early, and the command that goes on; empty if no step was done."""
     checkpoints, weights, kept = manifests(checkpoint_folder(recipe)), newest(recipe.folder), ""
-    replaced = replaced_folders(recipe)[0]
+    replaced, also = replaced_folders(recipe)[0], replaced_checkpoints(recipe)
     if checkpoints:
         command = shlex.join(["thinwire", "train", "--resume", str(recipe.folder)])
         return f"the newest checkpoint is that of step {checkpoints[-1].step}; {command} goes on from there"
@@ -236,7 +258,7 @@ def what_is_left(recipe: Recipe) -> str:
         if recipe.checkpoint.wanted
         else "the recipe asks for no checkpoints"
     )
-    before = f"; the run before this one is in {replaced}; move it away to keep it" if replaced.is_dir() else ""
+    before = f"; the run before this one is in {replaced}{also}; move it away to keep it" if replaced.is_dir() else ""
     return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run{before}"
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly, Prepared
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.folders import checkpoint_folder, replaced_folders, set_aside
+from thinwire.launch.run.folders import checkpoint_folder, replaced_checkpoints, replaced_folders, set_aside
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.launch.run.weights import pass_over
@@ -133,8 +133,9 @@ class Resumption:
     def notes(self) -> list[str]:
         """Sentences that say where the run goes on and which newer checkpoints cannot be taken, or what it replaces."""
         if self._manifest is None:
-            replaced, *_ = replaced_folders(self._recipe)
-            return [f"{replaced} keeps the run before until this one has saved"] if replaced.is_dir() else []
+            replaced, also = replaced_folders(self._recipe)[0], replaced_checkpoints(self._recipe)
+            kept = [f"{replaced} keeps the run before until this one has saved{also}"] if replaced.is_dir() else []
+            return [*kept, *self._passed_over]
         anew = (
             ""
             if self.same_parts
@@ -155,6 +156,7 @@ class Resumption:
             if self._recipe.checkpoint.resume == "never":
                 set_aside(self._recipe, self.runs)
                 collectives.barrier(self._trainer.placement, "moving the run away that this one replaces")
+                self._passed_over += pass_over(self._recipe.folder, -1)  # weights behind a link stay there
             self.checkpoints.discard_after(-1)
         elif self.same_parts:
             resume(self._trainer, self.checkpoints, self._manifest)

@@ -197,13 +197,14 @@ def _folders_of(place: Path) -> tuple[list[Path], int | None]:
         return [place], None
     newest(place)  # which refuses a link
     options = recipe.parse([str(place / "recipe.yaml")]).checkpoint
-    if options.folder and options.wanted and not Path(options.folder).is_dir():
-        print(
-            f"the checkpoints of {place} are in {options.folder}, and from here no such folder is found, so only "
-            f"{weights_folder(place)} is looked into",
-            file=sys.stderr,
-        )
-    return [Path(options.folder or place / "checkpoints"), weights_folder(place)], None
+    saves, said = Path(options.folder or place / "checkpoints"), ""
+    if options.folder and options.wanted and not saves.is_dir():
+        said = f"the checkpoints of {place} are in {saves}, and from here no such folder is found"
+    elif options.folder and (runs := {*map(run_of, steps_of(saves))}) and run_of(place) not in runs:
+        said = f"the checkpoints in {saves} are of another run than {place}"
+    if said:
+        print(f"{said}, so only {weights_folder(place)} is looked into", file=sys.stderr)
+    return [*([] if said else [saves]), weights_folder(place)], None
 
 
 def _run_of(place: Path, checkpoints: Path) -> Path:

@@ -136,3 +136,17 @@ def test_checkpoints_that_are_not_found_from_here_are_missed_in_a_sentence(folde
         f"the checkpoints of {folder}/run are in kept, and from here no such folder is found, so only "
         f"{folder}/run/weights is looked into\n"
     )
+
+
+def test_the_checkpoints_of_the_next_run_there_are_not_taken_for_those_of_the_one_before(folder, capsys):
+    """An export of the first run gave the model of the second without a word."""
+    assert simulate("one", *SAVING) == 0
+    shutil.rmtree("kept")
+    assert simulate("two", *SAVING, "--training.steps", "3", "--training.seed", "1") == 0
+    capsys.readouterr()
+    found = find_checkpoint(folder / "one")
+    assert (found.folder, found.manifest.step) == (folder / "one/weights", 2)
+    assert capsys.readouterr().err == (
+        f"the checkpoints in kept are of another run than {folder}/one, so only {folder}/one/weights is looked into\n"
+    )
+    assert find_checkpoint(folder / "two").manifest.step == 3

@@ -15,6 +15,7 @@ from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.folders import set_aside, what_is_left
+from thinwire.launch.run.weights import find_checkpoint
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
 
@@ -51,6 +52,8 @@ def test_a_run_is_whole_until_the_one_that_replaces_it_has_saved(tmp_path, monke
     assert cli.main(["simulate", "tiny.yaml", "--output", "run", *options]) == 0
     whole, elsewhere = contents(tmp_path / "run"), contents(tmp_path / "kept")
     assert bool(elsewhere) == ("kept" in options)
+    # the next run has its checkpoints there
+    whole["recipe.yaml"] = whole["recipe.yaml"].replace(b"folder: kept\n", b"folder: kept/replaced\n")
     for _ in range(kills):  # the second one finds what the first one left
         process = begin(killed_while_it_saves, tmp_path, options)
         process.join()
@@ -121,3 +124,37 @@ def test_a_run_that_ends_before_it_saves_says_where_the_run_before_it_is(tmp_pat
     (run / "metrics.jsonl").write_text("{}\n")
     said = what_is_left(recipe.parse(["quickstart", "--output", str(run)]))
     assert said.endswith(f"; the run before this one is in {run}/replaced; move it away to keep it")
+    kept = tmp_path / "kept"
+    claim(kept / "replaced", "1")
+    said = what_is_left(recipe.parse(["quickstart", "--output", str(run), "--checkpoint.folder", str(kept)]))
+    assert said.endswith(f"{run}/replaced, and its checkpoints are in {kept}/replaced; move it away to keep it")
+
+
+@pytest.mark.parametrize("kept", ["best/step-00000003", "checkpoints/step-00000003"])
+def test_all_that_the_run_before_has_saved_is_moved_away(tmp_path, kept):
+    """Its best weights were removed if it had saved no others, and checkpoints stayed if the new one named a folder."""
+    run = tmp_path / "run"
+    for path in (run, (run / kept).parent, run / kept):
+        claim(path, "1")
+    (run / kept / "manifest.json").touch()
+    (run / "metrics.jsonl").touch()
+    whole = contents(run)
+    set_aside(recipe.parse(["quickstart", "--output", str(run), "--checkpoint.folder", str(tmp_path / "kept")]), ["1"])
+    assert contents(run / "replaced") == whole
+
+
+@pytest.mark.processes
+def test_weights_behind_a_link_are_not_those_of_the_run_that_replaces_theirs(tmp_path, monkeypatch):
+    """An export of the new run gave them, until that had saved its own."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    assert cli.main(["simulate", "tiny.yaml", "--output", "run"]) == 0
+    Path("run/weights").rename("weights")
+    Path("run/weights").symlink_to(tmp_path / "weights")
+    assert find_checkpoint(Path("run")).manifest.step == 2
+    process = begin(killed_while_it_saves, tmp_path, EVERY)
+    process.join()
+    assert find_checkpoint(Path("run")) is None
+    assert (tmp_path / "weights/passed-over-00000002/manifest.json").exists(), "it is kept until the next save"
+    assert replacing(EVERY) == 0
+    assert [path.name for path in (tmp_path / "weights").glob("*-*[0-9]")] == ["step-00000002"]
