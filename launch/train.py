@@ -146,6 +146,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     from thinwire.launch.run import failures, folders, host_data, stage_processes
     from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.run.elastic.launcher import Launcher
+    from thinwire.launch.run.resume import BEGUN
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import show
     from thinwire.pipeline.processes.backends import fresh_keys
@@ -173,6 +174,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                 )
                 silences = failures.silences(end.silent, where.stages_of, where.replica_of)
                 reports = failures.read_reports(folder) | silences
+                begun = (folder / BEGUN).exists()
             if end.finished:
                 return
             if came:
@@ -186,14 +188,14 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
             if gone := folders.departed(wanted, descriptors[0]):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
-            start = _again(prepared, arguments, descriptors)
+            start = _again(prepared, arguments, descriptors) if begun else start
 
 
 def _again(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:
     """How a stage process is started to go on from the newest checkpoint, also where the run was to start anew."""
-    wanted = prepared.recipe
-    going_on = replace(wanted, checkpoint=replace(wanted.checkpoint, resume="auto"))
-    return _starting(replace(prepared, recipe=going_on), [*arguments, "--checkpoint.resume", "auto"], descriptors)
+    again = prepared.recipe.again
+    resuming = [*arguments, "--checkpoint.resume", again.checkpoint.resume]
+    return _starting(replace(prepared, recipe=again), resuming, descriptors)
 
 
 def _starting(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:

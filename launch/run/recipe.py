@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -161,6 +161,13 @@ class Recipe:
     def folder(self) -> Path:
         """Where the run writes."""
         return Path(self.output or f"runs/{self.name}")
+
+    @property
+    def again(self) -> Recipe:
+        """The same for a run that is started again: one that was to begin anew goes on from what it has saved."""
+        if self.checkpoint.resume != "never":
+            return self
+        return replace(self, checkpoint=replace(self.checkpoint, resume="auto"))
 
 
 def packaged() -> dict[str, str]:

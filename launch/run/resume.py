@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly, Prepared
+from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder, replaced_checkpoints, replaced_folders, set_aside
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.launch.run.weights import pass_over
+from thinwire.launch.shared import scratch
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -71,6 +73,10 @@ _MAY_CHANGE = (
     "pipeline.layers",
 )
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started its processes again."""
+BEGUN = "begun"
+"""The file by which one start of the processes tells the next that a run has begun anew: the one before is moved."""
 
 
 class Resumption:
@@ -157,6 +163,7 @@ class Resumption:
                 set_aside(self._recipe, self.runs)
                 collectives.barrier(self._trainer.placement, "moving the run away that this one replaces")
                 self._passed_over += pass_over(self._recipe.folder, -1)  # weights behind a link stay there
+                _note_begun()
             self.checkpoints.discard_after(-1)
         elif self.same_parts:
             resume(self._trainer, self.checkpoints, self._manifest)
@@ -165,6 +172,28 @@ class Resumption:
             self.checkpoints.go_on_from(self._manifest)
         if self._anew:
             self._passed_over += pass_over(self._recipe.folder, self.first)
+
+
+def has_begun() -> bool:
+    """Whether an earlier start of these processes by the same command has begun the run anew."""
+    place = _place_of_starts()
+    return place is not None and place.joinpath(BEGUN).exists()
+
+
+def _note_begun() -> None:
+    """Tell later starts of these processes: they go on from what the run has saved."""
+    if (place := _place_of_starts()) is not None:
+        with suppress(OSError):  # without room, a later start begins anew once more
+            place.joinpath(BEGUN).touch()
+
+
+def _place_of_starts() -> Path | None:
+    """A private folder of the command that started this process, and may start it again; None without one."""
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    with suppress(OSError):
+        return scratch.of_parent() if RESTARTS_VARIABLE in os.environ else None
+    return None
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:

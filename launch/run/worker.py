@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from thinwire.launch.run.failures import (
 from thinwire.launch.run.folders import replacing, what_is_left
 from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
 from thinwire.launch.run.neighbours import Neighbours
+from thinwire.launch.run.resume import RESTARTS_VARIABLE, has_begun
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
 from thinwire.launch.shared.control_groups import allow_many_files
@@ -89,7 +91,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             join(prepared, rank)
         host_data.discard()
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or reads our heartbeat
-            refuse_replacing(prepared, where)
+            prepared = as_started(prepared, where)
             wire = prepared.recipe.wire
             silence = Silence(wire.heartbeat, wire.timeout)
             Neighbours(where, rank, pulse, silence, wire.timeout).begin(lost)
@@ -149,17 +151,28 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
         print(f"{said} {'is' if one else 'are'} done; what this host keeps is in {prepared.recipe.folder}")
 
 
-def refuse_replacing(prepared: Prepared, where: Placement) -> None:
-    """Raise OptionsError, in every process, if the output folder of any host holds another run. Collective.
+def as_started(prepared: Prepared, where: Placement) -> Prepared:
+    """The run as this start of torchrun finds it: one that is started again goes on from its checkpoints. Collective.
 
     All processes have checked before any of them writes. A run that torchrun starts again finds itself there. A host
     that came back may be started for the first time while the others are started again, so every process asks.
+
+    Raises:
+        OptionsError: in every process, the output folder of any host holds another run, or only some replace theirs.
     """
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    told = collectives.everyone(where, [again, replacing(prepared.recipe)])
-    refusals = [refusal for _, refusal in told if refusal]
-    if refusals and not any(again for again, _ in told):
-        raise OptionsError(refusals[:1])
+    again = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+    mine = again, has_begun(), prepared.recipe.checkpoint.resume == "never", replacing(prepared.recipe)
+    is_again, begun, anew, refusals = zip(*collectives.everyone(where, mine), strict=True)
+    if any(is_again) and any(begun):
+        return replace(prepared, recipe=prepared.recipe.again)
+    if any(anew) and not all(anew):
+        raise OptionsError(
+            f"checkpoint.resume must be never in all processes or in none, got it in process {anew.index(True)} and "
+            f"not in process {anew.index(False)}; give --overwrite on every host, or on none"
+        )
+    if any(refusals) and not any(is_again):
+        raise OptionsError(next(filter(None, refusals)))
+    return prepared
 
 
 def join(prepared: Prepared, rank: int) -> None:

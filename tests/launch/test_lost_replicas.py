@@ -74,7 +74,7 @@ def test_replicas_that_may_be_lost_have_codecs_and_passes_of_their_own(folder):
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_lost_replica_is_taken_in_again(folder):
-    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1"]
+    saves = ["--checkpoint.every", "4 steps", "--max-restarts", "1", "--overwrite"]  # it goes on from what it has saved
     with started(endless(*saves), folder) as command:
         command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
         os.kill(pids(command)["1/0"], signal.SIGKILL)

@@ -12,9 +12,13 @@ from support.processes import begin
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.errors.files import MARK
-from thinwire.launch import cli
-from thinwire.launch.run import recipe
+from thinwire.launch import cli, train
+from thinwire.launch.run import recipe, stage_processes
+from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.folders import set_aside, what_is_left
+from thinwire.launch.run.resume import BEGUN
+from thinwire.launch.run.stage_processes import End
 from thinwire.launch.run.weights import find_checkpoint
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
@@ -128,6 +132,25 @@ def test_a_run_that_ends_before_it_saves_says_where_the_run_before_it_is(tmp_pat
     claim(kept / "replaced", "1")
     said = what_is_left(recipe.parse(["quickstart", "--output", str(run), "--checkpoint.folder", str(kept)]))
     assert said.endswith(f"{run}/replaced, and its checkpoints are in {kept}/replaced; move it away to keep it")
+
+
+def test_a_start_that_ends_before_the_run_has_begun_anew_does_not_go_on_from_the_run_before(tmp_path, monkeypatch):
+    """The run that --overwrite was to replace went on."""
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite", "--max-restarts", "3"])
+    tried, found = [], iter([False, True, False])
+
+    def run(start, given, *_, **__):
+        tried.append(start)
+        if next(found, None):
+            Path(given[0][FOLDER_VARIABLE], BEGUN).touch()
+        return End({0: -9}) if len(tried) < 4 else End(finished=True)
+
+    monkeypatch.setattr(stage_processes, "run", run)
+    monkeypatch.setattr(train, "_starting", lambda prepared, *_: prepared.recipe.checkpoint.resume)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    train.launch(Prepared(wanted, None, (), None, ()), [], [descriptor])
+    os.close(descriptor)
+    assert tried == ["never", "never", "auto", "auto"]
 
 
 @pytest.mark.parametrize("kept", ["best/step-00000003", "checkpoints/step-00000003"])

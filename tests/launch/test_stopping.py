@@ -199,7 +199,7 @@ def test_a_stopped_process_is_noticed_long_before_the_time_out_and_the_run_comes
 def test_torchrun_starts_a_silent_stage_again_and_passes_a_stop_on(folder):
     """gloo took the addresses of the processes that were gone from torchrun's store, and no restart succeeded."""
     launch = [*TORCHRUN, "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port(), *TRAIN]
-    often = ["--checkpoint.every", "2 steps", "--wire.heartbeat", "1.5", "--output", "run"]
+    often = ["--checkpoint.every", "2 steps", "--wire.heartbeat", "1.5", "--output", "run", "--overwrite"]
     with started([*launch, *WITHOUT_CHECKPOINTS, *often], folder) as command:
         trains(command, folder)
         time.sleep(4 * EVERY)  # until its neighbour has heard that it trains
@@ -212,5 +212,7 @@ def test_torchrun_starts_a_silent_stage_again_and_passes_a_stop_on(folder):
         command.wait_until(lambda: steps_done(folder) >= again + 3)
         command.process.send_signal(signal.SIGTERM)
         assert command.wait() != 0
+    said = "with --overwrite, each restart threw away what the run had done"
+    assert "goes on from the checkpoint of step" in command.stdout, said
     [told] = {int(SAVED.search(line)[1]) for line in command.stderr.splitlines() if SAVED.search(line)}
     assert max(whole_checkpoints(folder)) == told == steps_done(folder), command.stderr

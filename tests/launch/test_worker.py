@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire.launch.run import worker
+from thinwire.launch.run import recipe, worker
+from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.worker import join, of_this_start
 from thinwire.launch.shared.control_groups import allow_many_files
-from thinwire.pipeline.errors import MismatchError
+from thinwire.pipeline.errors import MismatchError, OptionsError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 
 
@@ -114,3 +116,33 @@ def test_a_host_without_results_names_what_it_held(process_of, replicas, here, s
     monkeypatch.setattr(worker, "is_spread", lambda rank: True)
     worker._say_done(SimpleNamespace(recipe=SimpleNamespace(folder="run")), where, here.start)
     assert capsys.readouterr().out == f"{said} done; what this host keeps is in run\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "resume"),
+    [
+        ([True, False, True, None], "never"),
+        ([True, True, True, None], "auto"),
+        ([False, True, True, None], "never"),
+        ([True, True, False, None], "auto"),
+    ],
+    ids=["before it began", "after it began", "in another run", "a host that came back with another command"],
+)
+def test_a_run_that_torchrun_starts_again_goes_on_if_it_had_begun_anew(tmp_path, monkeypatch, others, resume):
+    """With --overwrite, each restart threw away what the run had done."""
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite"])
+    monkeypatch.setattr(collectives, "everyone", lambda where, mine: [mine, others])
+    found = worker.as_started(Prepared(wanted, None, (), None, ()), Placement({0: 0, 1: 1}))
+    assert found.recipe.checkpoint.resume == resume
+
+
+def test_hosts_of_which_one_begins_anew_are_refused(tmp_path, monkeypatch):
+    """One asked for checkpoints where the other waited for a folder to be moved away, for as long as anybody waits."""
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite"])
+    monkeypatch.setattr(collectives, "everyone", lambda where, mine: [[False, False, False, None], mine])
+    with pytest.raises(OptionsError) as caught:
+        worker.as_started(Prepared(wanted, None, (), None, ()), Placement({0: 0, 1: 1}))
+    assert str(caught.value) == (
+        "checkpoint.resume must be never in all processes or in none, got it in process 1 and not in process 0; give "
+        "--overwrite on every host, or on none"
+    )

@@ -19,6 +19,7 @@ from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.elastic.agent import Agent
 from thinwire.launch.run.elastic.own import AGAIN_VARIABLE, REPLICA_VARIABLE, SERVER_VARIABLE, of_replica
 from thinwire.launch.run.folders import check_folders, what_is_left
+from thinwire.launch.run.resume import BEGUN
 from thinwire.launch.run.wire import agreed_with_data
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
@@ -66,6 +67,7 @@ class Launcher:
         self._agreed = agreed_with_data(prepared.recipe, prepared.data.training.digest)
         self._left = prepared.recipe.checkpoint.restarts
         self._running: dict[int, _Running] = {}
+        self._begun: set[int] = set()  # those that have begun anew, where that was asked for
         self._ended = _Ended()
         self._asked = False
 
@@ -116,6 +118,7 @@ class Launcher:
             finally:
                 for replica, running in self._running.items():
                     running.processes.end(expected=True)
+                    self._note(replica, running)
                     running.resources.close()
                     agent.loses(replica, for_good=True)  # a server on another host waits for it no more
                 self._running = {}
@@ -133,7 +136,7 @@ class Launcher:
         given = stage_processes.environments(wanted.group_processes, wanted.training.threads, folder)
         marked = {AGAIN_VARIABLE: "1"} if again else {}
         own = {**marked, REPLICA_VARIABLE: str(replica), SERVER_VARIABLE: agent.comes(replica)}
-        processes.start(self._make_start(again), [{**each, **own} for each in given])
+        processes.start(self._make_start(replica in self._begun), [{**each, **own} for each in given])
 
     def _pass_on_signals(self, agent: Agent) -> bool:
         """Pass the first signal on, so that all stop after the next exchange; False if all are to stop at once."""
@@ -154,6 +157,7 @@ class Launcher:
             end = running.processes.end(expected=bool(self._came))
             silences = failures.silences(end.silent, self._where.stages_of, lambda rank: replica)
             reports = failures.read_reports(running.folder) | silences
+            self._note(replica, running)
         self._ended.reports += reports.values()
         if end.finished:
             self._ended.well.add(replica)
@@ -176,6 +180,10 @@ class Launcher:
                     f"{told}\nreplica {replica} is lost for good: no restarts are left; the others go on",
                     file=sys.stderr,
                 )
+
+    def _note(self, replica: int, running: _Running) -> None:
+        """Note whether a replica that has ended had begun anew."""
+        self._begun |= {replica} if (running.folder / BEGUN).exists() else set()
 
     def _spend_restart(self, told: str) -> None:
         """Count a restart. FailedError if none is left."""
