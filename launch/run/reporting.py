@@ -323,6 +323,7 @@ class Reporting:
             # what only shows what the numbers say
             with writing(folder):
                 self._log.close()
+                say(self._log.news())
                 save_traces(folder, traces)
                 save_picture(folder / "loss.png", self._recipe.name, unit, self._log.losses, self._log.evaluations)
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed

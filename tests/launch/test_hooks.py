@@ -1,6 +1,7 @@
 """Where the curves of a run go too."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -77,6 +78,20 @@ def test_a_service_goes_on_with_a_run_that_is_resumed_and_with_no_other(monkeypa
         ran("--logging", f"[{name}]", "--checkpoint.every", "1 steps", *more)
     first, resumed, anew, anew_resumed, other = begun
     assert (first, anew) == (resumed, anew_resumed) and len({first, anew, other}) == 3
+
+
+@pytest.mark.slow
+def test_a_service_that_fails_at_its_end_does_not_fail_the_run(monkeypatch, capsys):
+    """A run of days ended in a traceback, without its picture, and was started again."""
+    service = ModuleType("wandb")
+    service.__spec__ = sys.__spec__
+    service.init = service.log = service.define_metric = lambda *_, **__: None
+    service.finish = lambda: {}["no network"]
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    ran("--logging", "[wandb]")
+    said = "logging to wandb failed at its end, and may lack points: KeyError: 'no network'"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert Path("runs/tiny/loss.png").exists()
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class Hooks:
 
     def __init__(self, recipe: Recipe, run: str) -> None:
         self._hooks: dict[str, Hook] = {}
-        self._ends: list[Callable[[], object]] = []
+        self._ends: dict[str, Callable[[], object]] = {}
         self._failed: list[str] = []
         for name in recipe.logging:
             if name in SERVICES:
@@ -65,7 +65,7 @@ class Hooks:
                 package.define_metric("*", step_metric="step")
         except Exception as error:
             raise OptionsError(f"logging to {name} cannot begin: {first_line(error)}") from error
-        self._ends.append(package.finish)
+        self._ends[name] = package.finish
         if name == "trackio":  # which keeps the name "step" for itself, and would number the points anew
             return lambda points: package.log(
                 {key: points[key] for key in points if key != "step"}, step=points["step"]
@@ -87,6 +87,9 @@ class Hooks:
         return "; ".join(failed) or None
 
     def close(self) -> None:
-        """Let the services send what is left."""
-        for end in self._ends:
-            end()
+        """Let the services send what is left; `news` names one that cannot."""
+        for name, end in self._ends.items():
+            try:
+                end()
+            except Exception as error:
+                self._failed.append(f"logging to {name} failed at its end, and may lack points: {first_line(error)}")
