@@ -52,6 +52,15 @@ class Feedback(Described):
     store_bits: int = field(default=32, kw_only=True)
     """Bits of a buffer's value: 32, 16, 8 or 4."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # what a class says of its own formulas does not hold for those that a subclass puts in their place
+        own = vars(cls)
+        if "advance" in own:
+            cls.forgets = own.get("forgets", False)
+        if own.keys() & {"write_message", "advance", "encode"}:
+            cls.encode_at_once = own.get("encode_at_once", Feedback.encode_at_once)  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec):
             raise CodecError(f"{self.name} goes around a codec, got {self.codec}; write {self.name}(q(4)), for example")

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from support.codec_helpers import KEY, encode, gaussian
+from support.codec_helpers import KEY, encode, gaussian, roundtrip
 from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
@@ -22,6 +23,7 @@ from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
 from thinwire.compress.codecs.quantizer import GridQuantizer
+from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Loan
 
@@ -147,6 +149,30 @@ def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
                 coder.settle(encoded)
             sent.append((payloads, coder.buffers.store("train").digests()))
     assert torch.equal(sent[0][0], sent[1][0]) and sent[0][1] == sent[1][1]
+
+
+@dataclass(frozen=True, repr=False)
+class Halved(ErrorFeedback):
+    """The next error is half of the last one and of what this message lost."""
+
+    def advance(self, message, decoded, buffer):
+        buffer.add_(message - decoded).mul_(0.5)
+
+
+@pytest.mark.parametrize("least", [pytest.param(1, marks=needs_numba), 1 << 60])
+def test_a_rule_of_ones_own_counts_where_its_base_class_takes_its_steps_at_once(monkeypatch, least):
+    """ErrorFeedback's one pass went around `advance`, and without it c lay in the buffer that `advance` reads."""
+    monkeypatch.setattr(cpu, "LEAST_MESSAGES", least)
+    monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1 << 60)
+    codec, x, message = parse('q(4, grid="midrise")'), gaussian(1, 8, 64), Microbatch("train", range(1))
+    make_store, counts = lambda layout, _: MemoryStore(layout), SlotCounts(positions=1)
+    coder, error = Encoder(Halved(codec), x, counts=counts, make_store=make_store), torch.zeros_like(x)
+    for step in range(1, 4):
+        plan = coder.plan(message)
+        coder.settle(coder.encode(step * x, torch.empty(plan.nbytes, dtype=torch.uint8), KEY, plan))
+        given = step * x + error
+        error = (error + (given - roundtrip(codec, given))) * 0.5
+    assert torch.equal(coder.buffers.store("train").read(torch.tensor([0])), error)
 
 
 @pytest.mark.parametrize(("agree", "words"), [("_agree", "the CPU"), ("_errors_agree", "feedback")])
