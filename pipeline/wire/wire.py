@@ -319,6 +319,7 @@ class Wire:
     ) -> AnyCoder:
         method = channel.methods[index]
         name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if kind.sends else 'receiver'}"
+        name += f"-{holder.number}" if holder.number else ""
 
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
             made = self._files.make(method, f"{name}-{purpose}", layout, holder.device)

@@ -181,6 +181,24 @@ def test_evaluation_may_have_micro_batches_of_its_own_over_the_wire_of_training(
         torch.testing.assert_close(found, wanted[:rows])
 
 
+def test_two_stages_around_a_module_have_files_of_their_own_for_their_buffers(alone, tmp_path):
+    """The second one was told that another store uses its file, and to take another folder for each run."""
+    wire = Wire(CompressionOptions(activations="none", gradients='ef(q(8), store="disk")', store_folder=str(tmp_path)))
+    modules, (inputs, targets) = [layer(0), layer(1)], batch()
+    for rows in (2, 1):
+        example = torch.empty(rows, WIDTH)
+        stages = [
+            CompressedStage(module, index, 2, torch.device("cpu"), example, example, wire=wire)
+            for index, module in enumerate(modules)
+        ]
+        schedule = build_merged(merge(actions("gpipe", 2, 2, 4)), stages, 4, nn.functional.mse_loss)
+        schedule.step(inputs[: 4 * rows], target=targets[: 4 * rows])
+        names = sorted(path.name for path in tmp_path.glob("*.slots"))
+        for stage in stages:
+            stage.flush()
+    assert names == ["boundary-0-gradients-0-sender-1-train.slots", "boundary-0-gradients-0-sender-train.slots"]
+
+
 def of_changing_sizes(rank):
     """Steps and evaluations of one schedule by turns, with micro-batches of 2, 4 and 1 rows: losses and gradients.
 
