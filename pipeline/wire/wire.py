@@ -265,6 +265,11 @@ class Wire:
             _require_rows(channel, holder)
         existing = {} if before is None else before.by_name
         kept = {name: end for name, end in existing.items() if end.channel.is_like(channels[name])}
+        if "activations" not in kept and channels["gradients"].method.codec.reuses_indices:
+            kept.pop("gradients", None)  # it has the indices of the activations until now
+        for name, end in existing.items():
+            if name not in kept:
+                end.close()
         # activations first: a `reuse` of the gradients needs the coders of the activations
         forth = kept.get("activations") or self._channel_end(
             channels["activations"], holder, activations=[None] * len(shape.examples)

@@ -136,6 +136,30 @@ def test_two_wires_in_one_folder_never_delete_each_others_stores(alone, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"activations": 'ef21(q(8), store="disk")'}, {"activations": 'ef21(q(4), store="disk")'}),
+        ({"activations": "topk(0.2)", "gradients": "reuse"}, {"activations": "topk(0.5)", "gradients": "reuse"}),
+    ],
+)
+def test_a_wire_that_switches_codecs_trains_as_one_that_begins_with_them(alone, tmp_path, before, after):
+    """The file of a store was still open, and `reuse` looked for the indices of the activations until then."""
+    kept = {"gradients": "none", "store_folder": str(tmp_path)}
+    options = {"num_stages": 2, "simulated": True, "steps": 4, "optimizer": {"name": "sgd", "momentum": 0.0}}
+    switched = make_trainer(0, **options, compression=kept | before)
+    switched.train_step(0)
+    switched.stages[0].wire.switch(CompressionOptions(**kept | after))
+    for stage in switched.stages:
+        stage.reconnect()
+    fresh = make_trainer(0, **options, compression=kept | after | {"store_folder": str(tmp_path / "fresh")})
+    for ours, other in zip(fresh.stages, switched.stages, strict=True):
+        ours.submod.load_state_dict(other.submod.state_dict())
+        ours.passes = dict(other.passes)
+    steps = [[each.train_step(step).loss for step in (1, 2)] for each in (switched, fresh)]
+    assert steps[0] == steps[1]
+
+
 def test_auto_is_refused_where_nothing_measures(alone):
     """It was taken as none, without a word."""
     with pytest.raises(OptionsError, match="a Wire outside thinwire train needs the names of codecs, because only"):
