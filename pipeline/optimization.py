@@ -253,14 +253,13 @@ def make_optimizer(
         ends: the ids of the parameters that read tokens or write the output, for muon.
     """
     group = _groups([each for each in parameters if each.requires_grad], options)
-    if options.of_another:
+    if options.of_another or options.name == "muon":
         try:
-            made: Optimizer = options.kind()(group, **options.numbers())
+            muon = options.name == "muon"
+            made: Optimizer = Muon(group, options, ends) if muon else options.kind()(group, **options.numbers())
         except Exception as error:
             raise OptionsError(f"optimizer {options.name} cannot be made: {first_line(error)}") from error
         return made
-    if options.name == "muon":
-        return Muon(group, options, ends)
     if options.name == "sgd":
         return torch.optim.SGD(group, **_numbers(options, "momentum"), fused=_may_fuse(group))
     if options.name == "quantized-adam":

@@ -84,6 +84,8 @@ class OptimizerOptions:
                 ("weight_decay", self.weight_decay),
                 ("warmup_steps", self.warmup_steps),
                 ("max_grad_norm", self.max_grad_norm or 0.0),
+                ("eps", self.eps or 0.0),
+                ("momentum", self.momentum or 0.0),
             )
             if value < 0 or not math.isfinite(value)
         ]
@@ -92,6 +94,11 @@ class OptimizerOptions:
         if not all(0 <= beta < 1 for beta in self.betas or ()):
             mistakes.append(f"optimizer.betas must be at least 0 and below 1, got {list(self.betas or ())}")
         mistakes += broken(
+            (
+                self.max_grad_norm != 0,
+                "optimizer.max_grad_norm must be above 0, because nothing moves by gradients of norm 0; null does not "
+                "clip",
+            ),
             (
                 self.min_lr <= max(0.0, self.lr),
                 f"optimizer.min_lr must be at most optimizer.lr of {self.lr}, got {self.min_lr}",
@@ -108,9 +115,12 @@ class OptimizerOptions:
                 "optimizer.cycles needs schedule cosine, and cosine_steps null, got "
                 f"{self.schedule} and {self.cosine_steps}",
             ),
-            (
-                self.decay_steps is None or self.decay_steps >= 1,
-                f"optimizer.decay_steps must be at least 1 or null, got {self.decay_steps}",
+            *(
+                (
+                    (steps := getattr(self, name)) is None or steps >= 1,
+                    f"optimizer.{name} must be at least 1 or null, got {steps}",
+                )
+                for name in ("cosine_steps", "decay_steps")
             ),
         )
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
@@ -124,10 +134,11 @@ class OptimizerOptions:
         return self.name not in OPTIMIZERS
 
     def kind(self) -> type[Any]:
-        """The class of another optimizer. OptionsError if there is none."""
+        """The class of another optimizer, or that of muon's matrices. OptionsError if there is none."""
         import torch
 
-        found = find(self.name, OptionsError) if is_path(self.name) else getattr(torch.optim, self.name, None)
+        name = "Muon" if self.name == "muon" else self.name
+        found = find(name, OptionsError) if is_path(name) else getattr(torch.optim, name, None)
         if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or found is torch.optim.Optimizer:
             known = [name for name, each in vars(torch.optim).items() if isinstance(each, type)]
             raise OptionsError(
@@ -150,8 +161,8 @@ class OptimizerOptions:
         return {name: value for name in _USUAL if (value := getattr(self, name)) is not None}
 
     def _mistakes_of_name(self) -> list[str]:
-        if not self.of_another:
-            beside = self.arguments and self.name != "muon"
+        if not self.of_another and not (self.name == "muon" and self.arguments):
+            beside = bool(self.arguments)
             return [f"optimizer.arguments must be left out for {self.name}, got {self.arguments}"] if beside else []
         try:
             taken = inspect.signature(self.kind()).parameters
@@ -159,9 +170,13 @@ class OptimizerOptions:
             return list(error.mistakes)
         decays = {"weight_decay": self.weight_decay} if self.weight_decay else {}
         open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
-        unknown = [name for name in {**decays, **self._given()} if name not in taken]
+        unknown = [name for name in {**decays, **self._given()} if self.of_another and name not in taken]
         unknown += [name for name in self.arguments if not (name in taken or open_ended)]
-        return [f"optimizer.{name} is no argument of {self.name}; leave it out" for name in unknown]
+        return [f"optimizer.{name} is no argument of {self.name}; leave it out" for name in unknown] + [
+            f"optimizer.arguments must not have {name}, which would not follow the recipe; set optimizer.{name}"
+            for name in ("lr", "weight_decay")
+            if name in self.arguments
+        ]
 
     def _mistakes_of_freezing(self) -> list[str]:
         if self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0:

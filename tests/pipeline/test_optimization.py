@@ -208,12 +208,26 @@ def test_another_optimizer_has_its_own_numbers():
         ({"min_lr": 2.0}, "optimizer.min_lr must be at most optimizer.lr of 0.001, got 2.0"),
         ({"warmup_ratio": 0.1, "warmup_steps": 3}, "optimizer.warmup_ratio must be 0 beside warmup_steps"),
         ({"cycles": 2, "schedule": "linear"}, "optimizer.cycles needs schedule cosine"),
+        ({"eps": -1e-8}, "optimizer.eps must be finite and not negative, got -1e-08"),
+        ({"name": "sgd", "momentum": -0.9}, "optimizer.momentum must be finite and not negative, got -0.9"),
+        ({"max_grad_norm": 0.0}, "optimizer.max_grad_norm must be above 0, because nothing moves by gradients of"),
+        ({"cosine_steps": 0}, "optimizer.cosine_steps must be at least 1 or null, got 0"),
+        ({"decay_steps": 0}, "optimizer.decay_steps must be at least 1 or null, got 0"),
+        ({"name": "muon", "arguments": {"nesterof": False}}, "optimizer.nesterof is no argument of muon; leave it out"),
+        ({"name": "muon", "arguments": {"lr": 0.1}}, "optimizer.arguments must not have lr, which would not follow"),
+        ({"name": "NAdam", "arguments": {"weight_decay": 0.1}}, "must not have weight_decay, which would not follow"),
     ],
 )
 def test_what_an_optimizer_cannot_be(fields, said):
     with pytest.raises(OptionsError) as caught:
         OptimizerOptions(**fields)
     assert said in str(caught.value)
+
+
+def test_an_argument_that_a_class_refuses_is_one_sentence():
+    for name, argument in (("muon", {"momentum": -1.0}), ("RMSprop", {"alpha": -1.0})):
+        with pytest.raises(OptionsError, match=f"^optimizer {name} cannot be made: "):
+            make_optimizer(weights(), OptimizerOptions(name=name, arguments=argument))
 
 
 def test_muon_moves_matrices_and_adamw_all_else():
