@@ -133,7 +133,7 @@ class NormalGrid(PointGrid):
         units, magnitude, last = self.units(scales), values.abs(), LEVELS[self.bits][-1]
         error = torch.maximum(units * self._widest, magnitude - units * last)
         largest = units * last
-        return (error + largest * 2.0**-18).clamp(min=_SMALLEST_SCALE), largest
+        return (error + (error + largest) * 2.0**-18).clamp(min=_SMALLEST_SCALE), largest
 
     @cached_property
     def _widest(self) -> float:

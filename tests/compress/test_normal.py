@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.codec_contract import documented
+from support.codec_contract import assert_within_bound, documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, said_by, snr_db
 from thinwire.compress import parse
 from thinwire.compress.codecs.granularity import blocks_per
@@ -74,6 +74,14 @@ def test_the_bound_is_reached_inside_and_outside():
             and reached[:, :-1][x[:, :-1].abs() < LEVELS[bits][-1]].max() > 0.95
             and reached[:, -1].max() > 0.99
         )
+
+
+@pytest.mark.parametrize("bits", LEVELS)
+def test_the_bound_of_a_value_far_beyond_the_last_level_counts_its_own_rounding(bits):
+    """It was 0.01 too small for 1e6 in a row of 66,000 that are about 1."""
+    for seed in range(20):
+        x = torch.cat([gaussian(1, 66_000), 1e6 * (1 + gaussian(1, 1, seed=seed).abs())], 1)
+        assert_within_bound(NormalLevels(bits), x, roundtrip(NormalLevels(bits), x, KEY))
 
 
 @pytest.mark.parametrize(
