@@ -33,7 +33,7 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
-from thinwire.compress.rules import try_out
+from thinwire.compress.rules import require_hashable, try_out
 from thinwire.errors import attempt
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find_in
@@ -142,6 +142,7 @@ def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments
         takes="these arguments",
         error=ContractError,
     )
+    require_hashable(made)
     if isinstance(made, Codec) and not made.reuses_indices:
         try_out(made)
     return made

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Codec, CodecError, ContractError, Key, call_method, size_of
+from thinwire.compress.codec import Codec, CodecError, ContractError, Described, Key, call_method, size_of
 from thinwire.errors.calls import first_line
 
 _KEY = Key(seed=1, boundary=0, channel="activations", phase="train", step=2, microbatch=3)
@@ -47,6 +47,7 @@ def check(codec: Codec) -> None:
     if not isinstance(given, Codec):
         made = f"{given.__name__}()" if isinstance(given, type) else "parse(text)"
         raise ContractError([f"check takes a codec, such as {made}, got {given!r}"])
+    require_hashable(given)
     found = _Findings()
     for sentence in _described(codec):
         found.add(sentence, sentence)
@@ -66,6 +67,16 @@ def check(codec: Codec) -> None:
         found.add("", f"{codec.name} must take a float32 tensor of some shape, and refused all")
     if found.sentences:
         raise ContractError(found.sentences)
+
+
+def require_hashable(described: Described) -> None:
+    """Raise ContractError if an argument is a list, or anything else that cannot be the key of a table."""
+    try:
+        hash(described)
+    except TypeError as error:
+        raise ContractError(
+            f"{described.name}'s arguments must be hashable, such as a tuple in place of a list, got {error}"
+        ) from None
 
 
 def try_out(codec: Codec) -> None:

@@ -210,6 +210,15 @@ def test_an_expression_of_a_broken_codec_is_refused_before_it_is_used(own, broke
     assert "\n" not in str(caught.value)
 
 
+def test_an_argument_that_is_a_list_is_one_sentence(own):
+    """A TypeError told that it is unhashable, from a cache of sizes."""
+    codec, said = own("    widths: object = (1, 2)"), "own_rules.Own's arguments must be hashable, such as a tuple in"
+    assert str(parse("own_rules.Own(widths=(3,))")) == "own_rules.Own(widths=(3,))"
+    for act in (lambda: parse("own_rules.Own(widths=[3])"), lambda: check(type(codec)(widths=[3]))):
+        with pytest.raises(ContractError, match=said):
+            act()
+
+
 def test_a_codec_may_refuse_a_shape(own):
     own("    def nbytes(self, shape, dtype):\n        raise CodecError('only images')")
     assert str(parse("own_rules.Own")) == "own_rules.Own"
