@@ -137,6 +137,8 @@ class CompressedStage(PipelineStage):
                 f"or leave it to the first step"
             )
         index, wire = self.stage_index, self.wire
+        if mistakes := wire.compression.mistakes_of_boundaries(self.num_stages):
+            raise OptionsError(mistakes)
         wire.announce_all({stage for stage, rank in self.stage_index_to_group_rank.items() if rank == self.group_rank})
         self._gradients_at.clear()
         for shape in self._boundaries:

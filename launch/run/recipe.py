@@ -109,12 +109,7 @@ class Recipe:
             mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
         if self.training.best is not None and self.replicas.elastic:
             mistakes.append("training.best must be null for replicas.membership elastic, whose replicas score alone")
-        unknown = sorted(index for index in self.compression.boundaries if not 0 <= index < self.num_boundaries)
-        if unknown:
-            mistakes.append(
-                f"compression.boundaries must lie in 0..{self.num_boundaries - 1} for "
-                f"{self.pipeline.num_stages} stages, got {', '.join(map(str, unknown))}"
-            )
+        mistakes += self.compression.mistakes_of_boundaries(self.pipeline.num_stages)
         mistakes += together.of_replicas(
             self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries
         )

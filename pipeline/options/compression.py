@@ -221,6 +221,13 @@ class CompressionOptions:
             }
         )
 
+    def mistakes_of_boundaries(self, num_stages: int) -> list[str]:
+        """A sentence if there are codecs for boundaries that a pipeline of so many stages does not have."""
+        unknown = sorted(index for index in self.boundaries if not 0 <= index < num_stages - 1)
+        told = ", ".join(map(str, unknown))
+        mistake = f"compression.boundaries must lie in 0..{num_stages - 2} for {num_stages} stages, got {told}"
+        return [mistake] if unknown else []
+
     def without_auto(self, command: str) -> Self:
         """The same options; OptionsError if a field says auto, because `command` measures no links to choose by."""
         if not self.automatic:

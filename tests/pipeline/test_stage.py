@@ -11,7 +11,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from support.processes import outcomes_of, run
 from support.toy import make_trainer, needs_inference
-from thinwire.pipeline import CompressedStage, CompressionOptions, SlotCounts, Wire, WireOptions, compressed
+from thinwire.pipeline import (
+    BoundaryOptions,
+    CompressedStage,
+    CompressionOptions,
+    SlotCounts,
+    Wire,
+    WireOptions,
+    compressed,
+)
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.schedules import actions, build_merged, merge
 from thinwire.pipeline.wire.handshake import differences
@@ -197,6 +205,17 @@ def test_two_stages_around_a_module_have_files_of_their_own_for_their_buffers(al
         for stage in stages:
             stage.flush()
     assert names == ["boundary-0-gradients-0-sender-1-train.slots", "boundary-0-gradients-0-sender-train.slots"]
+
+
+def test_codecs_of_a_boundary_that_the_pipeline_does_not_have_are_refused(alone):
+    """Whoever counted boundaries from 1 trained with the common codec, without a word."""
+    example, counted_from_1 = torch.empty(2, WIDTH), {1: BoundaryOptions(activations="none", gradients="none")}
+    wire = Wire(CompressionOptions(activations="q(2)", boundaries=counted_from_1))
+    stages = [
+        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=wire) for index in (0, 1)
+    ]
+    with pytest.raises(OptionsError, match=r"compression\.boundaries must lie in 0\.\.0 for 2 stages, got 1"):
+        build_merged(merge(actions("gpipe", 2, 2, 4)), stages, 4, nn.functional.mse_loss).step(batch()[0])
 
 
 def of_changing_sizes(rank):
