@@ -481,7 +481,7 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
     """
     if method.feedback is None or not method.feedback.receiver_keeps:
         return
-    x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     c = contraction(method.inner, x)
     if not c < 1:
         warnings.warn(

@@ -68,6 +68,17 @@ def test_what_goes_the_eager_way_on_a_cpu():
 
 
 @needs_numba
+@pytest.mark.parametrize("kernels", [cpu._agree, cpu._errors_agree])
+def test_kernels_are_tried_out_alike_whatever_torchs_default_dtype(kernels):
+    """With bfloat16 they were left out, and a warning told that they do not work here."""
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert kernels(AbsMaxGrid(4, False))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_numba
 @pytest.mark.parametrize(("shapes", "calls"), [([(1, 16)] * 4, [16]), ([(512, 512), (1, 32)], [1 << 18, 32])])
 def test_kernels_begin_with_a_long_message_or_after_many_short_ones(monkeypatch, shapes, calls):
     monkeypatch.setattr(cpu._coded, "messages", 0)

@@ -216,7 +216,8 @@ def _eager(grid: Grid) -> tuple[GridQuantizer, BlockRange]:
 def _agree(grid: Grid) -> bool:
     """Whether kernels and eager code give the same scales, codes and values."""
     (eager, part), sample, size = _eager(grid), _sample(), grid.scales_size(64)
-    payloads, values = torch.zeros(3, eager.nbytes(sample.shape), dtype=torch.uint8), torch.zeros(3, len(sample))
+    payloads = torch.zeros(3, eager.nbytes(sample.shape), dtype=torch.uint8)
+    values = torch.zeros(3, len(sample), dtype=torch.float32)
     eager.encode(sample, payloads[0], NO_KEY)
     eager.decode(payloads[0], values[0])
     scales = grid.unpack_scales(payloads[0, :size], 64)
