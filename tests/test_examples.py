@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from support.codec_contract import assert_within_bound
+from support.codec_helpers import gaussian, roundtrip
 from support.data_files import WORDS, write_tokenizer
 from support.pages import ROOT
 from support.processes import run
@@ -173,3 +175,10 @@ def test_own_codec_trains_a_recipe(tmp_path):
 def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "codecs")
     check(parse(expression))
+
+
+def test_a_sum_at_the_end_of_fp16_stays_finite(monkeypatch):
+    """One step of the second codec beyond 65504 became infinity."""
+    monkeypatch.syspath_prepend(EXAMPLES / "codecs")
+    codec, x = parse('sums.Sum("fp8", "q(1)")'), gaussian(4, 33).clamp(-1, 1).mul(65504).half()
+    assert_within_bound(codec, x, roundtrip(codec, x))

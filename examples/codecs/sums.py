@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Codec, CodecError, Key, parse
+from thinwire.compress.codecs.cast import saturating_copy
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,4 +61,4 @@ class Sum(Codec):
         first.decode(payload[:start], out, key)
         rest = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         second.decode(payload[start:], rest, key.of("rest"))
-        out.copy_(rest.add_(out))
+        saturating_copy(rest.add_(out), out)
