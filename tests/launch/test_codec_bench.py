@@ -308,6 +308,7 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
         (["--codec", "zip"], "unknown codec 'zip' in 'zip'; the codecs are "),
         (["--codec", "reuse"], "reuse needs topk or randk on the activations"),
         (["--codec", "ef(reuse)"], "ef cannot go around reuse"),
+        (["--codec", 'ef(q(4), store="disk")'], "thinwire bench codecs measures buffers in the host's memory, got "),
         (["--elements", "1000"], "--elements must be a multiple of 8192 (8 samples with rows of 1024), got 1000; see "),
         (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'; see thinwire bench "),
         (["--threads", "1,few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),

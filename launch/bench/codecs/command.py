@@ -164,12 +164,14 @@ def default_codecs() -> list[str]:
 
 
 def parse_method(expression: str) -> Codec | Feedback:
-    """The codec or feedback of an expression. CodecError if the expression is wrong, or if the codec needs another."""
+    """The codec or feedback of an expression. CodecError if it is wrong, or what it says cannot be measured here."""
     import torch
 
-    from thinwire.compress import parse
+    from thinwire.compress import CodecError, parse
 
     method = parse(expression)
+    if method.feedback is not None and method.feedback.store != "memory":
+        raise CodecError(f"{PROG} measures buffers in the host's memory, got {method}; drop store")
     method.codec.nbytes((1, 1), torch.float32)
     return method
 
