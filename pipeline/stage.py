@@ -326,8 +326,11 @@ class CompressedStage(PipelineStage):
     def scale_grads(self, grad_scale_factor: int) -> None:
         """Called by a schedule that divides gradients by the number of micro-batches, when this stage is through.
 
-        The last stage of this process that holds a weight divides its gradient: the others may still add to it.
+        The last stage of this process that holds a weight divides its gradient: the others may still add to it. torch
+        calls this in evaluations too, where there is nothing to divide.
         """
+        if not self.has_backward:
+            return
         self._scales = grad_scale_factor != 1
         self._require_unscaled()
         self._is_scaled = True
@@ -410,6 +413,16 @@ class CompressedStage(PipelineStage):
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """A neighbour on this process sent its gradients through the boundary already."""
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        # torch 2.14 drops all gradients of FSDP here, at each switch of the mode too; its look at shapes adds none
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        gradients = [(parameter, parameter.grad) for parameter in self.submod.parameters()]
+        super()._post_metadata_inference_cleanup()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.processes import run
+from support.toy import needs_inference
 from thinwire.models import large_weights, tasks
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
@@ -522,6 +523,31 @@ def wanted_of(how, count):
         for _ in range(2):
             (loss_of(modules[1](modules[0](batch() * (rank + 1))), None) / replicas).backward()
     return gradients_of(modules)
+
+
+@pytest.mark.parametrize("schedule_class", MULTI)
+@pytest.mark.parametrize("wrap", [lambda module, mesh: module, SHARDED["fsdp"]], ids=["plain", "fsdp"])
+@needs_inference
+@pytest.mark.parametrize("examples", [(), (torch.empty(ROWS, WIDTH),) * 2], ids=["inferred", "examples"])
+def test_an_evaluation_before_the_optimizer_steps_leaves_the_gradients(wrap, schedule_class, examples, alone):
+    """torch divides gradients at the end of evaluations too, and drops those of FSDP where the mode changes."""
+    mesh, pipeline = groups_of(1)
+
+    def after(*acts):
+        torch.manual_seed(0)
+        modules = [wrap(Plain(), mesh) for _ in range(2)]
+        wire = Wire(CompressionOptions(**CODECS["none"]), group=pipeline)
+        stages = [
+            CompressedStage(module, index, 2, torch.device("cpu"), *examples, group=pipeline, wire=wire)
+            for index, module in enumerate(modules)
+        ]
+        schedule = schedule_class(stages, COUNT, loss_fn=loss_of)
+        for act in acts:
+            getattr(schedule, act)(batch(), target=torch.zeros(ROWS * COUNT))
+        return {name: whole(gradient) for name, gradient in gradients_of(modules).items()}
+
+    assert_gradients(after("step", "eval", "step"), after("step", "step"))
+    assert_gradients(after("step", "eval"), after("step"))
 
 
 @pytest.mark.parametrize("schedule_class", MULTI)

@@ -134,7 +134,8 @@ def without_examples(rank):
             with compressed(codecs):
                 stage = CompressedStage(module, rank, 2, torch.device("cpu"))
         stage.submod = nn.Sequential(module)  # as by a program that wraps modules once the stage is there
-        schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+        # torch divides gradients after an evaluation too
+        schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss, scale_grads=False)
         for act in (schedule.step, schedule.eval, schedule.step):
             act(*([inputs] if rank == 0 else []), **({"target": targets} if rank == 1 else {}))
         sent = {}
@@ -228,7 +229,8 @@ def of_changing_sizes(rank):
         module = layer(rank)
         with compressed(codecs or "none"):
             stage = (CompressedStage if codecs else PipelineStage)(module, rank, 2, torch.device("cpu"))
-        schedule, told = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss), []
+        # torch divides gradients after an evaluation too
+        schedule, told = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss, scale_grads=False), []
         inputs, targets = (torch.cat([each, each]) for each in batch())
         try:
             for act, rows in ((schedule.step, 8), (schedule.eval, 16), (schedule.step, 8), (schedule.eval, 4)):
