@@ -317,6 +317,8 @@ def require_choice(described: Described, argument: str, value: object, choices: 
 
 def is_finite(x: Tensor) -> bool:
     """Whether no element is NaN or infinity; the sum shows it in one pass, unless it overflows."""
+    if x.is_complex():
+        x = torch.view_as_real(x)
     if not x.is_floating_point():
         return True
     # to name the dtype takes as long as to sum a short message

@@ -55,7 +55,8 @@ class Coder:
         activation: for a codec that reuses indices, the coder of the activation at this same end.
 
     Raises:
-        CodecError: the method is `reuse`, and the activation has neither topk nor randk.
+        CodecError: the method is `reuse`, and the activation has neither topk nor randk, or it is feedback, and the
+            tensor is complex.
     """
 
     sends: ClassVar[bool]
@@ -75,6 +76,8 @@ class Coder:
         bound = method.bound_to(activation.method.inner if activation else Uncompressed())
         self._feedback, self._codec = bound.feedback, bound.inner
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
+        if self._feedback and self._dtype.is_complex:
+            raise CodecError(f"{method} keeps buffers of real numbers, got {self._dtype}; send this tensor with none")
         self._opening = self._feedback.opening if self._feedback else None
         self.varies = self._codec.varies or (self._opening is not None and self._opening.varies)
         """Whether a payload may be shorter than its plan."""

@@ -438,7 +438,7 @@ class FiniteFlags:
 
     def add(self, tensor: Tensor, what: str) -> None:
         """Order a flag of a tensor; nobody waits."""
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() or tensor.is_complex():
             self._flags.append(tensor.isfinite().all())
             self._names.append(what)
 

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.processes import run
 from support.toy import needs_inference
+from thinwire.compress import CodecError
 from thinwire.models import large_weights, tasks
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
@@ -437,6 +438,22 @@ def test_conjugate_and_negative_numbers_cross_as_they_are(schedule, alone):
     stages = stages_of(modules, crossing, "none")
     build_merged(order_of(schedule), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
     assert_gradients(gradients_of(modules), wanted)
+
+
+@pytest.mark.parametrize(
+    ("codec", "factor", "error", "told"),
+    [
+        ("feedback", 1, CodecError, r"ef21\(none\) keeps buffers of real numbers, got torch.complex64; send this"),
+        ("none", torch.nan, PipelineError, "stage 1 has NaN or infinity in the activations of micro-batch 0"),
+    ],
+)
+def test_complex_numbers_lose_no_part_and_are_finite(codec, factor, error, told, alone):
+    """Buffers kept the real part alone, and NaN went on."""
+    modules = among(Several(lambda self, x, y: torch.complex(x, factor * y)))
+    modules[2] = Join(lambda z: z.real * z.imag)
+    stages = stages_of(modules, unsplit(modules)[1], codec)
+    with pytest.raises(error, match=told):
+        build_merged(order_of("1f1b"), stages, COUNT, loss_of).step(batch(), target=torch.zeros(ROWS * COUNT))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
