@@ -170,13 +170,20 @@ class Coder:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
-        return {"stores": self.buffers.state_dict(), "warm_starts": dict(self.warm_starts or {})}
+        return {"rule": self._rule, "stores": self.buffers.state_dict(), "warm_starts": dict(self.warm_starts or {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the state to what `state_dict` returned."""
+        """Set the state to what `state_dict` returned. CodecError if it is that of another rule of feedback."""
+        if (saved := state.get("rule", self._rule)) != self._rule:
+            raise CodecError(f"buffers mean what their rule says, {saved} in the state, got {self._rule}")
         if self.warm_starts is not None:
             self.warm_starts = dict(state["warm_starts"])
         self.buffers.load_state_dict(state["stores"])
+
+    @property
+    def _rule(self) -> str:
+        """Which rule of feedback its buffers belong to, and what each is kept for."""
+        return f"{self._feedback.name} by {self._feedback.slot}" if self._feedback else "no feedback"
 
     def _row(self, microbatch: Microbatch) -> tuple[int, ...]:
         """The shape of a row as it crosses."""

@@ -39,9 +39,12 @@ def test_buffers_of_feedback_go_through_a_checkpoint_of_torch(alone, tmp_path):
     assert train(stages(), 2) != wanted, "the buffers matter"
 
 
-@pytest.mark.parametrize("codecs", ["q(8)", "lowrank(1)"])
+@pytest.mark.parametrize("codecs", ["q(8)", "lowrank(1)", "ef21(q(4))", 'ef(q(4), slot="sample")'])
 def test_the_state_of_other_codecs_is_refused(alone, codecs):
-    """The sentence asked for the number of samples, which has nothing to do with it."""
+    """The sentence asked for the number of samples, which has nothing to do with it.
+
+    ef21 took the errors of the sender for values that both ends have, and was wrong by them from then on.
+    """
     whole, others = stages(), stages(codecs)
     train(whole, 1)
     for stage, other in zip(whole, others, strict=True):
