@@ -85,7 +85,7 @@ class CompressedStage(PipelineStage):
         self._knows_shapes = self._input_trains = self._connected = False
         self._tells_gradients = [False, False]  # whether a description said which inputs and which outputs need some
         self._versions: dict[int, int] = {}
-        self._to_load: Mapping[str, Any] = {}
+        self._to_load: Mapping[str, Any] | None = None
         if inputs is not None and outputs is not None:
             self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
         self._number = self.wire.join(self)
@@ -477,7 +477,7 @@ class CompressedStage(PipelineStage):
         ]
 
     def _load(self) -> None:
-        if self._to_load:
+        if self._to_load is not None:
             try:
                 self.ends.load_state_dict(self._to_load)
             except (KeyError, CodecError) as error:
@@ -485,7 +485,7 @@ class CompressedStage(PipelineStage):
                     f"stage {self.stage_index} must be given the state of a stage with the same boundaries and codecs; "
                     f"take the codecs that it was saved with, or go on without that state ({error})"
                 ) from error
-        self._to_load = {}
+        self._to_load = None
 
     def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Take what crosses the boundaries from examples, or from torch's description of them, which may be another.

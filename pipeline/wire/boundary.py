@@ -127,9 +127,9 @@ class ChannelEnd:
         return {str(index): coder.state_dict() for index, coder in enumerate(self.coders)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take exactly the state that `state_dict` returned."""
+        """Take exactly the state that `state_dict` returned; an empty one is that before the first frame."""
         for index, coder in enumerate(self.coders):
-            coder.load_state_dict(state[str(index)])
+            coder.load_state_dict(state[str(index)] if state else {"stores": {}, "warm_starts": {}})
 
     def drop_cache(self) -> None:
         """Flush stores on disk, so that they are read from the disk again."""

@@ -53,9 +53,9 @@ class StageEnds:
         return {_name(end): end.state_dict() for end in self.channels}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take exactly the state that `state_dict` returned."""
+        """Take exactly the state that `state_dict` returned; before there were ends, that was empty."""
         for end in self.channels:
-            end.load_state_dict(state[_name(end)])
+            end.load_state_dict(state[_name(end)] if state else {})
 
     def coders(self) -> dict[str, Coder]:
         """The coders at the ends, by boundary, channel and tensor."""

@@ -39,6 +39,17 @@ def test_buffers_of_feedback_go_through_a_checkpoint_of_torch(alone, tmp_path):
     assert train(stages(), 2) != wanted, "the buffers matter"
 
 
+def test_the_state_of_before_the_first_step_empties_buffers(alone):
+    """They stayed as they were, though passes were counted from the beginning again."""
+    trained = stages()
+    before = [stage.state_dict() for stage in trained]
+    first, second = train(trained, 1), train(trained, 1)
+    assert first != second
+    for stage, state in zip(trained, before, strict=True):
+        stage.load_state_dict(state)
+    assert [train(trained, 1), train(trained, 1)] == [first, second]
+
+
 @pytest.mark.parametrize("codecs", ["q(8)", "lowrank(1)", "ef21(q(4))", 'ef(q(4), slot="sample")'])
 def test_the_state_of_other_codecs_is_refused(alone, codecs):
     """The sentence asked for the number of samples, which has nothing to do with it.
