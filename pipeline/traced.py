@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from torch.distributed.pipelining import Pipe
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire.wire import Wire
@@ -30,7 +32,8 @@ def stage_from(
 ) -> CompressedStage:
     """A stage of a traced model, in place of `pipe.build_stage`; the examples are those that it was traced with.
 
-    An input of the model that a later stage needs too, such as a mask, is given to the schedule there by its name.
+    The first stage takes the model's inputs in their order. One that a later stage needs too, such as a mask, is given
+    to the schedule there by its name. A weight that several stages use has a copy in each, and a warning says so.
 
     Raises OptionsError if the model has a skip connection: a stage must take all that the stage before returns, and
     nothing else of other stages.
@@ -48,10 +51,12 @@ def stage_from(
             )
     module = pipe.build_stage(stage_index, device, group).submod  # on the device, and so are tensors that it creates
     assert isinstance(module, GraphModule), "a traced stage is a graph"
+    _sort_inputs(pipe, module, node := nodes[stage_index])
+    _warn_of_copies(pipe, str(node.target))
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     received = [
         placeholder
-        for placeholder, arg in zip(placeholders, nodes[stage_index].args, strict=True)
+        for placeholder, arg in zip(placeholders, node.args, strict=True)
         if stage_index == 0 or arg.op != "placeholder"
     ]
     return CompressedStage(
@@ -65,6 +70,33 @@ def stage_from(
         wire=wire,
         first_layer=first_layer,
     )
+
+
+def _sort_inputs(pipe: Pipe, module: GraphModule, call: Node) -> None:
+    """Put what a stage takes from the one before first, then inputs of the model in their order; torch sorts by use."""
+    inputs = [node for node in call.graph.nodes if node.op == "placeholder"]
+    order = sorted(
+        range(len(call.args)), key=lambda at: inputs.index(call.args[at]) + 1 if call.args[at] in inputs else 0
+    )
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for one, following in pairwise(placeholders[at] for at in order):
+        one.append(following)
+    call.args = tuple(call.args[at] for at in order)
+    module.recompile()
+    pipe.split_gm.recompile()
+
+
+def _warn_of_copies(pipe: Pipe, stage: str) -> None:
+    """Warn of each weight of a stage that is one weight with those of other stages, and trains."""
+    for names in pipe.replicated_params:
+        if stage in names and pipe.split_gm.get_submodule(stage).get_parameter(names[stage]).requires_grad:
+            others = ", ".join(f"{name} of {place}" for place, name in names.items() if place != stage)
+            warnings.warn(
+                f"{names[stage]} of {stage} is one weight with {others}, but a traced stage trains a copy of its own; "
+                f"add their gradients up before the optimizer steps, or untie them",
+                ThinwireWarning,
+                stacklevel=3,
+            )
 
 
 def _source(arg: Node) -> tuple[Node, int]:

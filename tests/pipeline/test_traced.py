@@ -1,11 +1,14 @@
 """Stages of traced models have the gradients of the model; what torch would send past a stage is refused."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, pipe_split, pipeline
 
 from support.processes import run
+from thinwire.errors import ThinwireWarning
 from thinwire.pipeline import CompressionOptions, Wire, stage_from
 from thinwire.pipeline.errors import OptionsError
 
@@ -81,6 +84,49 @@ def test_stages_of_a_traced_model_have_its_gradients():
     assert {**first, **second}.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close({**first, **second}[name], gradient)
+
+
+class MaskFirst(nn.Module):
+    """Uses its second input before the first one, in both stages; `tied` makes their weights one."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if tied:
+            self.last.weight = self.first.weight
+
+    def forward(self, x, mask):
+        scale = mask + 1
+        x = self.first(x) * scale
+        pipe_split()
+        scale = mask + 2
+        return self.last(x) * scale
+
+
+def test_stages_take_inputs_in_the_order_of_the_model_whatever_they_use_first(alone):
+    """torch sorts them by use: the first stage took the mask for x, and the second one two values for the mask."""
+    model, (x, mask) = MaskFirst(tied=False), batch()
+    pipe = pipeline(model, (torch.empty(ROWS, WIDTH), torch.empty(ROWS, WIDTH)))
+    for _ in range(2):
+        wire = Wire(CompressionOptions(activations="none", gradients="none"))
+        first, last = (stage_from(pipe, index, CPU, wire=wire) for index in range(2))
+        found = ScheduleInterleaved1F1B([first, last], COUNT, loss_fn=loss_of).eval(x, mask=mask, target=x)
+        for output in (found, last.submod(first.submod(x, mask), mask), *pipe(x, mask)):
+            torch.testing.assert_close(output, model(x, mask))
+
+
+def test_a_weight_of_two_traced_stages_is_warned_about(alone):
+    """Each trains its copy, and they part."""
+    pipe = pipeline(MaskFirst(tied=True), (torch.empty(ROWS, WIDTH), torch.empty(ROWS, WIDTH)))
+    with pytest.warns(
+        ThinwireWarning, match=r"last\.weight of submod_pp_1 is one weight with first\.weight of submod_pp"
+    ):
+        stage_from(pipe, 1, CPU)
+    for parameter in pipe.get_stage_module(0).parameters():
+        parameter.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ThinwireWarning)
+        stage_from(pipe, 0, CPU)
 
 
 @pytest.mark.slow
