@@ -7,6 +7,7 @@ all follow from this value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from torch import Tensor, int64
 
@@ -17,7 +18,7 @@ from thinwire.pipeline.frames import Phase
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pass:
-    """One pass through the schedule, given alike on every stage."""
+    """One pass through the schedule, given alike on every stage. PipelineError if there is no such kind."""
 
     kind: PassKind = "train"
     """train; warmup (trains, with nothing compressed); eval-on or eval-off (evaluates, with compression on or off)."""
@@ -27,8 +28,13 @@ class Pass:
     """The ids of its samples in order, int64 [samples], each id once; feedback by sample needs them."""
     lengths: Tensor | None = None
     """How many tokens of each sample stand before its padding, int64 [samples], where no stage's output for a token
-    depends on later ones. Then the padding behind the longest sample of a micro-batch does not cross: zeros arrive.
+    depends on later ones, and each tensor that crosses has the tokens as its second dimension, if it has one. Then the
+    padding behind the longest sample of a micro-batch does not cross: zeros arrive.
     It does cross where feedback, `lowrank` or `reuse` keep something of each row."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (kinds := get_args(PassKind)):
+            raise PipelineError(f"the kind of a Pass must be one of {', '.join(kinds)}, got {self.kind!r}")
 
     @property
     def trains(self) -> bool:
@@ -60,14 +66,14 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
             f"begin announced to stage {stage} that a pass of kind {coming.kind} comes, but the schedule {runs}; "
             f"begin a training pass before schedule.step, an evaluation before schedule.eval"
         )
-    ids = coming.sample_ids
-    if ids is None:
-        return
-    if not isinstance(ids, Tensor):
-        raise PipelineError(f"sample_ids must be a tensor of int64, got {type(ids).__name__}")
-    if ids.dtype != int64 or ids.dim() != 1:
-        raise PipelineError(f"sample_ids must be int64 [samples], got {ids.dtype} {list(ids.shape)}")
-    if len(ids) != samples:
-        raise PipelineError(
-            f"sample_ids must name each of the {samples} samples of a pass, got {len(ids)} on stage {stage}"
-        )
+    for name, given, does in (("sample_ids", coming.sample_ids, "name"), ("lengths", coming.lengths, "be of")):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor):
+            raise PipelineError(f"{name} must be a tensor of int64, got {type(given).__name__}")
+        if given.dtype != int64 or given.dim() != 1:
+            raise PipelineError(f"{name} must be int64 [samples], got {given.dtype} {list(given.shape)}")
+        if len(given) != samples:
+            raise PipelineError(
+                f"{name} must {does} each of the {samples} samples of a pass, got {len(given)} on stage {stage}"
+            )

@@ -105,6 +105,12 @@ def test_feedback_by_sample_works_in_a_loop_of_ones_own(alone):
         (Pass(sample_ids=[0, 1]), "step", "sample_ids must be a tensor of int64, got list"),
         (Pass(sample_ids=torch.zeros(2)), "step", r"must be int64 \[samples\], got torch.float32 \[2\]"),
         (Pass(sample_ids=torch.zeros(2, 1).long()), "step", r"must be int64 \[samples\], got torch.int64 \[2, 1\]"),
+        (Pass(lengths=[3] * 8), "step", "lengths must be a tensor of int64, got list"),
+        (
+            Pass(lengths=torch.full((4,), 3)),
+            "step",
+            "lengths must be of each of the 8 samples of a pass, got 4 on stage 0",
+        ),
         (Pass(sample_ids=torch.arange(7)), "step", "must name each of the 8 samples of a pass, got 7 on stage 0"),
     ],
 )
@@ -131,3 +137,8 @@ def test_an_observer_sees_what_stages_send_as_it_is(alone):
     for name, _, index, (tensor,) in seen:
         if name == "activations":
             torch.testing.assert_close(tensor, outputs[index * ROWS : (index + 1) * ROWS])
+
+
+def test_a_kind_that_there_is_not_is_told():
+    with pytest.raises(PipelineError, match="must be one of train, warmup, eval-on, eval-off, got 'eval'"):
+        Pass(kind="eval")
