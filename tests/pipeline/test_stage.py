@@ -527,6 +527,16 @@ def test_an_output_of_another_dtype_is_told(alone):
         schedule.step(batch()[0].bfloat16(), target=batch()[1])
 
 
+def test_torch_looks_for_no_gradients_that_no_example_is_marked_for(alone):
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL it refused each gradient."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        _, schedule = pair_of(Wire())
+        schedule.step(batch()[0], target=batch()[1])
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
 def test_one_process_runs_the_merged_order_and_nothing_else(alone):
     wire, example = Wire(), torch.empty(2, WIDTH)
     stages = [
