@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -59,8 +59,6 @@ _MOST_NESTED = 64
 """The most levels of lists and objects in JSON; `datasets` bears some 300."""
 _WORDS, _TAGS = "tokens", "ner_tags"
 """The usual columns of words, and of their tags."""
-_EXTRA = "__index_level_0__"
-"""The column into which pandas puts what stands before the columns of a header."""
 
 
 def open_file(part: Part, columns: Columns) -> Splits:
@@ -78,9 +76,10 @@ def open_file(part: Part, columns: Columns) -> Splits:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise OSError for a table that would end the process in a library, or take its memory.
+    """Raise OSError for a table that would end the process in a library, take its memory, or be read otherwise.
 
-    That is JSON whose first row is null, or that is nested deep, and parquet that declares very many classes.
+    That is JSON whose first row is null, or that is nested deep, parquet that declares very many classes, and CSV with
+    more fields than its header, of which pandas would take the last ones.
     """
     match TABLES.get(path.suffix.lower()):
         case "json":
@@ -93,6 +92,16 @@ def _check_readable(path: Path) -> None:
             numbers = map(int, re.findall(rb'"num_classes":\s*(\d{1,99})', declared))
             if (most := max(numbers, default=0)) > MOST_CLASSES:
                 raise OSError(f"{path.name} must have at most {MOST_CLASSES} classes, and declares {most}")
+        case "csv":
+            import pandas
+
+            with suppress(ValueError):  # what cannot be read is told when it is
+                first = pandas.read_csv(path, nrows=1)
+                if len(first) and not isinstance(first.index, pandas.RangeIndex):
+                    raise OSError(
+                        f"the rows of {path.name} must have as many fields as its header, and have more: put texts "
+                        f"with commas in quotes"
+                    )
 
 
 def _check_json(path: Path) -> None:
@@ -382,19 +391,8 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
     require((wanted in splits, f"the split of {part.name} must be one of {known}, got {wanted!r}"))
     table: Dataset = splits[wanted]
     some = next(iter(table.take(1)), None) if part.streamed else len(table) > 0
-    require(
-        (bool(some), f"split {wanted!r} of {part.name} must have at least one row, got none"),
-        (
-            not (_EXTRA in (table.column_names or ()) and _holds_csv(Path(part.name))),
-            f"the rows of {part.name} must have as many fields as its header, and have more: put texts with commas in "
-            f"quotes",
-        ),
-    )
+    require((bool(some), f"split {wanted!r} of {part.name} must have at least one row, got none"))
     return table
-
-
-def _holds_csv(path: Path) -> bool:
-    return any(file.suffix.lower() == ".csv" for file in (path.rglob("*") if path.is_dir() else [path]))
 
 
 def _holds_text_alone(folder: Path) -> bool:

@@ -81,6 +81,15 @@ def test_a_row_without_a_text_is_named_by_its_place_in_the_whole_stream(tmp_path
         data.training.inputs(torch.tensor([1400]))
 
 
+def test_texts_with_commas_that_are_not_quoted_are_told_also_in_a_later_file(tmp_path):
+    """A stream took what stood behind the comma for the text, without a word."""
+    (tmp_path / "files").mkdir()
+    for name, text in (("a", "Hello"), ("b", "Hello number 7, how are you")):
+        (tmp_path / "files" / f"{name}.csv").write_text("text,label\n" + f"{text},1\n" * 3)
+    with pytest.raises(ModelError, match=r"the rows of b\.csv must have as many fields as its header, and have more"):
+        load(DataOptions(name=str(tmp_path / "files"), stream=1, limit=29, **STREAM))
+
+
 def test_a_file_that_ends_in_the_middle_is_told(tmp_path):
     name = folder(tmp_path)
     (tmp_path / "files" / "2.jsonl").write_text('{"text": "08"}\n{"text": "0')
