@@ -107,16 +107,19 @@ class Classification(Task):
         self.unit = f"nats per {of}"
 
     def observe(self, output: Tensor, target: Tensor) -> Tensor:
-        """Samples whose label is predicted, samples of each label, and of each prediction: float64 [1 + L + L]."""
+        """Samples whose label is predicted, samples of each label, and of each prediction: float64 [1 + L + L].
+
+        L is the number of classes, or that of the model's outputs where there are more.
+        """
         valid = target != IGNORE
         labels, predicted = target[valid].cpu(), output.detach().argmax(-1)[valid].cpu()
-        right = (labels == predicted).sum()[None]
-        return torch.cat([right, *(torch.bincount(x, minlength=self.num_labels) for x in (labels, predicted))]).double()
+        right, most = (labels == predicted).sum()[None], max(self.num_labels, output.shape[-1])
+        return torch.cat([right, *(torch.bincount(x, minlength=most) for x in (labels, predicted))]).double()
 
     def metrics(self, mean_loss: float, counts: Tensor) -> dict[str, float]:
         """Accuracy and Matthews' correlation; NaN without samples."""
         right, *classes = [int(count) for count in counts.tolist()]
-        labelled, predicted = classes[: self.num_labels], classes[self.num_labels :]
+        labelled, predicted = classes[: len(classes) // 2], classes[len(classes) // 2 :]
         total = sum(labelled)
         return {
             "accuracy": right / total if total else math.nan,

@@ -53,7 +53,7 @@ from thinwire.models.model import blueprint, check_fits, check_name, check_reads
 from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
-from thinwire.models.tasks import TaskName, own_task
+from thinwire.models.tasks import Classification, TaskName, own_task
 from thinwire.pipeline.devices.device import CPU, choose, put_all, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.generation import Generator
@@ -307,6 +307,14 @@ def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:
             f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
             f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {reason}"
         ) from error
+    if isinstance(task := prepared.data.task, Classification):  # without a loss of the user's own
+        width = found[-1][0].shape[-1]
+        require(
+            (
+                width >= task.num_labels,
+                f"the model must have an output for each of the {task.num_labels} classes of the data, got {width}",
+            )
+        )
     return tuple(found)
 
 

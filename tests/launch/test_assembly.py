@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
@@ -111,6 +112,22 @@ def test_a_head_that_a_run_has_untied_is_not_tied_again_by_a_larger_batch():
     larger = ("--data.held_out", "0.5", "--pipeline.num_microbatches", "80")
     assert prepared(*larger).recipe.model.tied == "sum"
     assert prepared(*larger, "--model.weights", "runs/tiny").recipe.model.tied == "untie"
+
+
+OWN = """
+from torch import nn
+
+def classifier():
+    return [nn.Embedding(259, 4), nn.Flatten(), nn.Linear(64, 1)]
+"""
+
+
+def test_a_model_of_ones_own_has_an_output_for_each_class(monkeypatch):
+    """It was torch's "Target 1 is out of bounds", in the first step."""
+    add_module(monkeypatch, "own_classifier", OWN)
+    given = ["--data.name", "pydoc", "--data.kind", "pairs", "--model.name", "own_classifier:classifier"]
+    with pytest.raises(ModelError, match="must have an output for each of the 2 classes of the data, got 1"):
+        prepared(*given, "--model.config", "{}")
 
 
 def test_a_batch_needs_as_many_samples():

@@ -170,6 +170,15 @@ def test_matthews_at_its_ends(rows, expected):
     assert matthews(sum(row[label] for label, row in enumerate(rows)), labelled, predicted) == expected
 
 
+def test_a_model_may_have_more_outputs_than_there_are_classes():
+    """Counts were as long as the largest prediction of a micro-batch, and did not add up."""
+    task, target = Classification(2), torch.tensor([0, 1, 1, 0])
+    output = functional.one_hot(torch.tensor([0, 1, 3, 4]), 6).float()
+    counts = sum(task.observe(o, t) for o, t in zip(output.split(2), target.split(2), strict=True))
+    assert task.metrics(0.0, counts) == {"accuracy": 0.5, "matthews": matthews(2, [2, 2, 0, 0], [1, 1, 1, 1])}
+    assert task.observe(output[:, :1], target).shape == (5,), "as those of a loss of one's own may be"
+
+
 def test_no_samples_have_no_metrics():
     metrics = Classification(2).metrics(0.0, torch.zeros(5, dtype=torch.float64))
     assert all(math.isnan(value) for value in metrics.values()), metrics
