@@ -144,6 +144,8 @@ class Blueprint:
     the same only if their gradients are summed."""
     vocab_size: int | None = None
     """The number of token ids that the model can read; None if it reads no tokens."""
+    padding: int | None = None
+    """The token by which a classifier finds where a text ends; None where it needs none."""
     max_positions: int | None = None
     """The longest sequence of tokens that the model can read; None if there is no limit."""
     counted: bool = True

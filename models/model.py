@@ -134,11 +134,11 @@ def library_code(options: ModelOptions, num_labels: int | None) -> str:
     )
 
 
-def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None) -> None:
-    """Check that a model can read tokens below `vocab_size`, in samples of `block_size` tokens.
+def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None, padding: int | None = None) -> None:
+    """Check that a model can read tokens below `vocab_size`, in samples of `block_size` tokens filled up by `padding`.
 
     Raises:
-        ModelError: one of the two is too large; a sentence for each.
+        ModelError: one of the first two is too large, or the model reads another token as padding; a sentence for each.
     """
     tokens, readable = vocab_size or 0, model.vocab_size
     length, longest = block_size or 0, model.max_positions
@@ -152,6 +152,11 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
         (
             longest is None or length <= longest,
             f"block_size must be at most the model's {longest} positions, got {length}",
+        ),
+        (
+            None in (padding, model.padding) or padding == model.padding,
+            f"pad_token_id in config must be the tokenizer's {padding}, by which a classifier of the library finds the "
+            f"end of a text, got {model.padding}",
         ),
     )
 
@@ -194,7 +199,8 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
     if task not in able:
         name = inside or config.model_type
         raise ModelError(f"the task of {name} must be {' or '.join(able)}, got {task}; take another model")
-    if task == "classification" and "causal-lm" in able and getattr(config, "pad_token_id", None) is None:
+    reads_padding, padding = task == "classification" and "causal-lm" in able, getattr(config, "pad_token_id", None)
+    if reads_padding and padding is None:
         raise ModelError(
             f"a classifier of the type {config.model_type} reads the last token before the padding, so its config must "
             f"have the pad_token_id of the tokenizer, got none"
@@ -203,7 +209,11 @@ def _transformer(options: ModelOptions, task: TaskName, num_labels: int | None, 
         config.num_labels = num_labels
     made = take_apart(config, task, block_size=block_size, source=source, tied=options.tied or "untie")
     return replace(
-        made, inside=inside, compare=partial(check_parity, config, task), remembers=partial(remembers, config, task)
+        made,
+        inside=inside,
+        compare=partial(check_parity, config, task),
+        remembers=partial(remembers, config, task),
+        padding=padding if reads_padding else None,
     )
 
 

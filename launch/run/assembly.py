@@ -277,7 +277,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
     else:
         check_reads(recipe.model, kind="text")
     model = model_of(recipe.model, recipe.data.task, data.num_labels, tokens)
-    check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
+    check_fits(model, vocab_size=data.vocab_size, block_size=tokens, padding=data.padding)
     require_positions(model.side, data.training.side_example(1))
     return model
 
