@@ -122,7 +122,7 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     if (folder / "config.json").is_file():
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
         ties = {"tie_word_embeddings": True} if tied else {}
-        change_config(folder, {"dtype": chosen, **ties, **_names_of_classes(run)})
+        change_config(folder, {"dtype": chosen, **ties, **_of_classes(run)})
     _save_weights(folder, rounded)
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
@@ -177,13 +177,21 @@ def _rounds(tensor: Tensor, dtype: str) -> bool:
     return tensor.is_floating_point() and torch.promote_types(tensor.dtype, wanted) != wanted
 
 
-def _names_of_classes(run: SavedRun) -> dict[str, Any]:
-    """The fields of a configuration that name classes: as the data do, else by number, not as the model before did."""
+def _of_classes(run: SavedRun) -> dict[str, Any]:
+    """The fields of a configuration on classes: not as the model before had them, which may have been a regression.
+
+    Their names are those of the data, else numbers.
+    """
     count, names = run.facts.num_labels, run.facts.classes
+    fields = {"problem_type": "single_label_classification"} if run.recipe.data.task == "classification" else {}
     if count is None or "id2label" in run.recipe.model.config:
-        return {}
+        return fields
     named = names if len(names) == count else [f"LABEL_{number}" for number in range(count)]
-    return {"id2label": dict(enumerate(named)), "label2id": {name: number for number, name in enumerate(named)}}
+    return {
+        **fields,
+        "id2label": dict(enumerate(named)),
+        "label2id": {name: number for number, name in enumerate(named)},
+    }
 
 
 _WITH_TRANSFORMERS = """from transformers import {auto}
@@ -203,7 +211,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     auto = AUTO_CLASSES[run.recipe.data.task]
     if run.recipe.model.lora.rank is not None:
         given = run.recipe.model.config
-        fields = ({"text_config": given} if given and run.facts.inside else given) | _names_of_classes(run)
+        fields = ({"text_config": given} if given and run.facts.inside else given) | _of_classes(run)
         changes = "".join(f", {name}={value!r}" for name, value in fields.items())
         loads = _WITH_PEFT.format(auto=auto.replace("Auto", "AutoPeft"), changes=changes)
     elif by_transformers:

@@ -252,6 +252,7 @@ def test_classes_have_the_names_of_the_data(tmp_path, monkeypatch, hub_cache, na
     monkeypatch.chdir(tmp_path)
     sizes = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     before = {"id2label": {0: "POSITIVE", 1: "NEGATIVE"}, "label2id": {"POSITIVE": 0, "NEGATIVE": 1}}
+    before["problem_type"] = "multi_label_classification"  # for which pipelines take the sigmoid of each class
     config = BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16, **before)
     BertForSequenceClassification(config).save_pretrained("sentiment")
     write_reviews(tmp_path / "reviews.parquet", names)
@@ -260,6 +261,7 @@ def test_classes_have_the_names_of_the_data(tmp_path, monkeypatch, hub_cache, na
     config = loaded_as_its_readme_says(export(run, tmp_path / "export")).config
     assert config.id2label == dict(enumerate(expected))
     assert config.label2id == {name: number for number, name in enumerate(expected)}
+    assert config.problem_type == "single_label_classification"
 
 
 @pytest.mark.parametrize("name", OWN_MODELS)

@@ -169,6 +169,7 @@ def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     sizes = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
     before = {"id2label": {0: "POSITIVE", 1: "NEGATIVE"}, "label2id": {"POSITIVE": 0, "NEGATIVE": 1}}
+    before["problem_type"] = "regression"
     config = RobertaConfig(**sizes, intermediate_size=24, max_position_embeddings=32, **before)
     RobertaForSequenceClassification(config).save_pretrained("tiny")
     write_reviews(tmp_path / "text.parquet", names)
@@ -180,6 +181,7 @@ def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monk
     ids = torch.arange(40, 56)[None]
     torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)
     assert adapter.config.id2label == merged.config.id2label == dict(enumerate(expected))
+    assert adapter.config.problem_type == merged.config.problem_type == "single_label_classification"
 
 
 _SIZES = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
