@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from thinwire.errors.names import did_you_mean
 from thinwire.models import hub
+from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
+from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.four_bits import linears, require_bitsandbytes, to_four_bits
 from thinwire.models.layers import Blueprint, build_layers
@@ -131,6 +133,24 @@ def library_code(options: ModelOptions, num_labels: int | None) -> str:
     return (
         f"from torch import nn\n\nfrom {module} import {factory}\n\nmade = {factory}({given})\n"
         "model = made if isinstance(made, nn.Sequential) else nn.Sequential(*made)"
+    )
+
+
+def note_on_tokenizer(options: ModelOptions, tokenizer: str) -> str | None:
+    """A sentence if a pretrained model was trained with another tokenizer than that of the data; None if not."""
+    if options.weights == FRESH or options.name == tokenizer or _is_type(options):
+        return None
+    try:
+        loaded = load_tokenizer(options.name)
+    except ModelError:  # it came without one
+        return None
+    own = {token: number for token, number in loaded.get_vocab().items() if token not in loaded.all_special_tokens}
+    given = {} if tokenizer == BYTES else load_tokenizer(tokenizer).get_vocab()
+    if 2 * sum(given.get(token) == number for token, number in own.items()) >= len(own):  # some may have been added
+        return None
+    return (
+        f"data.tokenizer {tokenizer} gives tokens other numbers than the tokenizer of {options.name}, which the "
+        f"pretrained weights know; unless the data are token ids, take data.tokenizer {options.name}"
     )
 
 

@@ -49,7 +49,7 @@ from thinwire.models.layers import (
     check_weights,
     stage_output_examples,
 )
-from thinwire.models.model import blueprint, check_fits, check_name, check_reads
+from thinwire.models.model import blueprint, check_fits, check_name, check_reads, note_on_tokenizer
 from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import check_precision
@@ -180,7 +180,8 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)
         shared = _notes_on_shared(prepared) if recipe.model.lora.rank is None else []  # frozen
-        notes = [*prepared.data.notes, found]
+        other = note_on_tokenizer(recipe.model, recipe.data.tokenizer)
+        notes = [*prepared.data.notes, found, *filter(None, [other])]
         if inside := prepared.blueprint.inside:
             notes.append(
                 f"{inside} reads more than text: its text model trains, as AutoModelForCausalLM loads it, and is "

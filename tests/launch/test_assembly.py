@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.data_files import write_tokenizer
 from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.run import recipe
@@ -112,6 +113,21 @@ def test_a_head_that_a_run_has_untied_is_not_tied_again_by_a_larger_batch():
     larger = ("--data.held_out", "0.5", "--pipeline.num_microbatches", "80")
     assert prepared(*larger).recipe.model.tied == "sum"
     assert prepared(*larger, "--model.weights", "runs/tiny").recipe.model.tied == "untie"
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_with_another_tokenizer_than_its_own_is_told(folder):
+    """The default, bytes, trained a pretrained model on numbers that are other tokens, without a word."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 300, "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes)).save_pretrained("trained")
+    (folder / "text").write_text("the cat sat on a mat " * 200)
+    own, other = write_tokenizer(folder / "trained", pairs=False), write_tokenizer(folder / "same", pairs=False)
+    for tokenizer, said in (("bytes", 1), (own, 0), (other, 0), ("./trained", 0)):
+        given = ["--model.name", own, "--model.weights", "pretrained", "--model.config", "{}"]
+        notes = prepared(*given, "--data.tokenizer", tokenizer).data.notes
+        assert sum("gives tokens other numbers than the tokenizer of" in note for note in notes) == said, tokenizer
 
 
 OWN = """
