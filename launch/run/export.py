@@ -4,6 +4,7 @@ DIR/
   model.safetensors, config.json    for from_pretrained (other models: model.safetensors for load_state_dict)
   generation_config.json            how the model generates text, if the first model had this file
   tokenizer files                   if the run used a tokenizer of transformers
+  facts.json                        the classes of its data, by number, and more of the run's model/
   recipe.yaml                       how the model was trained; `thinwire eval` scores it, compression on and off
   README.md                         how to load the model, and whether inference needs the codec
 """

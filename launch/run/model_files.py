@@ -1,7 +1,7 @@
 """The files of a model beside its weights. A run writes them at its start, because an export needs them.
 
 RUN/model/
-  facts.json                              classes, tied weights, and the type that the weights came in
+  facts.json                              classes, tied weights, and the type that the weights came in; exports too
   config.json, generation_config.json     of a model of transformers
   tokenizer files                         where a tokenizer of transformers is used
 
@@ -115,9 +115,9 @@ def change_config(folder: Path, changes: Mapping[str, Any]) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 
-def read_facts(run: Path) -> ModelFacts:
-    """The facts that `save_model_files` wrote. OptionsError if they are missing."""
-    path = run / "model" / FACTS
+def read_facts(folder: Path) -> ModelFacts:
+    """The facts that `save_model_files` wrote, in RUN/model or in an export. OptionsError if they are missing."""
+    path = folder / FACTS
     if not path.exists():
         raise OptionsError(f"RUN must be the folder of a run, but {path} is missing")
     try:
@@ -133,16 +133,22 @@ def read_facts(run: Path) -> ModelFacts:
         raise OptionsError(f"{path} must hold facts about the model, but it is damaged: {error}") from error
 
 
-def check_classes(run: Path, classes: Sequence[str]) -> None:
-    """Check that data name their classes as those that a run was trained on, where both have names and are here.
+def check_classes(place: Path, classes: Sequence[str]) -> None:
+    """Check that data name their classes as those that a model was trained on, where both have names and are here.
+
+    Args:
+        place: the folder of a run, of its checkpoints, of one of them, or of an export; a recipe has no such names.
+        classes: the names of the data's classes, by number.
 
     Raises:
         OptionsError: they do not.
     """
-    trained = read_facts(run).classes if (run / "model" / FACTS).is_file() else ()
+    around = place.resolve()
+    folders = [place, *(folder / "model" for folder in (around, *list(around.parents)[:2]))] if place.is_dir() else []
+    trained = next((read_facts(folder).classes for folder in folders if (folder / FACTS).is_file()), ())
     if trained and classes and tuple(trained) != tuple(classes):
         raise OptionsError(
-            f"the data must have the classes that {run} was trained on, {', '.join(trained)}, got "
+            f"the data must have the classes that {place} was trained on, {', '.join(trained)}, got "
             f"{', '.join(classes)}; name other data only as data.evaluation"
         )
 
@@ -154,5 +160,5 @@ def copy_model_files(run: Path, folder: Path, *left_out: str) -> None:
     said = stray(source) or next((f"{path} has more than {MOST_BYTES} bytes" for path in large), None)
     if said is not None:
         raise OptionsError(f"{source} must hold the files of a model, but {said}; remove it")
-    ignored = shutil.ignore_patterns(FACTS, MARK, *left_out)
+    ignored = shutil.ignore_patterns(MARK, *left_out)
     shutil.copytree(source, folder, ignore=ignored, copy_function=shutil.copyfile, dirs_exist_ok=True)

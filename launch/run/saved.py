@@ -82,7 +82,7 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         found,
         saved.manifest.step,
         saved.weights(),
-        read_facts(saved.run),
+        read_facts(saved.run / "model"),
         chosen_codecs(found.compression, saved.choices),
         saved.held_out,
         saved.base,

@@ -106,13 +106,17 @@ def test_a_folder_that_holds_no_run_is_told_before_the_long_imports(here, capsys
     assert capsys.readouterr().err.startswith(f"{RULE}'bare'")
 
 
-def test_a_run_is_scored_on_the_classes_it_was_trained_on(tmp_path):
-    """A folder with as many classes of other names was scored as if the names were the same."""
-    (tmp_path / "model").mkdir()
+@pytest.mark.parametrize(
+    ("of_facts", "place"), [("run/model", "run"), ("run/model", "run/weights/step-1"), ("run", "run")]
+)
+def test_a_model_is_scored_on_the_classes_it_was_trained_on(tmp_path, of_facts, place):
+    """A folder with as many classes of other names was scored as if the names were the same, for an export too."""
+    for folder in (of_facts, place):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     facts = {"num_labels": 3, "tied": {}, "dtype": "float32", "classes": ["cat", "dog", "fox"]}
-    (tmp_path / "model" / "facts.json").write_text(json.dumps(facts))
+    (tmp_path / of_facts / "facts.json").write_text(json.dumps(facts))
     for classes in ((), ("cat", "dog", "fox")):
-        check_classes(tmp_path, classes)
+        check_classes(tmp_path / place, classes)
     with pytest.raises(OptionsError, match="was trained on, cat, dog, fox, got cat, fox, owl; name other data only as"):
-        check_classes(tmp_path, ("cat", "fox", "owl"))
+        check_classes(tmp_path / place, ("cat", "fox", "owl"))
     check_classes(tmp_path / "elsewhere", ("cat", "fox", "owl"))

@@ -146,7 +146,7 @@ def test_it_is_exported_for_peft_and_merged_for_transformers(folder, tmp_path, c
     adapter = export(folder / "trained", tmp_path / "adapter")
     assert cli.main(["export", str(folder / "trained"), "--to", str(tmp_path / "merged"), "--merged"]) == 0
     assert {path.name for path in adapter.iterdir()} == {
-        *("README.md", "adapter_config.json", "adapter_model.safetensors", "recipe.yaml")
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "facts.json", "recipe.yaml")
     }
     base = AutoModelForCausalLM.from_pretrained("tiny")
     ids = torch.arange(40, 56)[None]
