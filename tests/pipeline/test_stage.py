@@ -190,6 +190,15 @@ def test_evaluation_may_have_micro_batches_of_its_own_over_the_wire_of_training(
         torch.testing.assert_close(found, wanted[:rows])
 
 
+def pair_of(wire, rows=2):
+    """Both stages of a pipeline here, over a Wire, and their schedule for the whole batch."""
+    example = torch.empty(rows, WIDTH)
+    stages = [
+        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=wire) for index in range(2)
+    ]
+    return stages, ScheduleInterleaved1F1B(stages, BATCH // rows, loss_fn=nn.functional.mse_loss)
+
+
 def test_two_stages_around_a_module_have_files_of_their_own_for_their_buffers(alone, tmp_path):
     """The second one was told that another store uses its file, and to take another folder for each run."""
     wire = Wire(CompressionOptions(activations="none", gradients='ef(q(8), store="disk")', store_folder=str(tmp_path)))
@@ -210,13 +219,10 @@ def test_two_stages_around_a_module_have_files_of_their_own_for_their_buffers(al
 
 def test_codecs_of_a_boundary_that_the_pipeline_does_not_have_are_refused(alone):
     """Whoever counted boundaries from 1 trained with the common codec, without a word."""
-    example, counted_from_1 = torch.empty(2, WIDTH), {1: BoundaryOptions(activations="none", gradients="none")}
-    wire = Wire(CompressionOptions(activations="q(2)", boundaries=counted_from_1))
-    stages = [
-        CompressedStage(layer(index), index, 2, torch.device("cpu"), example, example, wire=wire) for index in (0, 1)
-    ]
+    counted_from_1 = {1: BoundaryOptions(activations="none", gradients="none")}
+    _, schedule = pair_of(Wire(CompressionOptions(activations="q(2)", boundaries=counted_from_1)))
     with pytest.raises(OptionsError, match=r"compression\.boundaries must lie in 0\.\.0 for 2 stages, got 1"):
-        build_merged(merge(actions("gpipe", 2, 2, 4)), stages, 4, nn.functional.mse_loss).step(batch()[0])
+        schedule.step(batch()[0])
 
 
 def of_changing_sizes(rank):
