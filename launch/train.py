@@ -157,6 +157,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     show(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
     start = _starting(prepared, arguments, descriptors)
     scratch.remove_orphans()
+    begun = False
     with gathered_signals() as came:
         if wanted.replicas.elastic:
             Launcher(prepared, lambda again: _again(prepared, arguments, descriptors) if again else start, came).run()
@@ -174,21 +175,28 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                 )
                 silences = failures.silences(end.silent, where.stages_of, where.replica_of)
                 reports = failures.read_reports(folder) | silences
-                begun = (folder / BEGUN).exists()
+                begun |= (folder / BEGUN).exists()
             if end.finished:
                 return
             if came:
-                left_over = folders.what_is_left(wanted)
+                left_over = _left(wanted, begun)
                 raise StoppedError(failures.explain_stopped(came[0], reports.values(), left_over), came[0])
             told = failures.explain(reports, end.failed, where.stages_of, end.hung, where.replica_of)
             if left == 0 or any(report.lasting for report in reports.values()):
-                began, left_over = left < wanted.checkpoint.restarts, folders.what_is_left(wanted)
+                began, left_over = left < wanted.checkpoint.restarts, _left(wanted, begun)
                 told = "\n".join(filter(None, [told, left_over]))
                 raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)
             if gone := folders.departed(wanted, descriptors[0]):
                 raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
             start = _again(prepared, arguments, descriptors) if begun else start
+
+
+def _left(wanted: Recipe, begun: bool) -> str:
+    """What is left of a run. Before one has begun anew, what its folder holds is of the run before, and is not lost."""
+    from thinwire.launch.run.folders import what_is_left
+
+    return what_is_left(wanted) if begun or wanted.checkpoint.resume != "never" else ""
 
 
 def _again(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:

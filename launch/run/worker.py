@@ -68,8 +68,10 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
             shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
         else:
             report.save()
-            # 3. say what is left, once for each host, where no launcher of ours does
-            if parent.VARIABLE not in os.environ and rank == processes_here(rank).start and report.kind != "saved":
+            # 3. say what is left, once for each host, where no launcher of ours does; who never began has lost nothing
+            began = run is not None or os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+            first = parent.VARIABLE not in os.environ and rank == processes_here(rank).start
+            if began and first and report.kind != "saved":
                 print_to_the_end(what_is_left(prepared.recipe))
 
     def stopping() -> None:

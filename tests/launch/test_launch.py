@@ -357,6 +357,17 @@ def test_a_wrong_number_of_processes_is_one_sentence(folder):
     )
 
 
+def test_a_run_that_torchrun_may_not_start_has_lost_nothing(folder):
+    """It said that what the run before it had trained was lost, but for its weights."""
+    alone = [TORCHRUN[0], *TRAIN, "tiny.yaml", "--pipeline.num_stages", "1", "--codec", "none", "--training.steps", "1"]
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    assert completed([*alone, "--output", "alone"], folder, **environment).status == 0
+    again = completed([*alone, "--output", "alone"], folder, **environment)
+    assert again.status == 1
+    assert again.stderr.startswith("stage 0 failed: output must name a folder without a run, but alone holds one;")
+    assert again.stderr.count("\n") == 1
+
+
 def test_ends_started_differently_both_list_every_difference(folder):
     port = free_port()
 

@@ -20,6 +20,7 @@ from thinwire.launch.run.folders import set_aside, what_is_left
 from thinwire.launch.run.resume import BEGUN
 from thinwire.launch.run.stage_processes import End
 from thinwire.launch.run.weights import find_checkpoint
+from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
 
@@ -151,6 +152,16 @@ def test_a_start_that_ends_before_the_run_has_begun_anew_does_not_go_on_from_the
     train.launch(Prepared(wanted, None, (), None, ()), [], [descriptor])
     os.close(descriptor)
     assert tried == ["never", "never", "auto", "auto"]
+
+
+def test_a_run_that_ends_before_it_has_begun_anew_has_lost_nothing(tmp_path, monkeypatch):
+    """It said that what the run before it had trained was lost."""
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite"])
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.setattr(stage_processes, "run", lambda *_, **__: End({0: -9}))
+    with pytest.raises(FailedError) as caught:
+        train.launch(Prepared(wanted, None, (), None, ()), [], [])
+    assert str(caught.value) == "stage 0 was killed by SIGKILL"
 
 
 @pytest.mark.parametrize("kept", ["best/step-00000003", "checkpoints/step-00000003"])
