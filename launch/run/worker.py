@@ -163,7 +163,7 @@ def as_started(prepared: Prepared, where: Placement) -> Prepared:
         OptionsError: in every process, the output folder of any host holds another run, or only some replace theirs.
     """
     again = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
-    mine = again, has_begun(), prepared.recipe.checkpoint.resume == "never", replacing(prepared.recipe)
+    mine = again, again and has_begun(), prepared.recipe.checkpoint.resume == "never", replacing(prepared.recipe)
     is_again, begun, anew, refusals = zip(*collectives.everyone(where, mine), strict=True)
     if any(is_again) and any(begun):
         return replace(prepared, recipe=prepared.recipe.again)
