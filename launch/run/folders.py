@@ -287,9 +287,15 @@ def _replacing(folder: Path, checkpoints: Path, resume: str) -> str | None:
         return said[0]
     if resume != "auto" or has_manifests(checkpoints) or not _holds_run(folder):
         return None
+    resuming, own = f"--resume {folder} is not possible, because the run has no checkpoint", folder / "checkpoints"
+    with suppress(OSError, ValueError, TypeError, KeyError):  # its recipe is missing or damaged
+        recipe = load_yaml(read_text(folder / "recipe.yaml"), str(folder))
+        own = Path(recipe["checkpoint"]["folder"] or own)
+    if has_manifests(own):
+        resuming = f"--resume {folder} goes on from its checkpoints, which are in {own}, not in {checkpoints}"
     return (
         f"output must name a folder without a run, but {folder} holds one; --overwrite replaces it, --output DIR keeps "
-        f"both; --resume {folder} is not possible, because the run has no checkpoint"
+        f"both; {resuming}"
     )
 
 

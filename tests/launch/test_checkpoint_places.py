@@ -150,3 +150,15 @@ def test_the_checkpoints_of_the_next_run_there_are_not_taken_for_those_of_the_on
         f"the checkpoints in kept are of another run than {folder}/one, so only {folder}/one/weights is looked into\n"
     )
     assert find_checkpoint(folder / "two").manifest.step == 3
+
+
+@pytest.mark.parametrize(("first", "place"), [(SAVING[2:], "run/checkpoints"), (SAVING, "kept")])
+def test_a_run_whose_checkpoints_are_elsewhere_can_be_resumed_and_that_is_said(folder, capsys, first, place):
+    """It was said to have no checkpoint, and --overwrite to be a way out."""
+    assert simulate("run", *first) == 0
+    capsys.readouterr()
+    assert simulate("run", "--checkpoint.folder", "other", "--training.steps", "4") == 2
+    assert capsys.readouterr().err.endswith(
+        f"both; --resume run goes on from its checkpoints, which are in {place}, not in other\n"
+    )
+    assert cli.main(["simulate", "--resume", "run", "--training.steps", "4"]) == 0
