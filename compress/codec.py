@@ -124,6 +124,13 @@ class Codec(Described):
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # what a class does at once, or tells by its payload, does not hold for payloads that a subclass writes its way
+        if vars(cls).keys() & {"_encode", "_decode"}:
+            for name in {"encode_with_error", "is_finite"} - vars(cls).keys():
+                setattr(cls, name, vars(Codec)[name])
+
     @property
     def warm_starts(self) -> bool:
         """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""

@@ -22,6 +22,7 @@ from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.indices import largest_magnitudes
+from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.quantizer import GridQuantizer
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.stores.memory import MemoryStore
@@ -170,19 +171,34 @@ class Halved(ErrorFeedback):
         buffer.add_(message - decoded).mul_(0.5)
 
 
+@dataclass(frozen=True, repr=False)
+class Shrunk(Quantize):
+    """Half of each element, so that much is left for later."""
+
+    def _encode(self, x, out, key, shared):
+        super()._encode(x / 2, out, key, shared)
+
+
 @pytest.mark.parametrize("least", [pytest.param(1, marks=needs_numba), 1 << 60])
-def test_a_rule_of_ones_own_counts_where_its_base_class_takes_its_steps_at_once(monkeypatch, least):
-    """ErrorFeedback's one pass went around `advance`, and without it c lay in the buffer that `advance` reads."""
+@pytest.mark.parametrize(
+    ("rule", "next_error"),
+    [
+        (Halved(parse('q(4, grid="midrise")')), lambda error, lost: (error + lost) * 0.5),
+        (ErrorFeedback(Shrunk(4, grid="midrise")), lambda error, lost: lost),
+    ],
+)
+def test_a_class_of_ones_own_counts_where_its_base_class_takes_its_steps_at_once(monkeypatch, least, rule, next_error):
+    """One pass went around `advance` and `_encode`; without it, c lay in the buffer that `advance` reads."""
     monkeypatch.setattr(cpu, "LEAST_MESSAGES", least)
     monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1 << 60)
-    codec, x, message = parse('q(4, grid="midrise")'), gaussian(1, 8, 64), Microbatch("train", range(1))
+    x, message = gaussian(1, 8, 64), Microbatch("train", range(1))
     make_store, counts = lambda layout, _: MemoryStore(layout), SlotCounts(positions=1)
-    coder, error = Encoder(Halved(codec), x, counts=counts, make_store=make_store), torch.zeros_like(x)
+    coder, error = Encoder(rule, x, counts=counts, make_store=make_store), torch.zeros_like(x)
     for step in range(1, 4):
         plan = coder.plan(message)
         coder.settle(coder.encode(step * x, torch.empty(plan.nbytes, dtype=torch.uint8), KEY, plan))
         given = step * x + error
-        error = (error + (given - roundtrip(codec, given))) * 0.5
+        error = next_error(error, given - roundtrip(rule.codec, given))
     assert torch.equal(coder.buffers.store("train").read(torch.tensor([0])), error)
 
 
