@@ -49,6 +49,7 @@ def mean_of_payloads(state: Payloads, bucket: dist.GradBucket) -> Future[Tensor]
         codec.encode(error, payload, key)
         codec.decode(payload, decoded := torch.empty_like(gradient), key)
         error -= decoded
+        error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed is skipped, and must not spoil the next ones
     gathered = [torch.empty_like(mine) for _ in range(count)]
     dist.all_gather(gathered, mine, group=state.group)
     bucket.buffer().zero_()

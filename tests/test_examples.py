@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from support.codec_contract import assert_within_bound
 from support.codec_helpers import gaussian, roundtrip
@@ -52,6 +53,17 @@ def test_gradients_of_data_parallelism_travel_as_payloads():
         assert found["none"][1] > 6 * found["q(4)"][1] > 0
         losses = found["q(4)"][0]
         assert losses[-1] < 0.3 * losses[0] and losses != found["none"][0]
+
+
+def test_gradients_that_overflow_once_spoil_no_later_ones(alone):
+    """What the hook kept of them was NaN for good, and so were all later gradients."""
+    known = runpy.run_path(str(EXAMPLES / "ddp_hook.py"))
+    model = DistributedDataParallel(torch.nn.Linear(16, 4))
+    model.register_comm_hook(known["Payloads"](parse("q(4)").codec), known["mean_of_payloads"])
+    for factor in (1.0, torch.inf, 1.0):
+        model.zero_grad()
+        (model(torch.ones(2, 16)).sum() * factor).backward()
+        assert all(bool(each.grad.isfinite().all()) == (factor == 1) for each in model.parameters())
 
 
 EXCHANGE = re.compile(r"replica \d  exchange (\d+) of (\d)  loss \S+  sent (\d+) bytes  sum of weights (.*)\n")
