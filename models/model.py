@@ -154,11 +154,11 @@ def note_on_tokenizer(options: ModelOptions, tokenizer: str) -> str | None:
     )
 
 
-def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None, padding: int | None = None) -> None:
-    """Check that a model can read tokens below `vocab_size`, in samples of `block_size` tokens filled up by `padding`.
+def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | None) -> None:
+    """Check that a model can read tokens below `vocab_size`, in samples of `block_size` tokens.
 
     Raises:
-        ModelError: one of the first two is too large, or the model reads another token as padding; a sentence for each.
+        ModelError: one of the two is too large; a sentence for each.
     """
     tokens, readable = vocab_size or 0, model.vocab_size
     length, longest = block_size or 0, model.max_positions
@@ -172,11 +172,6 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
         (
             longest is None or length <= longest,
             f"block_size must be at most the model's {longest} positions, got {length}",
-        ),
-        (
-            None in (padding, model.padding) or padding == model.padding,
-            f"pad_token_id in config must be the tokenizer's {padding}, by which a classifier of the library finds the "
-            f"end of a text, got {model.padding}",
         ),
     )
 

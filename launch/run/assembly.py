@@ -38,6 +38,7 @@ from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
 from thinwire.models.data.clients import Turns, divide, some_ids
 from thinwire.models.data.load import more_samples
+from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
@@ -278,8 +279,10 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
     else:
         check_reads(recipe.model, kind="text")
     model = model_of(recipe.model, recipe.data.task, data.num_labels, tokens)
-    check_fits(model, vocab_size=data.vocab_size, block_size=tokens, padding=data.padding)
+    check_fits(model, vocab_size=data.vocab_size, block_size=tokens)
     require_positions(model.side, data.training.side_example(1))
+    for samples in filter(None, (data.training, data.held_out)):
+        require_ends(model.padding, samples)
     return model
 
 

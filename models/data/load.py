@@ -214,7 +214,6 @@ def _load_labelled_texts(options: DataOptions, seed: int) -> Data:
         Classification(training.num_labels, "word" if options.chosen_kind == "tags" else "sample"),
         num_labels=training.num_labels,
         vocab_size=tokenizer.padded_vocab_size,
-        padding=tokenizer.padding,
         classes=training.classes,
         notes=(*trained.notes(), *notes),
     )

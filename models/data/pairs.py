@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.models.data.samples import Samples
 from thinwire.models.data.tokenizer import Padded
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.errors import require
 
 
 class PairSamples(Samples):
@@ -61,3 +62,25 @@ class PairSamples(Samples):
         if self.padded.num_truncated:
             notes.append(f"{self.padded.num_truncated} of {len(self)} samples are cut to {length} tokens")
         return tuple(notes)
+
+
+def require_ends(padding: int | None, samples: Samples) -> None:
+    """Check that texts end before their `padding`, where a classifier of the library looks for the end; not if None.
+
+    Raises:
+        ModelError: samples are filled up by another token, or a text ends with this one.
+    """
+    if padding is None or not isinstance(samples, PairSamples) or "attention_mask" not in samples.padded.side:
+        return
+    mask = samples.padded.side["attention_mask"]
+    places = torch.arange(1, mask.shape[1] + 1)
+    found, last = ((there * places).amax(1) for there in (samples.padded.tokens != padding, mask))
+    wrong = int((found != last).sum())
+    require(
+        (
+            not wrong,
+            "pad_token_id in config must be the tokenizer's padding, and no text may end with it: a classifier of "
+            f"the library reads the last other token; got {padding}, and it reads {wrong} of {len(samples)} texts at "
+            "another place than their end",
+        )
+    )

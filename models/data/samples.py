@@ -48,8 +48,6 @@ class Data:
     """The number of classes; None for text."""
     vocab_size: int | None = None
     """One more than the largest token that the tokenizer can give, or that is in the data; None for images."""
-    padding: int | None = None
-    """The token that fills up texts that have a class; None for other data."""
     classes: tuple[str, ...] = ()
     """The names of the classes, by number; empty if the source names none."""
     notes: tuple[str, ...] = ()

@@ -38,8 +38,6 @@ class Bytes:
     """The tokens that end a text: none."""
     padded_vocab_size = 259
     """The largest token in rows of one length, plus 1."""
-    padding = 258
-    """The token behind texts in such rows."""
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
         """The first `limit` tokens, uint8 [N]. Lone surrogates become the bytes that were not UTF-8 again."""
@@ -64,7 +62,7 @@ class Bytes:
         """
         special = 1 + len(examples[0])
         require((length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"))
-        tokens = torch.full((len(examples), length), self.padding, dtype=torch.int32)
+        tokens = torch.full((len(examples), length), self.padded_vocab_size - 1, dtype=torch.int32)
         kinds = torch.zeros(len(examples), length, dtype=torch.uint8)
         num_truncated = 0
         for row, texts in enumerate(examples):
@@ -79,7 +77,7 @@ class Bytes:
                 tokens[row, stop] = self.vocab_size + 1
                 kinds[row, place : stop + 1] = kind
                 place = stop + 1
-        mask = (tokens != self.padding).to(torch.uint8)
+        mask = (tokens != self.padded_vocab_size - 1).to(torch.uint8)
         return Padded(tokens, {"attention_mask": mask, "token_type_ids": kinds}, num_truncated)
 
 

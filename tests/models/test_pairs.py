@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from thinwire.models.data.pairs import PairSamples
+from thinwire.models.data.pairs import PairSamples, require_ends
 from thinwire.models.data.tokenizer import Padded
+from thinwire.models.errors import ModelError
 
 TOKENS = torch.tensor([[7, 8, 9], [5, 0, 0]], dtype=torch.int32)
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.uint8)
@@ -48,3 +49,16 @@ def test_the_digest_covers_tokens_masks_and_labels(samples):
     ]
     assert len({samples.digest, *(other.digest for other in others)}) == 4
     assert PairSamples(padded, samples.labels.clone()).digest == samples.digest
+
+
+@pytest.mark.parametrize(("padding", "count"), [(3, 1), (9, 2)])
+def test_a_classifier_of_the_library_finds_the_end_of_each_text(samples, padding, count):
+    """Stages find it by the mask. The library looked for the padding, and read other tokens of the exported model."""
+    require_ends(0, samples)
+    require_ends(None, samples)
+    left = PairSamples(Padded(TOKENS.flip(1), {"attention_mask": MASK.flip(1)}, 0), samples.labels)
+    require_ends(0, left)
+    with pytest.raises(
+        ModelError, match=f"got {padding}, and it reads {count} of 2 texts at another place than their end"
+    ):
+        require_ends(padding, samples)
