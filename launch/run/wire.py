@@ -136,8 +136,11 @@ def agreed_by_hosts(recipe: Recipe) -> dict[str, str]:
     return {**shown, "the release of thinwire": version("thinwire")}
 
 
-def agreed_with_data(recipe: Recipe, samples: str) -> dict[str, str]:
-    """The same, with what only a replica knows: fields that follow from its data, their digest, release of torch."""
+def agreed_with_data(recipe: Recipe, data: Data) -> dict[str, str]:
+    """The same, with what only a replica knows: fields that follow from its data, their digests, release of torch."""
     values = values_of(asdict(recipe))
     known = {name: str(values[name]) for name in _FOLLOW}
-    return {**agreed_by_hosts(recipe), **known, "the samples of training": samples, TORCH: version("torch")}
+    samples = {"the samples of training": data.training.digest}
+    if data.held_out is not None:
+        samples["the held-out samples"] = data.held_out.digest
+    return {**agreed_by_hosts(recipe), **known, **samples, TORCH: version("torch")}

@@ -8,7 +8,7 @@ from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
-from thinwire.launch.run.wire import agreed
+from thinwire.launch.run.wire import agreed, agreed_with_data
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.wire.handshake import differences
 
@@ -200,5 +200,7 @@ def test_processes_agree_on_the_samples_for_evaluation(folder):
     for first in (32, 40):
         (folder / "held").write_bytes(bytes(range(first, first + 80)) * 5)
         ready = prepared("--data.evaluation", "./held")
-        told.append(agreed(ready.recipe, ready.data))
-    assert [name.partition(";")[0] for name in differences(*told)] == ["digest of the held-out samples"]
+        told.append([agreed(ready.recipe, ready.data), agreed_with_data(ready.recipe, ready.data)])
+    of_stages, of_elastic_replicas = zip(*told, strict=True)
+    assert [name.partition(";")[0] for name in differences(*of_stages)] == ["digest of the held-out samples"]
+    assert list(differences(*of_elastic_replicas)) == ["the held-out samples"]
