@@ -103,7 +103,7 @@ def test_a_lost_replica_is_taken_in_again(folder):
 @pytest.mark.slow
 def test_a_late_replica_is_taken_in_again(folder):
     """A replica of one process: the stages of several would end each other's waits after the same time-out."""
-    waits = ["--wire.timeout", "4", "--wire.heartbeat", "100", "--pipeline.num_stages", "1"]
+    waits = ["--wire.timeout", "8", "--wire.heartbeat", "100", "--pipeline.num_stages", "1"]
     with started(endless(*waits), folder) as command:
         command.wait_until(lambda: len(steps(folder / "run/replica-1")) > 8, 120)
         before = len(command.stderr)  # on a busy machine it may have come late to the first exchange
