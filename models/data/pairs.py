@@ -79,8 +79,7 @@ def require_ends(padding: int | None, samples: Samples) -> None:
     require(
         (
             not wrong,
-            "pad_token_id in config must be the tokenizer's padding, and no text may end with it: a classifier of "
-            f"the library reads the last other token; got {padding}, and it reads {wrong} of {len(samples)} texts at "
-            "another place than their end",
+            f"pad_token_id in config must be the tokenizer's padding, and no text may end with it, got {padding}: "
+            f"the exported classifier would take another token for the end of {wrong} of {len(samples)} texts",
         )
     )

@@ -59,6 +59,7 @@ def test_a_classifier_of_the_library_finds_the_end_of_each_text(samples, padding
     left = PairSamples(Padded(TOKENS.flip(1), {"attention_mask": MASK.flip(1)}, 0), samples.labels)
     require_ends(0, left)
     with pytest.raises(
-        ModelError, match=f"got {padding}, and it reads {count} of 2 texts at another place than their end"
+        ModelError,
+        match=f"got {padding}: the exported classifier would take another token for the end of {count} of 2 ",
     ):
         require_ends(padding, samples)
