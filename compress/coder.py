@@ -174,7 +174,7 @@ class Coder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the state to what `state_dict` returned. CodecError if it is that of another rule of feedback."""
-        if (saved := state.get("rule", self._rule)) != self._rule:
+        if (saved := state["rule"]) != self._rule:
             raise CodecError(f"the state must be of the same rule of feedback, {self._rule}, got {saved}")
         if self.warm_starts is not None:
             self.warm_starts = dict(state["warm_starts"])

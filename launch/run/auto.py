@@ -39,7 +39,7 @@ class Choosing:
         passes = recipe.replicas.passes(recipe.pipeline.accumulation)
         here = sum(passes[replica] for replica in trainer.sync.replicas.here)
         self._automatic = Automatic(trainer.stages, where, recipe.compression, recipe.pipeline, here)
-        self._anew = bool(saved) and not (resumption.same_parts and saved.get("processes") == self._processes)
+        self._anew = bool(saved) and not (resumption.same_parts and saved["processes"] == self._processes)
         if not saved or self._anew:
             return
         if saved["choices"]:

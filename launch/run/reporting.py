@@ -82,7 +82,7 @@ class Reporting:
             self.evaluated: int | None = None if evaluated is None else int(evaluated)
             self.unfinished = bool(resumption.saved.get("unfinished", False))
             self.look: dict[str, Any] | None = resumption.saved.get("look")
-            self.began = str(resumption.saved.get("began", self._run))
+            self.began = str(resumption.saved["began"]) if resumption.saved else ""
             best = resumption.saved.get("best")
             wanted = self._recipe.training.best
             self.best: dict[str, Any] | None = best if best is not None and best["of"] == wanted else None

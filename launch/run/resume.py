@@ -44,8 +44,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
 from thinwire.pipeline.trainer import Trainer
 from thinwire.pipeline.training_state import resume, resume_model
 
-_HELD_OUT = "held-out samples"
-"""A field of headers beside those of the recipe."""
 _MAY_CHANGE = (
     *WITHOUT_EFFECT,
     "optimizer.lr",
@@ -129,7 +127,7 @@ class Resumption:
             with self.reading():
                 self.saved = dict(saved.values["run"])
                 if self.same_parts:
-                    self.metered_from = int(self.saved.get("metered_from", 0))
+                    self.metered_from = int(self.saved["metered_from"])
 
     def reading(self) -> AbstractContextManager[None]:
         """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""
@@ -243,7 +241,7 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     held_out = prepared.data.held_out
     fields = values_of(recipe) | {
         "samples": prepared.data.training.digest,
-        _HELD_OUT: None if held_out is None else held_out.digest,
+        "held-out samples": None if held_out is None else held_out.digest,
     }
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))
@@ -252,13 +250,8 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
 
 def goes_another_way(manifest: Manifest, made: Mapping[str, Any]) -> bool:
     """Whether a run with a header, that goes on from a checkpoint, has a setting that changes what comes after it."""
-    old, new = _fields_of(manifest, made), made["fields"]
+    old, new = manifest.header.get("fields", {}), made["fields"]
     return any(old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT) for name in old.keys() | new)
-
-
-def _fields_of(manifest: Manifest, made: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in the header of a checkpoint; those of earlier releases do not say which samples were held out."""
-    return {_HELD_OUT: made["fields"][_HELD_OUT], **manifest.header.get("fields", {})}
 
 
 def find(
@@ -319,7 +312,7 @@ def find(
 def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> None:
     """Raise OptionsError if the recipe is not that of the checkpoint, or ends before it."""
     folder = checkpoint_folder(recipe)
-    if differing := differences(_fields_of(newest, made), made["fields"]):
+    if differing := differences(newest.header.get("fields", {}), made["fields"]):
         raise OptionsError(
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "

@@ -36,19 +36,19 @@ def title_of(summary: Summary) -> str:
 
 def steps_of(summary: Summary) -> str:
     """The steps of a run, and how many were planned where it is not finished."""
-    planned = f" of {summary['planned_steps']:,}, not finished," if summary.get("running") else ""
+    planned = f" of {summary['planned_steps']:,}, not finished," if summary["running"] else ""
     return f"{summary['steps']:,}{planned}"
 
 
 def metered_steps(summary: Summary) -> int:
     """The steps that the bytes, and the seconds of stages, are of: those with the last cut."""
-    steps: int = summary["steps"] - summary.get("metered_from", 0)
+    steps: int = summary["steps"] - summary["metered_from"]
     return steps
 
 
 def since(summary: Summary) -> str:
     """Since when bytes and seconds of stages are counted, if not since the start."""
-    first = summary.get("metered_from", 0)
+    first = summary["metered_from"]
     return f" since step {first:,}, where the cut changed" if first else ""
 
 
@@ -85,7 +85,7 @@ def _sizes(row: Mapping[str, Any]) -> list[Value]:
 
 def replicas(summary: Summary) -> Table | None:
     """The bytes that the replicas of each stage sent each other; None without replicas."""
-    if not (found := summary.get("replicas")):
+    if not (found := summary["replicas"]):
         return None
     has_owners = any(row["channel"] == "sums" for row in found)
     ways = {
@@ -122,10 +122,10 @@ def exchange(summary: Summary) -> Table | None:
 def stages(summary: Summary) -> Table:
     """Where the time of training went in each stage, and the peak of its memory."""
     total = max(1e-9, summary["training_seconds"])
-    on_gpus = any(stage.get("peak_on_gpu") is not None for stage in summary["stages"])
+    on_gpus = any(stage["peak_on_gpu"] is not None for stage in summary["stages"])
     rows: list[list[Value]] = []
     for stage in summary["stages"]:
-        peaks = [stage["peak_memory"], stage.get("peak_on_gpu")][: 1 + on_gpus]
+        peaks = [stage["peak_memory"], stage["peak_on_gpu"]][: 1 + on_gpus]
         memory = [None if peak is None else round(peak / 1e6) for peak in peaks]
         rows.append([stage["stage"], *_shares(stage["seconds"], total), *memory])
     note = (
@@ -141,7 +141,7 @@ def stages(summary: Summary) -> Table:
 
 def _whose(summary: Summary) -> str:
     """Of which replica the seconds are, if not of all."""
-    timed = summary.get("timed", "all")
+    timed = summary["timed"]
     return "" if timed == "all" else f" of {timed}"
 
 
@@ -159,16 +159,13 @@ def _seconds(spent: float) -> str:
 
 def cut(summary: Summary) -> Table:
     """The size of each stage, and where it computed."""
-    known = [
-        (stage["stage"], stage.get("layers"), stage.get("parameters"), stage.get("device"))
-        for stage in summary["stages"]
-    ]
+    known = [(stage["stage"], stage["layers"], stage["parameters"], stage["device"]) for stage in summary["stages"]]
     return Table("The stages", ["stage", "layers", "parameters", "device"], known)
 
 
 def choices(summary: Summary) -> Table | None:
     """The codecs that auto chose, with the measurements behind the choice; None if auto chose nothing."""
-    if not (found := summary.get("choices")):
+    if not (found := summary["choices"]):
         return None
     columns = (
         *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide it", "hidden"),
@@ -176,7 +173,7 @@ def choices(summary: Summary) -> Table | None:
     )
     rows = [
         (
-            route(choice) if choice.get("replica") is None else f"{route(choice)} of replica {choice['replica']}",
+            route(choice) if choice["replica"] is None else f"{route(choice)} of replica {choice['replica']}",
             choice["channel"],
             choice["codec"],
             choice["nbytes"],

@@ -137,7 +137,7 @@ class SavedCheckpoint:
         """A line for each frozen weight beside an adapter, as those of a digest; empty without an adapter."""
         stages = map(self._stage, self.manifest.model_parts)
         with reading(self.path):
-            return frozenset(str(line) for stage in stages for line in stage.values.get("base", ()))
+            return frozenset(str(line) for stage in stages for line in stage.values["base"])
 
     def _stage(self, stage: int) -> SavedStage:
         return SavedStage(self.folder, self.manifest.step, stage)

@@ -162,7 +162,7 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
         num_labels, vocab_size = values["num_labels"], values["vocab_size"]
-        classes = tuple(map(str, values.get("classes", ())))
+        classes = tuple(map(str, values["classes"]))
         for part in (training, held_out):
             if part is not None:
                 part.example(1)

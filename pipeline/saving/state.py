@@ -191,7 +191,7 @@ def _check_base(module: Module, saved: Sequence[SavedStage]) -> None:
     known: set[str] = set()
     for part in saved:
         with reading(part.path / VALUES):
-            known |= set(part.values.get("base", ()))
+            known |= set(part.values["base"])
     base = module.base if isinstance(module, Stage) else {}
     if changed := [name for name, line in base.items() if line not in known]:
         raise CheckpointError(

@@ -26,7 +26,7 @@ def summary(codec="q(4)", steps=STEPS):
     ]  # fmt: skip
     seconds = {"compute": 0.1 * steps, "encode": 0.0, "decode": 0.0}
     stages = [{"stage": stage, "seconds": seconds} for stage in range(4)]
-    return {"steps": steps, "training_seconds": 1.0 * steps, "channels": rows, "stages": stages}
+    return {"steps": steps, "metered_from": 0, "training_seconds": 1.0 * steps, "channels": rows, "stages": stages}
 
 
 def test_a_slow_link_costs_what_its_frames_take():
