@@ -36,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
     with written("--out", options.out):
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_for_user(options.out, page.encode())
-    if comparison and comparison.warning:
-        print(comparison.warning)
+    for said in (*(sentence for run in runs for sentence in run.torn), comparison and comparison.warning):
+        if said:
+            print(said)
     print(f"{options.out} is about {', '.join(map(str, options.runs))}")
     return OK
 

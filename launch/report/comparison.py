@@ -104,7 +104,7 @@ def differences(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
     """The fields that differ between the recipes: dotted name -> the value of each run."""
     flat = [_flat(run.fields) for run in runs]
     for fields, run in zip(flat, runs, strict=True):
-        fields["pipeline.layers"] = [stage.get("layers") for stage in run.summary["stages"]]
+        fields["pipeline.layers"] = [stage["layers"] for stage in run.summary["stages"]]
     known = [name for name in dict.fromkeys(name for fields in flat for name in fields) if name not in NAMES]
     values = {name: [fields.get(name) for fields in flat] for name in known}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
@@ -196,10 +196,12 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     groups = scores.groupby(kinds, sort=False)
     means, spreads = groups.mean(), groups.std()
     base = baseline and _alike(baseline)
-    apart = means - means.loc[base] if base in means.index else means[[]]
+    bases = {seed: place for place, (kind, seed) in enumerate(seeds) if kind == base and not left_out[place]}
+    theirs = scores.reindex([bases.get(seed, -1) for _, seed in seeds]).set_axis(scores.index)
+    apart = (scores - theirs).groupby(kinds, sort=False).mean() if bases else means[[]]
     columns = ["runs", "activations/gradients", "seeds", *(["diverged"] if any(diverged) else [])]
     columns += [f"loss {mode}, {what}" for mode in MODES for what in ("mean", "std")]
-    columns += [f"loss {mode}, difference of means" for mode in apart]
+    columns += [f"loss {mode}, mean difference" for mode in apart]
     rows: list[list[Value]] = [
         [
             ", ".join(finished[index][0] for index in group),
@@ -216,6 +218,8 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         "Each row is a group of runs whose recipes differ only in the seed. std is the sample standard deviation. Runs "
         "that are not finished are left out."
     )
+    if bases:
+        note += " Differences are to the run of the same seed; a seed that has none there is left out of them."
     if any(again):
         note += " Of runs with the same seed the first one counts."
     if any(diverged):
@@ -259,7 +263,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
             (
                 f"Loss over time, predicted at {name}",
                 f"seconds of training steps at {name}",
-                [[each * index for index in range(len(done))] for each, done in zip(seconds, steps, strict=True)],
+                [[each * count for count in done] for each, done in zip(seconds, steps, strict=True)],
                 f"{told} The prediction assumes that all steps take the same time.",
             )
             for name, seconds in predicted.items()
@@ -278,7 +282,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
 def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
     from thinwire.launch.run.slower_links import step_seconds  # which imports torch
 
-    if (count := run.fields.get("replicas", {}).get("count", 1)) > 1:
+    if (count := run.fields["replicas"]["count"]) > 1:
         raise OptionsError(
             f"--link predicts one pipeline, but {run.folder} has {count} replicas; remove one of the two"
         )
@@ -290,7 +294,7 @@ def _alike(run: RunFiles, *others: str) -> str:
     """A key that groups runs: recipe and cut as text, without the seed, what has no effect, and the groups `others`."""
     ignored = (*WITHOUT_EFFECT, SEED, *others)
     kept = {name: value for name, value in _flat(run.fields).items() if not is_among(name, ignored)}
-    kept["pipeline.layers"] = [stage.get("layers") for stage in run.summary["stages"]]
+    kept["pipeline.layers"] = [stage["layers"] for stage in run.summary["stages"]]
     return json.dumps(kept, sort_keys=True)
 
 

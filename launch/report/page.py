@@ -53,6 +53,7 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
     spent = (tables.stages(summary), tables.exchange(summary), tables.cut(summary))
     return {
         "name": name,
+        "torn": run.torn,
         "facts": _facts(run),
         "command": f"thinwire train {shlex.quote(str(run.folder / 'recipe.yaml'))} --output runs/again",
         "recipe": run.recipe,
@@ -63,14 +64,14 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
         "shares": [(one["stage"], _shares(one["seconds"], summary["training_seconds"])) for one in summary["stages"]],
         "time": list(filter(None, spent)),
         "documents": run.documents,
-        "digest": summary.get("weights_digest"),
+        "digest": summary["weights_digest"],
     }
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The few numbers to see first: (name, value)."""
     summary = run.summary
-    replicas, since = summary.get("replicas", []), tables.since(summary)
+    replicas, since = summary["replicas"], tables.since(summary)
     return [
         *(
             (f"held-out loss, compression {mode}", tables.score_text(score["loss"]))

@@ -20,6 +20,8 @@ SERIES = tuple(f"series-{index}" for index in range(6))
 ROLES = ("ink", "muted", "grid", "page", *SERIES)
 STAND_INS = {role: f"#a1b2{index:02x}" for index, role in enumerate(ROLES)}
 STROKES = ("-", "--", "-.", ":")
+MARKERS = ("", "s", "^", "D")
+"""In place of a curve's own marker, for each time that the colours have begun again."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Curve:
 
 
 def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer step") -> str:
-    """A plot of losses, over what `x_label` names. Curves whose labels agree up to the colon share a colour."""
+    """A plot of losses, over what `x_label` names. Curves whose labels agree up to the last colon share a colour."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.4), layout="constrained", facecolor="none")
@@ -40,14 +42,16 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(STAND_INS["muted"])
     axes.tick_params(colors=STAND_INS["muted"], labelcolor=STAND_INS["ink"], labelsize=9)
-    groups = list(dict.fromkeys(curve.label.partition(":")[0] for curve in curves))
-    for curve in curves:
+    names = [curve.label.rpartition(":")[0] or curve.label for curve in curves]
+    groups = list(dict.fromkeys(names))
+    for curve, name in zip(curves, names, strict=True):
         if not curve.points:
             continue
-        index = groups.index(curve.label.partition(":")[0])
+        index = groups.index(name)
         style: dict[str, Any] = {"color": STAND_INS[SERIES[index % len(SERIES)]], "label": curve.label}
         if curve.marker:
-            style |= {"marker": curve.marker, "linestyle": "none", "markersize": 5.5}
+            marker = MARKERS[index // len(SERIES) % len(MARKERS)] or curve.marker
+            style |= {"marker": marker, "linestyle": "none", "markersize": 5.5}
         else:
             style |= {"linewidth": 1.4, "linestyle": STROKES[index % len(STROKES)]}
         axes.plot(*zip(*curve.points, strict=True), **style)

@@ -25,7 +25,10 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 Points = list[tuple[float, float]]
-SUMMED_UP = ("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent")
+SUMMED_UP = (
+    *("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent", "running"),
+    *("planned_steps", "metered_from", "timed", "replicas", "choices", "weights_digest"),
+)
 """What the summary of a run has at least."""
 
 
@@ -49,6 +52,8 @@ class RunFiles:
     evaluations: Sequence[Mapping[str, Any]]
     documents: Sequence[Document]
     answers: Sequence[Mapping[str, Any]] = ()
+    torn: Sequence[str] = ()
+    """A sentence for each log whose last line is not whole."""
 
     @cached_property
     def fields(self) -> Mapping[str, Any]:
@@ -83,7 +88,7 @@ class RunFiles:
     @property
     def is_finished(self) -> bool:
         """Whether the run has come to its end; one that trains still, or was killed, has not."""
-        return not self.summary.get("running")
+        return not self.summary["running"]
 
     @property
     def has_diverged(self) -> bool:
@@ -119,7 +124,7 @@ class RunFiles:
         """
         seen = [float(step["bytes"]) for step in self.steps]
         # a killed run may have logged steps after its last summary
-        metered = range(self.summary.get("metered_from", 0), self.summary["steps"])
+        metered = range(self.summary["metered_from"], self.summary["steps"])
         counted = math.fsum(count for step, count in zip(self.steps, seen, strict=True) if step["step"] in metered)
         scale = (training_bytes(self.summary["channels"]) / counted if counted else 1.0) / 1e6
         return [*accumulate((scale * count for count in seen), initial=0.0)]
@@ -173,6 +178,8 @@ def _read_place(path: Path) -> RunFiles | list[Document]:
 
 
 def _read_run(folder: Path) -> RunFiles:
+    torn = list[str]()
+
     def part(name: str, take: Callable[[Path], Any], missing: Any = None) -> Any:
         path = folder / name
         if missing is not None and not path.exists():
@@ -185,11 +192,12 @@ def _read_run(folder: Path) -> RunFiles:
         *attempt(
             lambda: part("summary.json", _summary),
             lambda: part("recipe.yaml", _recipe),
-            lambda: part("metrics.jsonl", _json_lines),
-            lambda: part("evaluations.jsonl", _json_lines, []),
+            lambda: part("metrics.jsonl", partial(_json_lines, torn)),
+            lambda: part("evaluations.jsonl", partial(_json_lines, torn), []),
             lambda: _documents_in(folder),
-            lambda: part("answers.jsonl", _json_lines, []),
+            lambda: part("answers.jsonl", partial(_json_lines, torn), []),
         ),
+        torn,
     )
 
 
@@ -228,5 +236,12 @@ def _recipe(path: Path) -> str:
     return text
 
 
-def _json_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in read_lines(path)]
+def _json_lines(torn: list[str], path: Path) -> list[Any]:
+    """The values of a log's lines. A last line that is not whole is left out, and `torn` gets a sentence."""
+    lines = list(read_lines(path))
+    try:
+        json.loads(lines[-1] if lines else "{}")
+    except ValueError:
+        torn.append(f"{path} ends in a line that is not whole, as after a power cut; it is left out")
+        lines.pop()
+    return [json.loads(line) for line in lines]

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from thinwire.launch import cli
+from thinwire.launch.report import comparison
 from thinwire.launch.report.comparison import compare, differences, find_baseline
+from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import RunFiles
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.run.slower_links import step_seconds
@@ -42,6 +45,8 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
     summary = {
         "name": name,
         "steps": STEPS,
+        "running": False,
+        "metered_from": 0,
         "training_seconds": 4.0,
         "held_out": scores,
         "channels": channels,
@@ -52,6 +57,7 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
         "pipeline": {"num_stages": stages, "num_microbatches": MICROBATCHES, "accumulation": 1, "schedule": "gpipe"},
         "compression": {"activations": codec, "gradients": codec, "boundaries": {}},
         "training": {"seed": seed, "steps": STEPS},
+        "replicas": {"count": 1},
     }
     steps = [{"step": n, "loss": 5.0 - n, "seconds": 1.0 + n, "samples": 8, "bytes": 100} for n in range(STEPS)]
     evaluations = [{"step": 2, "on": {"loss": 3.5}}, {"step": STEPS, "on": {"loss": on}}]
@@ -111,9 +117,51 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
     none, four = columns(found.tables[1])
     assert (four["runs"], four["seeds"], four["loss on, mean"]) == ("four-0, four-1", 2, 5.5)
     assert four["loss on, std"] == round(3 / math.sqrt(2), 4) and none["loss on, std"] == round(1 / math.sqrt(2), 4)
-    assert four["loss on, difference of means"] == 2.0
+    assert four["loss on, mean difference"] == 2.0
     assert found.warning == ""
     assert [table.title for table in compare(runs[::2], runs[0], {}).tables][1] == "What differs between the recipes"
+
+
+@pytest.mark.slow
+def test_differences_are_of_the_seeds_that_both_have(tmp_path):
+    """The means of other seeds were subtracted, so what a seed does to both was said to be the cost of compression."""
+    nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
+    fours = [made(tmp_path, f"four-{seed}", on=3.5 + seed, seed=seed, codec="q(4)") for seed in (1, 2, 5)]
+    found = compare([*nones, *fours], nones[0], {}).tables[1]
+    none, four = columns(found)
+    assert (none["loss on, mean difference"], four["loss on, mean difference"]) == (0.0, 0.5)
+    assert (four["seeds"], four["loss on, mean"]) == (3, round(3.5 + 8 / 3, 4))
+    assert "Differences are to the run of the same seed" in found.note
+    [_, apart] = columns(compare([*nones[:2], *fours[1:]], nones[0], {}).tables[1])
+    assert apart["loss on, mean difference"] is None
+
+
+@pytest.mark.slow
+def test_steps_that_the_log_lacks_take_their_predicted_time(tmp_path, monkeypatch):
+    """The place in the log was taken for the step: the loss of a replica that came back fell too early."""
+    run = made(tmp_path, "lost")
+    lines = [{"step": n, "loss": 5.0, "seconds": 1.0, "samples": 8, "bytes": 100} for n in (0, 1, 10, 11)]
+    drawn = {}
+    monkeypatch.setattr(comparison, "curves", lambda lines, title, x_label: drawn.update({title: lines}) or "")
+    compare([replace(run, steps=lines, summary=run.summary | {"steps": 12})], None, {"none": Network()})
+    [training, _] = drawn["Loss over time, predicted at none of lost"]
+    each = step_seconds(PipelineOptions(**run.fields["pipeline"]), run.summary | {"steps": 12}, Network())
+    assert [x for x, _ in training.points] == pytest.approx([each * done for done in (1, 2, 11, 12)])
+
+
+@pytest.mark.slow
+def test_no_two_of_twelve_runs_are_drawn_alike(monkeypatch):
+    """Runs of names with a colon had one colour, and from the seventh run on held-out points were those of another."""
+    lines = [
+        Curve(f"mine: {run}: {kind}", [(0.0, float(run))], marker)
+        for run in range(12)
+        for kind, marker in (("training", ""), ("held out", "o"))
+    ]
+    drawn, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda *given, **style: drawn.append(style) or plot(*given, **style))
+    curves(lines, "title")
+    assert len({(style["color"], style["linestyle"]) for style in drawn if "marker" not in style}) == 12
+    assert len({(style["color"], style["marker"]) for style in drawn if "marker" in style}) == 12
 
 
 @pytest.mark.slow
@@ -191,10 +239,10 @@ def test_a_run_that_is_not_finished_is_told_and_counts_in_no_mean(tmp_path):
     for baseline in (seeds[0], seeds[2]):
         [means] = columns(compare(seeds, baseline, {}).tables[1])
         assert (means["runs"], means["seeds"], means["loss on, mean"]) == ("none-0, none-1", 2, 3.5)
-        assert means["loss on, difference of means"] == 0
+        assert means["loss on, mean difference"] == 0
     assert [table.title for table in compare(seeds[1:], None, {}).tables][1:] == ["What differs between the recipes"]
     left = [still_training(run, 2) for run in seeds]
-    assert "difference of means" not in str([table.columns for table in compare(left, left[0], {}).tables])
+    assert "mean difference" not in str([table.columns for table in compare(left, left[0], {}).tables])
 
 
 @pytest.mark.slow

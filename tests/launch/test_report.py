@@ -231,7 +231,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     shutil.copytree(folder / "tiny", tmp_path / "run")
-    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n{")
+    (tmp_path / "run" / "metrics.jsonl").write_text("{\n{}\n")
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "recipe.yaml").touch()
     names = ["empty", "killed", "broken.json", "list.json", "none.json", "run"]
@@ -248,6 +248,22 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
         "run/metrics.jsonl cannot be read",
     ]
     assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ['{"step": 4, "lo', "\0" * 40])
+def test_a_log_that_a_power_cut_tore_is_read_as_far_as_it_is_whole(folder, tmp_path, capsys, end):
+    """A run that goes on takes such a line away, and its report was refused."""
+    run, out = shutil.copytree(folder / "tiny", tmp_path / "run"), tmp_path / "report.html"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(end)
+    [whole], _ = read([folder / "tiny"])
+    [found], _ = read([run])
+    assert found.steps == whole.steps
+    assert cli.main(["report", str(run), "--out", str(out)]) == 0
+    said = f"{run}/metrics.jsonl ends in a line that is not whole, as after a power cut; it is left out"
+    assert capsys.readouterr().out.splitlines()[-2] == said
+    assert said in out.read_text()
 
 
 def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
