@@ -3,8 +3,8 @@
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
-degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score: seeds that diverge are not
-left out by chance. Predictions are arithmetic and have no spread: their error is 0.
+degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score, or a ratio is one to 0:
+such seeds are not left out by chance. Predictions are arithmetic and have no spread: their error is 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
     "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
     "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide; nor can "
-    "they while a cell of the claim is missing, or has diverged and has no score."
+    "they while a cell of the claim is missing, or has diverged and has no score, or while a ratio is one to 0."
 )
 
 EXACT_RULE = (
@@ -78,7 +78,8 @@ def judge(
     def published(side: Side) -> float:
         return math.nan if side.energy else rows[side.row].published.get(side.mode, math.nan)
 
-    differences = claim.compare(score).dropna()
+    compared = claim.compare(score)
+    differences = compared.dropna()
     differences = differences[differences.abs() < math.inf].sort_index()  # a ratio to 0 is none
     seeds = tuple(map(int, differences.index))
     mean = float(differences.mean()) if seeds else None
@@ -89,9 +90,8 @@ def judge(
     except ZeroDivisionError:
         theirs = math.nan
     known = None if math.isnan(theirs) else float(theirs)
-    sides = claim.sides.values()
-    whole = not any(side.row in missing or score(side).isna().any() for side in sides)
-    verdict = _verdict(claim, mean, error, len(seeds)) if whole else "cannot tell"
+    whole = len(seeds) == len(compared) and not any(side.row in missing for side in claim.sides.values())
+    verdict = _verdict(claim, mean, error, len(seeds), exact=exact) if whole else "cannot tell"
     return Judged(claim, verdict, seeds, mean, error, known)
 
 
@@ -103,11 +103,11 @@ def bound_of(claim: Claim) -> tuple[float, int]:
     return claim.below, -1
 
 
-def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Ruling:
+def _verdict(claim: Claim, mean: float | None, error: float | None, count: int, *, exact: bool) -> Ruling:
     if mean is None or error is None:
         return "cannot tell"
     number, side = bound_of(claim)
     distance, needed = side * (mean - number), _T[min(count - 1, len(_T)) - 1] * error
     if distance > needed:
         return "holds"
-    return "does not hold" if distance < -needed else "cannot tell"
+    return "does not hold" if exact or distance < -needed else "cannot tell"
