@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -187,7 +187,7 @@ def _read_run(folder: Path) -> RunFiles:
         with as_written(path, OptionsError):
             return take(path)
 
-    return RunFiles(
+    found = RunFiles(
         folder,
         *attempt(
             lambda: part("summary.json", _summary),
@@ -197,8 +197,8 @@ def _read_run(folder: Path) -> RunFiles:
             lambda: _documents_in(folder),
             lambda: part("answers.jsonl", partial(_json_lines, torn), []),
         ),
-        torn,
     )
+    return replace(found, torn=torn)
 
 
 def _documents_in(folder: Path) -> list[Document]:
