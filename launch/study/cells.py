@@ -110,11 +110,18 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
         scale: its scale.
         folder: the folder of the cells of this scale.
         given: options of the command line, for every cell.
+
+    Raises:
+        OptionsError: two rows would have one folder.
     """
 
     def place(row: str, seed: int) -> Path:
         return folder / "cells" / _slug(row) / f"seed-{seed}"
 
+    places: dict[Path, str] = {}
+    for row in study.rows_at(scale):
+        if (other := places.setdefault(place(row, 0), row)) != row:
+            raise OptionsError(f"rows {other!r} and {row!r} would have one folder, {_slug(row)}; rename one of them")
     cells = []
     for seed in scale.seeds or study.seeds:
         for row, content in study.rows_at(scale).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -275,6 +276,7 @@ def _mistakes(study: Study) -> list[str]:
     energy = study.energy
     return [
         *([] if rows else ["rows or grid must name what is trained; give one of them"]),
+        *_mistakes_of_names(study),
         *(f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values),
         *(f"rows must have names of some letters, got {name!r}" for name in study.rows if not name.strip()),
         *([] if study.seeds else ["seeds must hold at least one seed, got none"]),
@@ -309,6 +311,14 @@ def _mistakes(study: Study) -> list[str]:
         *_mistakes_of_starts(study),
         *_mistakes_of_kind(study, sides),
     ]
+
+
+def _mistakes_of_names(study: Study) -> list[str]:
+    """A sentence if two rows, of the grid or not, have the same name: only one of them would be trained."""
+    count = len(study.rows) + (math.prod(map(len, study.grid.values())) if study.grid else 0)
+    if len(study.all_rows) == count:
+        return []
+    return [f"rows and grid must give each row a name of its own, got {len(study.all_rows)} names for {count} rows"]
 
 
 def _mistakes_of_claim(where: str, claim: Claim) -> list[str]:

@@ -17,6 +17,7 @@ from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
+from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
@@ -95,7 +96,8 @@ class Job:
             self.status = "finished"
             remove_checkpoints(folder / "checkpoints")
         else:
-            self.status, self.trouble = "failed", last_line(folder / "log.txt") or f"exited with status {code}"
+            said = "" if code < 0 else last_line(folder / "log.txt")  # who was killed said nothing of it
+            self.status, self.trouble = "failed", said or ended(code)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its processes."""
@@ -150,7 +152,7 @@ def run_jobs(
                     print(job.ended(study), flush=True)
             coming = [job for job in coming if job.status in ("waits", "runs")]
             if coming and clock() - printed >= SILENCE:
-                print(progress(jobs, at_once), flush=True)
+                print(progress(jobs, at_once, time.monotonic()), flush=True)
                 printed = clock()
             if any(job.status == "runs" for job in coming):
                 time.sleep(_POLL)
@@ -168,16 +170,16 @@ def ready(coming: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
     return [job for job in waiting if status.get(job.checked.cell.base, "finished") == "finished"]
 
 
-def progress(jobs: Sequence[Job], at_once: int) -> str:
+def progress(jobs: Sequence[Job], at_once: int, now: float) -> str:
     """How far a study is: the cells that are finished, the time left at the pace of those, and the running ones."""
     done = [job for job in jobs if job.status == "finished"]
-    timed = [job for job in done if job.seconds]
+    timed = [job for job in done if job.seconds and job.state != "goes on"]  # it took only some of its steps
     coming = [job for job in jobs if job.status in ("waits", "runs")]
     said = f"{len(done)} of {len(jobs)} cells are finished"
     if timed and coming:
         pace = sum(job.seconds for job in timed) / sum(job.checked.steps for job in timed)
-        steps = [job.checked.steps for job in coming]
-        said += f", about {duration_text(max(sum(steps) / min(at_once, len(steps)), *steps) * pace)} left"
+        left = [max(0.0, pace * job.checked.steps - (job.status == "runs") * (now - job.started)) for job in coming]
+        said += f", about {duration_text(max(sum(left) / min(at_once, len(left)), *left))} left"
     running = [job for job in coming if job.status == "runs"]
     return "; ".join([said, *(f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)])
 

@@ -63,7 +63,7 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
     for one in judged:
         number, side = bound_of(one.claim)
         bound = f"{'above' if side > 0 else 'below'} {number:g}"
-        numbers = (rounded(number, 3) for number in (one.published, one.mean, one.error))
+        numbers = map(_in_digits, (one.published, one.mean, one.error))
         lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
     rule = EXACT_RULE if study.prediction else RULE
     energy = any(side.energy for one in judged for side in one.claim.sides.values())
@@ -80,6 +80,11 @@ def _compared(study: Study, claim: Claim) -> str:
     }
     first = f"{names[claim.of]} {'-' if claim.minus else '/'} {names[claim.other]}"
     return f"({first}) - ({names[claim.than.of]} - {names[claim.than.minus]})" if claim.than else first
+
+
+def _in_digits(number: float | None) -> float | None:
+    """A number with three decimals, or more where fewer than two of its digits would be left."""
+    return rounded(number, max(3, 1 - math.floor(math.log10(abs(number)))) if number else 3)
 
 
 def energy_table(study: Study, rows: Mapping[str, Row], measured: Mapping[Cell, Mapping[Signal, Measures]]) -> Table:

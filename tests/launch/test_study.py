@@ -6,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 from pandas import DataFrame
@@ -14,13 +15,14 @@ from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
+from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
 from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weights_digest
 from thinwire.launch.study.definition import Claim, Row, Scale, Side, names, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.results import COLUMNS, read_results
-from thinwire.launch.study.tables import scores_table
+from thinwire.launch.study.tables import claims_table, scores_table
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -136,6 +138,20 @@ def test_rows_whose_names_differ_in_signs_alone_have_folders_of_their_own():
     assert first.folder != second.folder
 
 
+@pytest.mark.parametrize(("one", "other"), [("Two bits", "two bits"), ("two bits", "two-bits")])
+def test_two_rows_in_one_folder_are_refused(one, other):
+    """They trained over each other: each found the cell of the other there, and began it anew."""
+    study = parse_study(f"recipe: t\nrows: {{{one}: {{}}, {other}: {{}}}}", "g.yaml", "g")
+    with pytest.raises(OptionsError, match=f"rows '{one}' and '{other}' would have one folder, two-bits; rename one"):
+        cells_of(study, Scale(), Path("out"))
+
+
+def test_two_rows_of_one_name_are_refused():
+    """One of them was trained, without a word of the other."""
+    with pytest.raises(OptionsError, match="give each row a name of its own, got 2 names for 3 rows"):
+        parse_study("recipe: t\nrows: {lr 1: {}}\ngrid: {optimizer.lr: [1, 2]}", "g.yaml", "g")
+
+
 @pytest.mark.parametrize(
     ("two_bits", "none", "verdict"),
     [
@@ -171,6 +187,31 @@ def test_a_seed_that_diverged_or_is_missing_is_not_left_out_of_a_verdict():
     assert judge(study.claims[0], whole, study.all_rows).verdict == "holds"
     assert judge(study.claims[0], whole, study.all_rows, missing={"two bits"}).verdict == "cannot tell"
     assert judge(study.claims[0], whole, study.all_rows, missing={"another"}).verdict == "holds"
+
+
+def test_a_ratio_to_zero_leaves_no_seed_out_of_a_verdict():
+    """A claim held by the seeds whose ratio was a number, and the one without counted for nothing."""
+    claim = Claim(claim="c", of=Side(row="two"), over=Side(row="none"), above=1.0)
+    rows = {"none": Row(), "two": Row()}
+    judged = judge(claim, results(two=[3.0, 3.0, 3.0], none=[1.5, 1.5, 0.0]), rows)
+    assert (judged.verdict, judged.seeds, judged.mean) == ("cannot tell", (0, 1), 2.0)
+    assert judge(claim, results(two=[3.0, 3.0], none=[1.5, 1.5]), rows).verdict == "holds"
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(0.5, "does not hold"), (0.25, "holds"), (0.75, "does not hold")])
+def test_a_prediction_at_its_number_lies_not_beyond_it(number, verdict):
+    """The page says that a claim about predictions holds or does not hold, and the data could not tell."""
+    claim = Claim(claim="c", of=Side(row="two"), minus=Side(row="none"), above=number)
+    rows = {"none": Row(), "two": Row()}
+    assert judge(claim, results(two=[1.0], none=[0.5]), rows, exact=True).verdict == verdict
+
+
+def test_a_small_difference_has_digits_in_the_table():
+    """It held by 0.0, with an error of 0.0."""
+    study = parse_study(STUDY, "s", "s")
+    found = results(**{"none": [3.0, 3.0, 3.0], "two bits": [3.00041, 3.00042, 3.00043]})
+    [row] = claims_table(study, [judge(study.claims[0], found, study.all_rows)]).rows
+    assert (row[4], row[5], row[-1]) == (0.00042, 5.8e-06, "holds")
 
 
 def test_a_claim_below_a_number_is_the_mirror():
@@ -316,12 +357,34 @@ def test_the_time_left_counts_the_cells_that_wait(tmp_path):
     cells = cells_of(parse_study(STUDY, "s", "s"), Scale(seeds=[0, 1]), tmp_path)
     jobs = [job(cells[0], "finished", seconds=50.0), *(job(cell, "waits") for cell in cells[1:])]
     # half a second a step, 300 steps to come: one after the other, or two at once
-    assert progress(jobs, 1) == "1 of 4 cells are finished, about 2 min 30 s left"
-    assert progress(jobs, 2) == "1 of 4 cells are finished, about 1 min 15 s left"
+    assert progress(jobs, 1, now=0.0) == "1 of 4 cells are finished, about 2 min 30 s left"
+    assert progress(jobs, 2, now=0.0) == "1 of 4 cells are finished, about 1 min 15 s left"
     jobs[1].status = "runs"
     cells[1].folder.mkdir(parents=True)
     (cells[1].folder / "log.txt").write_text("step 3\nstep 4\n")
-    assert progress(jobs[1:], 1) == "0 of 3 cells are finished; two bits, seed 0: step 4"
+    assert progress(jobs[1:], 1, now=0.0) == "0 of 3 cells are finished; two bits, seed 0: step 4"
+    # 40 s of the 50 s of the one that runs are over
+    jobs[1].started = 7.0
+    assert progress(jobs, 1, now=47.0).startswith("1 of 4 cells are finished, about 1 min 50 s left; two bits")
+    assert progress(jobs, 2, now=47.0).startswith("1 of 4 cells are finished, about 55 s left; two bits")
+
+
+def test_a_cell_that_went_on_gives_no_pace(tmp_path):
+    """The seconds of its last steps were taken for those of all, so a study of days had an hour left."""
+    cells = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
+    jobs = [job(cells[0], "finished", seconds=1.0), job(cells[1], "waits")]
+    jobs[0].state = "goes on"
+    assert progress(jobs, 1, now=0.0) == "1 of 2 cells are finished"
+
+
+def test_a_cell_that_was_killed_says_so(tmp_path):
+    """It failed with its last line of progress, and nobody learnt that the machine had too little memory."""
+    one = job(cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0], "runs")
+    one.checked.cell.folder.mkdir(parents=True)
+    (one.checked.cell.folder / "log.txt").write_text("step 3: loss 2.5\n")
+    one.process = SimpleNamespace(poll=lambda: -signal.SIGKILL)
+    one.look()
+    assert (one.status, one.trouble) == ("failed", ended(-signal.SIGKILL))
 
 
 def test_a_study_prints_every_half_minute_how_far_it_is(capsys, monkeypatch):
