@@ -98,7 +98,9 @@ class Answer:
             row += [round(one.speedup, 2), round(one.of_unthrottled, 2), one.seconds]
             row += [duration_text(steps * one.seconds)] if steps else []
             rows.append(row)
-        note = "x none: over no compression. of full: over no compression and unlimited bandwidth."
+        note = (
+            "x none: over no compression. of full: over no compression and unlimited bandwidth, with the same latency."
+        )
         return Table(f"predicted speed with {self.predictions[0].schedule}", columns, rows, note)
 
     def _needed(self) -> Table:

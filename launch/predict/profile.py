@@ -89,19 +89,23 @@ def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
 def codec_costs(
     codecs: Sequence[CompressionOptions], workload: Workload, device: torch.device = CPU
 ) -> Mapping[tuple[ChannelName, str], CodecCost]:
-    """Median seconds of the codec of each method, on the tensors of the first boundary that uses it.
+    """Median seconds of the codec of each method for a frame, with the tensors of the first boundary that uses it.
 
     The time of feedback is not included. `reuse` needs the indices of an activation, so it counts as free.
     """
-    found: dict[tuple[ChannelName, str], tuple[Method, Tensor]] = {}
+    found: dict[tuple[ChannelName, str], tuple[Method, list[Tensor]]] = {}
     for compression in codecs:
         for index, examples in enumerate(workload.boundaries):
             for channel in CHANNELS:
                 method = compression.method(index, channel)
                 crossing = [example for example in examples if is_coded(example)]
                 if crossing and not method.codec.reuses_indices:
-                    found.setdefault((channel, str(method)), (method, crossing[0]))
-    return {name: time_codec(method, example, device) for name, (method, example) in found.items()}
+                    found.setdefault((channel, str(method)), (method, crossing))
+    costs = {name: [time_codec(method, one, device) for one in crossing] for name, (method, crossing) in found.items()}
+    return {
+        name: CodecCost(encode=sum(cost.encode for cost in each), decode=sum(cost.decode for cost in each))
+        for name, each in costs.items()
+    }
 
 
 def time_codec(method: Method, example: Tensor, device: torch.device = CPU) -> CodecCost:

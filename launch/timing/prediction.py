@@ -37,7 +37,7 @@ class Prediction:
     speedup: float
     """Speed over that of the same schedule and network without compression."""
     of_unthrottled: float
-    """Speed over that of the same schedule with unlimited bandwidth, uncompressed."""
+    """Speed over that of the same schedule with unlimited bandwidth and the same latency, uncompressed."""
     in_flight: float
     """The most activations that a process holds at one time, in micro-batches through all its stages."""
     busy: tuple[float, ...]
@@ -81,7 +81,7 @@ def predict_each(
     """The prediction of `predict` for each of several codecs."""
     nothing, passes = workload.exchanging(UNCOMPRESSED), workload.accumulation
     uncompressed = limit(nothing, schedule, NO_COMPRESSION, network)
-    unthrottled = limit(nothing, schedule, NO_COMPRESSION, Network())
+    unthrottled = limit(nothing, schedule, NO_COMPRESSION, replace(network, bandwidth=math.inf))
     predictions = []
     for compression in codecs:
         course, _, seconds = step(workload, schedule, compression, network)

@@ -2,13 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from thinwire.launch.cli import main
+from thinwire.launch.predict import profile
 from thinwire.launch.report import reading
 from thinwire.launch.shared.tables import duration_text
+from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
 from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -181,6 +185,20 @@ def test_times_are_measured_where_none_are_given(capsys):
         ("gradients", "q(8, step=0.2)"),
     } <= measured
     assert all(cost["encode"] > 0 and cost["decode"] > 0 for cost in found["workload"]["codec_seconds"])
+
+
+def test_a_codec_costs_its_time_on_every_tensor_of_a_frame(monkeypatch):
+    """That of the first tensor was taken for the frame of a model that sends two."""
+    monkeypatch.setattr(profile, "time_codec", lambda method, one, device: CodecCost(one.numel(), 2 * one.numel()))
+    two = uniform("two", num_stages=2, num_microbatches=2, forward=1.0, backward=1.0, shape=(2, 3))
+    [[first]] = two.boundaries
+    mask = torch.empty(2, 50, dtype=torch.int64, device="meta")
+    two = replace(two, boundaries=((first, mask, torch.empty(2, 5, device="meta", requires_grad=True)),))
+    cost = CodecCost(6 + 10, 2 * (6 + 10))
+    assert profile.codec_costs([codec_pair("q(4)/q(8)")], two) == {
+        ("activations", "q(4)"): cost,
+        ("gradients", "q(8)"): cost,
+    }
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,79 @@ def test_codecs_that_are_predicted_together_are_compared_as_each_alone():
     assert together[0].speedup == 1 < together[1].speedup < together[2].speedup
 
 
+def test_all_of_the_speed_is_that_of_unlimited_bandwidth_at_the_same_latency():
+    """Latency counted as bandwidth: over links without a limit, a step reached a third of its speed at no limit."""
+    slow = Network(bandwidth=math.inf, latency=0.5)
+    assert predict(workload(), "gpipe", NO_COMPRESSION, slow).of_unthrottled == 1.0
+    assert predict(workload(), "gpipe", NO_COMPRESSION, replace(slow, bandwidth=1e6)).of_unthrottled < 1.0
+
+
+def by_hand(order, stages, microbatches, forward, backward, wire, latency, codec):
+    """Seconds of a pass over one link each way: relaxed until no action and no frame can begin any later."""
+    sequence = {stage: order(stage, stages, microbatches) for stage in range(stages)}
+    ends, arrives = {}, {}
+    for _ in range(2 * stages * microbatches + 2):  # every round settles one action more, at the least
+        for stage, todo in sequence.items():
+            now, free = 0.0, {1: 0.0, -1: 0.0}
+            for kind, index in todo:
+                towards = 1 if kind == "F" else -1
+                takes, gives = 0 <= stage - towards < stages, 0 <= stage + towards < stages
+                now = max(now, arrives.get((kind, stage, index), 0.0) if takes else 0.0)
+                now += (forward if kind == "F" else backward) + codec * takes + codec * gives
+                ends[stage] = now
+                if gives:
+                    free[towards] = max(now, free[towards]) + wire
+                    arrives[kind, stage + towards, index] = free[towards] + latency
+    return max(ends.values())
+
+
+def of_gpipe(stage, stages, microbatches):
+    return [(kind, index) for kind in "FB" for index in range(microbatches)]
+
+
+def of_1f1b(stage, stages, microbatches, ahead=None):
+    ahead = min(microbatches, stages - stage if ahead is None else ahead(stage, stages))
+    order = [("F", index) for index in range(ahead)]
+    for index in range(microbatches):
+        order += [("B", index), *([("F", index + ahead)] if index + ahead < microbatches else [])]
+    return order
+
+
+def of_1f1b_wan(stage, stages, microbatches):
+    return of_1f1b(stage, stages, microbatches, lambda stage, stages: 2 * (stages - 1 - stage) + 1)
+
+
+ORDERS = {"gpipe": of_gpipe, "1f1b": of_1f1b, "1f1b-wan": of_1f1b_wan}
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize(("stages", "microbatches", "passes"), [(2, 2, 1), (2, 7, 3), (3, 4, 2), (5, 11, 1)])
+@pytest.mark.parametrize(("bandwidth", "latency", "cost"), [(math.inf, 0.0, 0.0), (8e6, 0.03, 0.004), (1e6, 0.2, 0.0)])
+def test_a_prediction_is_what_the_orders_of_the_papers_give(
+    schedule, stages, microbatches, passes, bandwidth, latency, cost
+):
+    def seconds(nbytes, codec, rate):
+        wire = 8 * nbytes / rate
+        return passes * by_hand(ORDERS[schedule], stages, microbatches, 0.05, 0.1, wire, latency, codec)
+
+    costs = {(channel, "q(8)"): CodecCost(cost, cost) for channel in ("activations", "gradients")}
+    work = replace(workload(stages, microbatches), costs=costs, accumulation=passes)
+    found = predict(work, schedule, QUARTER, Network(bandwidth=bandwidth, latency=latency))
+    raw, packed = 64 + 4 * 20_000, 64 + 2 * 200 + 20_000  # a header; of q(8), a bf16 scale a row
+    taken = seconds(packed, cost, bandwidth)
+    assert found.seconds == pytest.approx(taken, rel=1e-9)
+    assert found.samples_per_second == pytest.approx(passes * 2 * microbatches / taken, rel=1e-9)
+    assert found.speedup == pytest.approx(seconds(raw, 0.0, bandwidth) / taken, rel=1e-9)
+    assert found.of_unthrottled == pytest.approx(seconds(raw, 0.0, math.inf) / taken, rel=1e-9)
+    spent = [
+        0.15 * microbatches + 2 * cost * microbatches * (1 if stage in (0, stages - 1) else 2)
+        for stage in range(stages)
+    ]
+    assert found.busy == pytest.approx([passes * each for each in spent], rel=1e-9)
+    for busy, wait, bubble in zip(found.busy, found.wait, found.bubble, strict=True):
+        assert busy + wait + bubble == pytest.approx(found.seconds, rel=1e-9)
+
+
 def test_schedules_that_cannot_run_are_left_out():
     few = workload(num_microbatches=2)
     assert all(mistakes_of(few, name) for name in ("1f1b", "dualpipev")) and not mistakes_of(few, "gpipe")
