@@ -23,7 +23,7 @@ from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.errors.words import numbered
 from thinwire.launch.run.outputs import OutputError
-from thinwire.launch.shared.exit_codes import SIGNALLED, FailedError, StoppedError, ended
+from thinwire.launch.shared.exit_codes import FOR_MEMORY, SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
@@ -252,7 +252,9 @@ def stop_on_signals(
 
 
 def _ended(exit_code: int | None) -> str:
-    return "ended without a report, as a killed process does" if exit_code is None else ended(exit_code)
+    return (
+        f"ended without a report, as one does that was killed {FOR_MEMORY}" if exit_code is None else ended(exit_code)
+    )
 
 
 def named(stages: Sequence[int], replica: int | None = None) -> str:

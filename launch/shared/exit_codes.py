@@ -19,6 +19,12 @@ SIGNALLED = 128
 UNREAD = 141
 """The reader of the output is gone: 128 and the number of SIGPIPE."""
 
+FOR_MEMORY = (
+    "(probably by the system, for want of memory: lower pipeline.microbatch_size, set training.recompute to true, or "
+    "take a smaller model)"
+)
+"""What may have killed a process that ended by SIGKILL, and what to make smaller."""
+
 
 class FailedError(ThinwireError):
     """Work that began and failed."""
@@ -74,5 +80,6 @@ def working() -> Iterator[None]:
 def ended(returncode: int) -> str:
     """How a process ended, by its return code: a negative one is a signal's number."""
     if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
+        said = f"was killed by {signal.Signals(-returncode).name}"
+        return f"{said} {FOR_MEMORY}" if returncode == -signal.SIGKILL else said
     return f"exited with status {returncode}"

@@ -7,7 +7,7 @@ from thinwire.errors import ThinwireError
 from thinwire.launch import cli
 from thinwire.launch.bench.links.contests import BenchError
 from thinwire.launch.hosts.namespaces import ClusterError
-from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, status_of, working
+from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, ended, status_of, working
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PeerError, PipelineError, WireError
 
@@ -53,6 +53,13 @@ def test_work_that_a_signal_stopped_has_the_status_that_a_shell_gives(number, st
 def test_an_error_of_ours_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         cli.run(lambda arguments: 1 // 0, [])
+
+
+def test_a_process_that_the_system_may_have_killed_says_what_to_make_smaller():
+    """`stage 1 was killed by SIGKILL` left its user to find out that the machine had too little memory."""
+    said = ended(-signal.SIGKILL)
+    assert said.startswith("was killed by SIGKILL (probably by the system, for want of memory: lower pipeline.microb")
+    assert (ended(-signal.SIGSEGV), ended(3)) == ("was killed by SIGSEGV", "exited with status 3")
 
 
 def test_a_class_without_a_row_takes_that_of_its_base():

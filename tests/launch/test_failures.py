@@ -12,7 +12,7 @@ from thinwire.compress import CodecError
 from thinwire.launch.run import failures
 from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, explain, once, read_reports, report_of
 from thinwire.launch.run.parent import STOPPED
-from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.exit_codes import FOR_MEMORY, FailedError
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import (
     MismatchError,
@@ -100,7 +100,7 @@ def test_a_killed_stage_stands_above_those_that_noticed():
         report(2, "stopped", "stage 2 was waiting for activations from stage 1"),
         exit_codes={0: 1, 1: -9, 2: 143},
     ) == [
-        "stage 1 was killed by SIGKILL",
+        f"stage 1 was killed by SIGKILL {FOR_MEMORY}",
         "  stage 0 lost a peer: stage 0 was waiting for gradients from stage 1: connection reset",
         "  stage 2 was asked to stop: stage 2 was waiting for activations from stage 1",
     ]
@@ -146,7 +146,7 @@ def test_an_end_without_a_signal_or_a_report_is_told_by_its_status():
 def test_a_process_whose_end_nobody_saw_stands_on_top():
     """A killed stage of a cluster was named nowhere: its host is all that its launcher sees."""
     assert told(report(0, "peer", "awaited a"), exit_codes={1: None}) == [
-        "stage 1 ended without a report, as a killed process does",
+        f"stage 1 ended without a report, as one does that was killed {FOR_MEMORY}",
         "  stage 0 lost a peer: awaited a",
     ]
 
@@ -186,7 +186,7 @@ def test_processes_are_named_by_their_stages():
         exit_codes={1: -9, 0: 1, 5: 1},
         stages_of=lambda rank: [rank, 3 - rank],
     ) == [
-        "stages 1 and 2 was killed by SIGKILL",
+        f"stages 1 and 2 was killed by SIGKILL {FOR_MEMORY}",
         "stages 0 and 3 failed: a cause",
         "  a process without a stage lost a peer: awaited",
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from thinwire.launch.hosts import commands as commands_module
 from thinwire.launch.hosts.commands import HostCommand, Outcome, gathered_signals, supervise
+from thinwire.launch.shared.exit_codes import FOR_MEMORY
 
 WAIT = "sleep 60"
 SAYS_AND_ENDS = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
@@ -43,7 +44,10 @@ def test_bytes_that_are_no_text_do_not_stop_the_others(capfd):
 
 @pytest.mark.parametrize(
     ("script", "status", "how"),
-    [("exit 3", 3, "exited with status 3"), ("kill -KILL $$", 128 + signal.SIGKILL, "was killed by SIGKILL")],
+    [
+        ("exit 3", 3, "exited with status 3"),
+        ("kill -KILL $$", 128 + signal.SIGKILL, f"was killed by SIGKILL {FOR_MEMORY}"),
+    ],
 )
 def test_the_first_to_fail_gives_the_status_and_the_others_are_stopped(script, status, how):
     """`kill -9` on one host ended a cluster with status 137 and no line."""

@@ -19,6 +19,7 @@ from thinwire.compress import parse
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.weights import find_checkpoint, newest
+from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.replicas.shared import bytes_of_step
 
@@ -274,7 +275,7 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
         assert command.wait() == 1
         assert command.processes() == {}
     cause, *others, last = command.stderr.splitlines()
-    assert cause == "stage 1 was killed by SIGKILL"
+    assert cause == f"stage 1 {ended(-signal.SIGKILL)}"
     waiting = r"lost a peer: .*\b(making room|waiting|sending|reporting)\b"
     told = rf"  stage (\d) ({waiting}|was asked to stop: \w)"  # the kill may find a stage at anything
     assert sorted(re.match(told, line)[1] for line in others) == ["0", "2"], command.stderr

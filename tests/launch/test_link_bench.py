@@ -148,6 +148,11 @@ def test_each_codec_between_replicas_is_a_contender():
     }
 
 
+def test_a_bandwidth_that_is_given_twice_is_measured_once():
+    """All was measured, and then the two tables of one name were a traceback."""
+    assert contests._bandwidths("100mbit,none,0.1gbit,50mbit") == [100.0, 50.0]
+
+
 def test_replicas_of_one_stage_have_no_boundary_to_compress():
     alone = ["--pipeline.num_stages", "1", "--replicas.count", "2"]
     wanted = parse([*SMALL, *alone], prog="thinwire bench")

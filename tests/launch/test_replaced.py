@@ -20,7 +20,7 @@ from thinwire.launch.run.folders import set_aside, what_is_left
 from thinwire.launch.run.resume import BEGUN
 from thinwire.launch.run.stage_processes import End
 from thinwire.launch.run.weights import find_checkpoint
-from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving import checkpoint
 
@@ -161,7 +161,7 @@ def test_a_run_that_ends_before_it_has_begun_anew_has_lost_nothing(tmp_path, mon
     monkeypatch.setattr(stage_processes, "run", lambda *_, **__: End({0: -9}))
     with pytest.raises(FailedError) as caught:
         train.launch(Prepared(wanted, None, (), None, ()), [], [])
-    assert str(caught.value) == "stage 0 was killed by SIGKILL"
+    assert str(caught.value) == f"stage 0 {ended(-signal.SIGKILL)}"
 
 
 @pytest.mark.parametrize("kept", ["best/step-00000003", "checkpoints/step-00000003"])

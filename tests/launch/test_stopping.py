@@ -15,6 +15,7 @@ from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.run.heartbeat import EVERY
+from thinwire.launch.shared.exit_codes import ended
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -146,7 +147,7 @@ def test_a_crash_names_the_newest_checkpoint_and_the_command_that_goes_on(folder
         os.kill(command.stage_process(1), signal.SIGKILL)
         assert command.wait() == 1
     first, *_, last = command.stderr.splitlines()
-    assert first == "stage 1 was killed by SIGKILL"
+    assert first == f"stage 1 {ended(-signal.SIGKILL)}"
     assert last == (
         f"the newest checkpoint is that of step {max(whole_checkpoints(folder))}; thinwire train --resume run goes on "
         f"from there"

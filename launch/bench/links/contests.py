@@ -22,7 +22,7 @@ from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.run.assembly import Prepared, prepare
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
-from thinwire.launch.shared.exit_codes import FailedError
+from thinwire.launch.shared.exit_codes import FailedError, ended
 from thinwire.launch.shared.links import Links, parse_bandwidth
 from thinwire.launch.shared.tables import duration_text, text_of
 from thinwire.launch.timing.workload import codec_pair, label
@@ -116,8 +116,8 @@ def _contenders(options: argparse.Namespace, wanted: Recipe) -> dict[str, Codecs
 
 
 def _bandwidths(listed: str) -> list[float]:
-    """The bandwidths of "1gbit,100mbit" in Mbit/s, without none: unshaped links are always measured first."""
-    rates = [parse_bandwidth(text) for text in listed.split(",")]
+    """The bandwidths of "1gbit,100mbit" in Mbit/s, each once, without none: unshaped links are measured anyway."""
+    rates = dict.fromkeys(parse_bandwidth(text) for text in listed.split(","))
     return [rate for rate in rates if rate is not None]
 
 
@@ -201,10 +201,10 @@ class _Workers:
         self._store.set(shaped(index), "")
         keys = [measured(index, rank) for rank in range(len(self._hosts))]
         while not self._store.check(keys):
-            for rank, process in enumerate(self._processes):
-                if process.poll():
-                    said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
-                    raise BenchError(f"process {rank} of the bench ended with {process.returncode}:\n{said}")
+            if failed := {rank: code for rank, process in enumerate(self._processes) if (code := process.poll())}:
+                rank = min(failed, key=failed.__getitem__)  # one that a signal killed; the others have lost a peer
+                said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
+                raise BenchError(f"process {rank} of the bench {ended(failed[rank])}:\n{said}")
             now = time.monotonic()
             progress = self._progress(index, self._turns() - before, now - began)
             view.update(progress)

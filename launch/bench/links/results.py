@@ -254,7 +254,7 @@ def as_document(
         [simulated(contest, prepared, free_codecs=free) for contest in contests] for free in (True, False)
     )
     named = [f"like {bandwidth / 1e6:g} Mbps" for bandwidth in ratios]
-    names = ["unshaped", *(named or [f"{contest.bandwidth:g} Mbit/s" for contest in contests[1:]])]
+    names = ["unshaped", *(named or [f"{contest.bandwidth:.10g} Mbit/s" for contest in contests[1:]])]
     results = dict(zip(names, contests, strict=True))
     tables = [
         _speeds(prepared, results, limits, predicted),
