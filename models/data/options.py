@@ -5,6 +5,7 @@ Large libraries are imported inside the checks, so `thinwire train --help` needs
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -147,8 +148,8 @@ class DataOptions:
             ),
             (self.channels in (None, *PILLOW_MODES), f"channels must be 1 or 3, got {self.channels}"),
             (
-                sized and all(value > 0 for value in self.std),
-                f"mean and std must have a value for each channel, and std must be above 0, got {self.mean} and "
+                sized and all(map(math.isfinite, self.mean)) and all(0 < value < math.inf for value in self.std),
+                f"mean and std must have a finite value for each channel, and std must be above 0, got {self.mean} and "
                 f"{self.std}",
             ),
             (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),

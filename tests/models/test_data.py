@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -160,8 +161,13 @@ def test_digits():
         ({"crop": 2, "flip": True}, ["crop, flip must be left out for kind text"]),
         ({"name": "digits", "kind": "text"}, ["the kind of digits must be images, got 'text'"]),
         ({"name": "x", "columns": ["a", "b"]}, ["columns must be at most 1 for kind text, got ['a', 'b']"]),
-        ({"name": "digits", "mean": [0.5], "crop": -1}, ["mean and std must have a value", "crop must be at least 0"]),
+        (
+            {"name": "digits", "mean": [0.5], "crop": -1},
+            ["mean and std must have a finite value", "crop must be at least 0"],
+        ),
         ({"name": "digits", "mean": [0.5], "std": [0.0]}, ["std must be above 0, got [0.5] and [0.0]"]),
+        ({"name": "digits", "mean": [0.5], "std": [math.inf]}, ["std must be above 0, got [0.5] and [inf]"]),
+        ({"name": "digits", "mean": [math.nan], "std": [0.5]}, ["have a finite value for each channel", "got [nan]"]),
         ({"name": "digits", "channels": 4, "image_size": -1}, ["must be 1 or 3, got 4", "at least 1, got -1"]),
         ({"evaluation": ""}, ["evaluation must be a split, a path or null"]),
     ],
