@@ -308,7 +308,8 @@ class Muon(Optimizer):
             for wanted in (True, False)
         )
         # the step of a matrix is as long as AdamW's, so that both have the same learning rate
-        given = {"adjust_lr_fn": "match_rms_adamw", "weight_decay": options.weight_decay, **options.arguments}
+        numbers = {"weight_decay": options.weight_decay, "momentum": options.momentum}
+        given = {"adjust_lr_fn": "match_rms_adamw", **numbers, **options.arguments}
         self._both: tuple[Optimizer, ...] = torch.optim.Muon(matrices, lr=options.lr, **given), _adamw(others, options)
         self.param_groups = [group for each in self._both for group in each.param_groups]
         for each in self._both:

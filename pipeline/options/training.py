@@ -20,6 +20,8 @@ OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
 """The optimizers that have fields of their own."""
 _USUAL = {"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.9}
 """What these take where the recipe leaves it out."""
+_USUAL_OF = {"muon": {"momentum": 0.95}}
+"""What one of them takes in place of that; here as torch does."""
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
 MOST_LR = 1e30
@@ -49,7 +51,7 @@ class OptimizerOptions:
     eps: float | None = None
     """Added to the denominator of Adam; null is 1e-8, and of another class its own default."""
     momentum: float | None = None
-    """Momentum of sgd; null is 0.9, and of another class its own default."""
+    """Momentum of sgd and muon; null is 0.9 and 0.95, and of another class its own default."""
     freeze_after: str = "0 steps"
     """quantized-adam: how long the second moment follows the gradients: "500 steps" or "1 epoch", such as a fifth of
     training. So long, the gradients between replicas travel uncompressed."""
@@ -73,7 +75,7 @@ class OptimizerOptions:
     the second moment is frozen."""
 
     def __post_init__(self) -> None:
-        for name, usual in _USUAL.items():
+        for name, usual in (_USUAL | _USUAL_OF.get(self.name, {})).items():
             if not self.of_another and getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
         mistakes = [
@@ -144,6 +146,10 @@ class OptimizerOptions:
             raise OptionsError(
                 f"optimizer.name must be {', '.join(OPTIMIZERS)}, a class of torch.optim or module:Class, got "
                 f"{self.name!r}{did_you_mean(self.name, [*OPTIMIZERS, *known], most=1)}"
+            )
+        if issubclass(found, torch.optim.SparseAdam):
+            raise OptionsError(
+                f"optimizer.name must be one for dense gradients, which weights have here, got {self.name}"
             )
         closure = inspect.signature(found.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

@@ -202,6 +202,7 @@ def test_another_optimizer_has_its_own_numbers():
     [
         ({"name": "adamx"}, "optimizer.name must be adamw, sgd, muon, quantized-adam, a class of torch.optim or"),
         ({"name": "LBFGS"}, "must be one that steps once a batch, got LBFGS"),
+        ({"name": "SparseAdam"}, "must be one for dense gradients, which weights have here, got SparseAdam"),
         ({"name": "Adafactor", "betas": (0.5, 0.9)}, "optimizer.betas is no argument of Adafactor; leave it out"),
         ({"name": "RMSprop", "arguments": {"beta": 1}}, "optimizer.beta is no argument of RMSprop"),
         ({"arguments": {"amsgrad": True}}, "optimizer.arguments must be left out for adamw"),
@@ -251,6 +252,13 @@ def test_muon_moves_matrices_and_adamw_all_else():
         assert all(torch.equal(each, copy) for each, copy in zip(group, copied, strict=True))
     assert set(optimizer.state[matrix]) == {"momentum_buffer"}
     assert "exp_avg" in optimizer.state[embedding]
+
+
+def test_muon_has_the_momentum_of_the_recipe_or_that_of_torch():
+    """`optimizer.momentum` did nothing there."""
+    for given, expected in (({}, 0.95), ({"momentum": 0.5}, 0.5), ({"arguments": {"momentum": 0.6}}, 0.6)):
+        matrices, *_ = make_optimizer(weights(), OptimizerOptions(name="muon", **given)).param_groups
+        assert matrices["momentum"] == expected
 
 
 def test_the_last_layer_that_has_weights_is_no_matrix_inside():
