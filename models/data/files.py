@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Labelled, Part, require_no_split
+from thinwire.models.data.parts import TABLES, Columns, Labelled, Part, require_no_split, split_of
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import not_text
 
@@ -48,8 +48,7 @@ def read_cifar10(part: Part, columns: Columns) -> Labelled:
     from torchvision.datasets import CIFAR10
 
     splits = {"train": True, "test": False}
-    split = part.split or MAIN_SPLIT
-    require((split in splits, f"the split of {part.name} (CIFAR-10) must be train or test, got {split!r}"))
+    split = split_of(part, splits)
     try:
         images = CIFAR10(part.name, train=splits[split])
     except (OSError, RuntimeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -41,7 +41,7 @@ class Part:
     """The name of the source: bundled data, the path of a file or folder, a name on the hub, or `module:function`, a
     function of your own."""
     split: str | None = MAIN_SPLIT
-    """None means the only split, or "train" if there are several."""
+    """None means the only split, or the only one beside "train"."""
     subset: str | None = None
     """The configuration of a data set that has several: "cola" of GLUE."""
     streamed: bool = False
@@ -167,6 +167,22 @@ def evaluation_part(training: Part, evaluation: str) -> Part:
 def is_split(evaluation: str) -> bool:
     """Whether `evaluation` names a split. A single word does; "./test" is a path."""
     return bool(re.fullmatch(r"\w+", evaluation))
+
+
+def split_of(part: Part, splits: Collection[str]) -> str:
+    """The split that is read of a source that has these. ModelError if it has no such split, or which is not said."""
+    known = ", ".join(splits)
+    others = [name for name in splits if name != MAIN_SPLIT] or [*splits]
+    wanted = part.split or (others[0] if len(others) == 1 else "")
+    require(
+        (
+            bool(wanted),
+            f"evaluation must name data of one split, got {part.name}, which has {known}; name a file or folder that "
+            "holds one of them alone",
+        ),
+        (wanted in ("", *splits), f"the split of {part.name} must be one of {known}, got {wanted!r}"),
+    )
+    return wanted
 
 
 def require_no_split(part: Part) -> None:

@@ -30,7 +30,7 @@ from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
 from thinwire.models.data.files import read_bytes, require_text
-from thinwire.models.data.parts import MAIN_SPLIT, TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels
+from thinwire.models.data.parts import TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels, split_of
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import nests_beyond, told_by
 from thinwire.models.tasks import IGNORE, MOST_CLASSES
@@ -45,6 +45,8 @@ Rows = Callable[[], Iterator[list[str] | Tensor]]
 """Begins to read texts, or token ids in a row, int32 [N]: a part of them at a time, the same each time."""
 _STREAMED = 1000
 """The rows of such a part."""
+_TYPED = 10_000
+"""The rows of CSV that `datasets` reads at a time; it takes those for numbers that have no other text."""
 _TEXTS = {".txt", ".text", ".md", ".rst"}
 """Suffixes of files that are read as text where a folder holds nothing else."""
 _NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
@@ -169,10 +171,26 @@ def _opened(part: Part, builder: Any) -> Splits:
     """The splits that `datasets` makes, from its cache if it has them."""
     if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
+        files = chain(*(builder.config.data_files or {}).values())
+        builder.config.converters = dict.fromkeys(chain(*map(_texts_of_csv, files)), _text_of_csv)
     if part.streamed:
         return dict(builder.as_streaming_dataset())
     builder.download_and_prepare()
     return dict(builder.as_dataset())
+
+
+def _texts_of_csv(path: str) -> list[str]:
+    """The columns of a CSV file in whose first rows there is text: what looks like a number there is text, too."""
+    import pandas
+
+    with suppress(ValueError, OSError):  # what cannot be read is told when it is
+        first = pandas.read_csv(path, nrows=_TYPED, keep_default_na=False, na_values=[""])
+        return [name for name in first if not pandas.api.types.is_numeric_dtype(first[name])]
+    return []
+
+
+def _text_of_csv(text: str) -> str | None:
+    return text or None
 
 
 def _check_no_run(folder: Path, files: Iterable[str]) -> None:
@@ -386,9 +404,7 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
         empty = isinstance(cause, StopIteration) or "corresponds to no data" in str(cause)
         reason = "it has no rows" if empty else hub.reason(part.name, cause)
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
-    wanted = part.split or (next(iter(splits)) if len(splits) == 1 else MAIN_SPLIT)
-    known = ", ".join(splits)
-    require((wanted in splits, f"the split of {part.name} must be one of {known}, got {wanted!r}"))
+    wanted = split_of(part, splits)
     table: Dataset = splits[wanted]
     some = next(iter(table.take(1)), None) if part.streamed else len(table) > 0
     require((bool(some), f"split {wanted!r} of {part.name} must have at least one row, got none"))

@@ -130,6 +130,22 @@ def test_csv_may_hold_the_words_none_and_na(tmp_path):
         read_labelled("pairs", Part(str(tmp_path / "rows.csv")))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
+    """pandas reads 10,000 rows at a time, and made 7 of the "007" in a part that had no letters."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "abc,1\n" * 10_000 + "007,02\n" * 3)
+    (tmp_path / "rows2.csv").write_text("text,label\n001,3\n" if inside else "")
+    place = str(tmp_path if inside else path)
+    texts = ["abc"] * 10_000 + ["007"] * 3 + ["001"] * inside
+    assert read_texts(Part(place)) == texts
+    size = 3 * len(texts)
+    data = load(DataOptions(name=place, stream=1, limit=size + 1, shuffle="never", held_out=0, block_size=3))
+    assert bytes(data.training.inputs(torch.tensor([10_000, len(texts) - 1])).flatten().tolist()) == (
+        b"007001" if inside else b"007007"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [

@@ -247,6 +247,21 @@ def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
         assert evaluation_part(training, path) == Part(path, None)
 
 
+@uses_datasets
+def test_of_a_folder_for_evaluation_the_split_that_is_not_to_train_on_is_read(tmp_path):
+    """Its training part was evaluated, without a word."""
+    for split in ("train", "test"):
+        write_json(tmp_path / "two" / f"{split}.jsonl", [{"text": split}])
+        write_json(tmp_path / "three" / f"{split}.jsonl", [{"text": split}])
+        write_json(tmp_path / split / f"{split}.jsonl", [{"text": split}])
+        assert read_texts(Part(str(tmp_path / split), None)) == [split]
+    write_json(tmp_path / "three" / "validation.jsonl", [{"text": "it"}])
+    assert read_texts(Part(str(tmp_path / "two"), None)) == ["test"]
+    assert read_texts(Part(str(tmp_path / "three"))) == ["train"]
+    with pytest.raises(ModelError, match=r"^evaluation must name data of one split, got .*three, which has train, "):
+        read_texts(Part(str(tmp_path / "three"), None))
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "given"),
     [("tags", "mine:rows", "text, chat, pairs, images"), ("images", "pydoc", "text, chat, pairs")],
