@@ -4,6 +4,7 @@ A file that is read through a memory map counts as memory of the process while i
 parts, and the file is closed after each part: the process never holds more than its stage and one part.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from thinwire.errors.calls import first_line
+from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
 from thinwire.models import hub
+from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import told_by
 
@@ -39,6 +42,10 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _QUANTIZED = re.compile(r"(scales?(_inv)?|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB)$")
 """The ends of the names of tensors without which quantized weights mean nothing."""
 _PART_BYTES = 8 * 2**20
+_OF_THE_FILE = ("transformers_version", "_name_or_path")
+"""The fields of a configuration that say where it comes from."""
+_SAMPLES = 64
+"""The tensors of which a digest has a row."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,22 @@ class Checkpoint:
         """
         if Path(self.source).is_dir():
             self._fitting(tensors)
+
+    def digest(self) -> str:
+        """A hash of the configuration in the folder, of all names, shapes and types, and of a row of some tensors."""
+        if not Path(self.source).is_dir():
+            return ""
+        files = sorted({file for place in self.stored.values() for file, _ in place.parts})
+        paths = [locate(self.source, file) for file in files]
+        known = sorted((name, *about, path) for path in paths for name, about in _headers(path).items())
+        hashed = hashlib.sha256(_configuration(Path(self.source)).encode())
+        hashed.update(repr([about for *about, _ in known]).encode())
+        for name, *_, path in known[:: max(1, len(known) // _SAMPLES)]:
+            with _opened(path) as file:
+                part = file.get_slice(name)
+                row = part[:1] if part.get_shape() else file.get_tensor(name)
+            hashed.update(tensor_lines({name: row})[0].encode())
+        return hashed.hexdigest()
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the stored values into tensors on the CPU, in the tensors' own dtype.
@@ -227,6 +250,15 @@ def find(source: str, file: str) -> Path | None:
 def is_of_run(source: str) -> bool:
     """Whether the weights are a checkpoint of a run, in parts of stages: RUN/weights/step-N."""
     return any(Path(source).glob(_OF_STAGES))
+
+
+def _configuration(folder: Path) -> str:
+    """What config.json says of the model; empty where there is none."""
+    try:
+        found = read_object(folder / "config.json")
+    except (OSError, ValueError):  # a run's checkpoint has none; what cannot be read is told elsewhere
+        return ""
+    return json.dumps({name: found[name] for name in found if name not in _OF_THE_FILE}, sort_keys=True)
 
 
 def _weight_map(source: str) -> dict[str, str]:

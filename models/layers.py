@@ -106,6 +106,10 @@ class Weights(Protocol):
         """
         return
 
+    def digest(self) -> str:
+        """A hash by which processes see that they read the same files; empty where they need not."""
+        return ""
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into these tensors, by full name.
 

@@ -91,6 +91,10 @@ class AdaptedWeights:
         for source, wanted in self._by_source(tensors):
             source.check(wanted)
 
+    def digest(self) -> str:
+        """As that of `Weights`."""
+        return self.base.digest() + ("" if self.adapter is None else self.adapter.digest())
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """As that of `Weights`."""
         for source, wanted in self._by_source(tensors):

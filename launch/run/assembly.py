@@ -395,7 +395,7 @@ def assemble(
     torch.set_num_threads(training.threads)
     # a simulation is one process, whatever torchrun or a cluster sets for other programs
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
-    agreement = agreed(recipe, data)
+    agreement = agreed(recipe, data, prepared.blueprint)
     of_all = agreement | agreed_by_replicas(recipe)
     replica = attendance.replica if attendance else where.replica_of(rank)
     wire = make_wire(recipe, data, replica, agreement, observer, where.pipeline)

@@ -17,6 +17,7 @@ from thinwire.compress import SlotCounts
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
+from thinwire.models.layers import Blueprint
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.membership.server import TORCH
@@ -86,7 +87,7 @@ def _store_folder(recipe: Recipe, replica: int | None) -> str:
     return str(folder if replica is None else folder / f"replica-{replica}")
 
 
-def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
+def agreed(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, Any]:
     """The values that all stages must agree on beside codecs and shapes, by dotted name."""
     fields = {name: value for name, value in values_of(asdict(recipe)).items() if not is_among(name, _OWN)}
     fields |= {"checkpoint.every": recipe.checkpoint.every, "compression.shared": recipe.compression.shared}
@@ -96,6 +97,7 @@ def agreed(recipe: Recipe, data: Data) -> dict[str, Any]:
     digest = {
         f"digest of the samples; {anew}": data.training.digest,
         f"digest of the held-out samples; {anew}": None if held_out is None else held_out.digest,
+        **{f"digest of {name}; copy it from one host to all": value for name, value in _of_model(model).items()},
     }
     automatic = {"automatic": recipe.compression.automatic}
     # keys as text, as others read them
@@ -136,11 +138,17 @@ def agreed_by_hosts(recipe: Recipe) -> dict[str, str]:
     return {**shown, "the release of thinwire": version("thinwire")}
 
 
-def agreed_with_data(recipe: Recipe, data: Data) -> dict[str, str]:
-    """The same, with what only a replica knows: fields that follow from its data, their digests, release of torch."""
+def agreed_with_data(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, str]:
+    """The same, with what only a replica knows: fields that follow from its data, digests, the release of torch."""
     values = values_of(asdict(recipe))
     known = {name: str(values[name]) for name in _FOLLOW}
     samples = {"the samples of training": data.training.digest}
     if data.held_out is not None:
         samples["the held-out samples"] = data.held_out.digest
-    return {**agreed_by_hosts(recipe), **known, **samples, TORCH: version("torch")}
+    return {**agreed_by_hosts(recipe), **known, **samples, **_of_model(model), TORCH: version("torch")}
+
+
+def _of_model(model: Blueprint) -> dict[str, str]:
+    """What tells the folder of a pretrained model from another one; nothing where there is none."""
+    digest = "" if model.checkpoint is None else model.checkpoint.digest()
+    return {"the pretrained model": digest} if digest else {}

@@ -1,7 +1,9 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from support.data_files import write_tokenizer
 from support.own_code import add_module
@@ -200,7 +202,26 @@ def test_processes_agree_on_the_samples_for_evaluation(folder):
     for first in (32, 40):
         (folder / "held").write_bytes(bytes(range(first, first + 80)) * 5)
         ready = prepared("--data.evaluation", "./held")
-        told.append([agreed(ready.recipe, ready.data), agreed_with_data(ready.recipe, ready.data)])
+        told.append([each(ready.recipe, ready.data, ready.blueprint) for each in (agreed, agreed_with_data)])
     of_stages, of_elastic_replicas = zip(*told, strict=True)
     assert [name.partition(";")[0] for name in differences(*of_stages)] == ["digest of the held-out samples"]
     assert list(differences(*of_elastic_replicas)) == ["the held-out samples"]
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_folder_of_a_pretrained_model(folder, tmp_path):
+    """With other weights or another configuration on two hosts, stages of two models trained as one."""
+    told = []
+    for seed, epsilon in ((0, 1e-5), (1, 1e-5), (1, 1e-6), (1, 1e-6)):
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16}
+        GPT2LMHeadModel(GPT2Config(**sizes, layer_norm_epsilon=epsilon)).save_pretrained(tmp_path / "model")
+        options = ["--model.name", str(tmp_path / "model"), "--model.weights", "pretrained", "--model.config", "{}"]
+        ready = prepared(*options)
+        told.append([each(ready.recipe, ready.data, ready.blueprint) for each in (agreed, agreed_with_data)])
+    for one, other in pairwise(told[:3]):
+        for mine, theirs, name in zip(
+            one, other, ("digest of the pretrained model", "the pretrained model"), strict=True
+        ):
+            assert [found.partition(";")[0] for found in differences(mine, theirs)] == [name]
+    assert told[2] == told[3]

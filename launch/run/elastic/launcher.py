@@ -64,7 +64,7 @@ class Launcher:
         self._prepared, self._recipe, self._make_start, self._came = prepared, prepared.recipe, make_start, came
         self._where = real_placement(prepared.recipe)
         self._here = prepared.recipe.replicas.here
-        self._agreed = agreed_with_data(prepared.recipe, prepared.data)
+        self._agreed = agreed_with_data(prepared.recipe, prepared.data, prepared.blueprint)
         self._left = prepared.recipe.checkpoint.restarts
         self._running: dict[int, _Running] = {}
         self._begun: set[int] = set()  # those that have begun anew, where that was asked for
