@@ -8,6 +8,7 @@ keeps between messages: a token is never sent twice, so each is a first visit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,10 @@ from thinwire.compress import Method, PassKind
 from thinwire.compress.transfer import put
 from thinwire.errors.words import were
 from thinwire.models.layers import Stage
+from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import WithLoss
 from thinwire.models.tensors import as_tuple
-from thinwire.pipeline.errors import EvaluationStoppedError
+from thinwire.pipeline.errors import EvaluationStoppedError, NonFiniteError
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
 from thinwire.pipeline.processes.collectives import all_gather_json
@@ -44,12 +46,21 @@ class Sampling:
     seed: int = 0
 
     def __call__(self, logits: Tensor, step: int) -> int:
-        """The token of step `step`, from logits [V]."""
+        """The token of step `step`, from logits [V]. NonFiniteError if one is to be drawn, and they are no numbers."""
         if not self.temperature:
             return int(logits.argmax())
-        chances, tokens = (logits.double().cpu() / self.temperature).softmax(0).sort(descending=True, stable=True)
+        largest = float(logits.max())
+        if not math.isfinite(largest):
+            raise NonFiniteError(
+                f"the largest logit of the next token must be finite, got {largest}; take training.precision fp32 or "
+                "milder codecs, or other weights"
+            )
+        # from the largest one on: what is divided by next to nothing stays a number
+        below = (logits.double().cpu() - largest) / self.temperature
+        chances, tokens = below.softmax(0).sort(descending=True, stable=True)
         chances[chances.cumsum(0) - chances >= self.top_p] = 0
-        drawn = torch.multinomial(chances, 1, generator=torch.Generator().manual_seed(self.seed + step))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "token", step))
+        drawn = torch.multinomial(chances, 1, generator=generator)
         return int(tokens[drawn])
 
 

@@ -1,10 +1,12 @@
 """What a token's codec is, and how the next token is chosen; tests/launch/test_generate.py runs whole models."""
 
+import math
 from collections import Counter
 
 import pytest
 import torch
 
+from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.generation import Sampling, of_first_visits
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
@@ -40,3 +42,19 @@ def test_the_largest_logit_is_chosen_or_one_is_drawn_by_its_chance():
     assert likely.keys() == {0, 1}, "one has less than 0.6, two have more"
     cold = Counter(Sampling(temperature=0.05)(logits, step) for step in range(50))
     assert cold.keys() == {0}
+
+
+def test_seeds_that_follow_each_other_draw_independent_tokens():
+    """Seed 1 drew what seed 0 drew one token later."""
+    drawn = [[Sampling(temperature=1.0, seed=seed)(torch.zeros(50), step) for step in range(20)] for seed in (0, 1)]
+    assert sum(one == other for one, other in zip(drawn[0][1:], drawn[1], strict=False)) < 5
+    assert 0 <= Sampling(temperature=1.0, seed=2**70)(torch.zeros(50), 0) < 50
+
+
+def test_the_least_temperature_takes_the_largest_logit_and_logits_that_are_no_numbers_are_told():
+    """Both ended in an error of torch on a probability tensor."""
+    logits = torch.tensor([0.5, 30.0, -math.inf])
+    assert Sampling(temperature=1e-320)(logits, 0) == 1
+    for bad in (math.nan, math.inf):
+        with pytest.raises(NonFiniteError, match=rf"the largest logit of the next token must be finite, got {bad}; "):
+            Sampling(temperature=1.0)(torch.tensor([0.5, bad]), 0)
