@@ -224,8 +224,8 @@ def _notes_on_shared(prepared: Prepared) -> list[str]:
 
     ends = [0, len(process_of) - 1]
     untied = [
-        f"the library's model has one weight for {name} and {other}; here two stages train one each, so the exported "
-        f"model has two; set model.tied: sum to keep one, which sends {sends([weights[name]], ends)} each step"
+        f"the library's model has one weight for {name} and {other}; here the two train apart, so the exported model "
+        f"has two; set model.tied: sum to keep one, which sends {sends([weights[name]], ends)} each step"
         for name, other in blueprint.tied.items()
     ]
     parts = {name: part for layer in layers for name, part in layer.parts.items() if name in blueprint.shared}

@@ -122,7 +122,7 @@ def build(kind: Any, value: Any) -> Any:
     return {key: build(get_args(group)[1], one) for key, one in value.items()} if get_args(group) else value
 
 
-def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
+def converted(kind: Any, value: Any, name: str, mistakes: list[str], others: Collection[str] = ()) -> Any:
     """A value as its type says; a dataclass stays a group of values.
 
     Args:
@@ -130,6 +130,7 @@ def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
         value: from YAML, or the text of an option.
         name: the field's dotted name; empty for the outermost group.
         mistakes: gets a sentence for each value that does not fit, unknown field, and missing one.
+        others: the fields of all groups, which an unknown one may be; those of the outermost group if left out.
     """
     if kind is Any:
         return value
@@ -144,7 +145,7 @@ def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
         return value
     read = _parsed(value) if isinstance(value, str) and kind is not str and origin is not Literal else value
     if is_group(group := _holding(kind)):
-        return _group(group, read, name, mistakes)
+        return _group(group, read, name, mistakes, others or tuple(names_of(group)))
     if origin is list and isinstance(read, list):
         return [converted(inside[0], one, f"{name}.{index}", mistakes) for index, one in enumerate(read)]
     if origin is tuple and isinstance(read, list | tuple) and len(read) == len(inside):
@@ -169,7 +170,7 @@ def converted(kind: Any, value: Any, name: str, mistakes: list[str]) -> Any:
     return read
 
 
-def _group(group: type[Any], values: Any, name: str, mistakes: list[str]) -> Any:
+def _group(group: type[Any], values: Any, name: str, mistakes: list[str], others: Collection[str]) -> Any:
     """The values of a dataclass."""
     hints, prefix = get_type_hints(group), f"{name}." if name else ""
     if not isinstance(values, Mapping):
@@ -181,12 +182,13 @@ def _group(group: type[Any], values: Any, name: str, mistakes: list[str]) -> Any
         return values
     below = f"; options of a recipe stand below {prefix}options" if "options" in hints else ""
     for given in unknown:
-        mistakes.append(f"there is no field {prefix}{given}{did_you_mean(str(given), hints)}{below}; known: {known}")
+        hint = _or(_of_name(str(given), others)) or did_you_mean(str(given), hints)
+        mistakes.append(f"there is no field {prefix}{given}{hint}{below}; known: {known}")
     for field in fields(group):
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             mistakes.append(f"{prefix}{field.name} is missing")
     return {
-        given: converted(hints[given], value, f"{prefix}{given}", mistakes)
+        given: converted(hints[given], value, f"{prefix}{given}", mistakes, others)
         for given, value in values.items()
         if given in hints
     }
@@ -305,18 +307,23 @@ def put(values: Values, group: type[Any], name: str, given: Any) -> None:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields.
-
-    Of fields of this name, those in groups within groups are named only if there are no others.
-    """
+    """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields."""
     last = {field: field.rpartition(".")[2] for field in known}
     word = name.replace("-", "_") or "-"
     tried = (
-        [field for field, end in last.items() if end == word and field.count(".") < 2],
-        [field for field, end in last.items() if end == word],
+        _of_name(word, known),
         [field for field, end in last.items() if word in end],
         get_close_matches(word, known, n=1),
         [field for field, end in last.items() if end in get_close_matches(word, last.values(), n=1)],
     )
-    fields = next(filter(None, tried), [])
-    return f" (did you mean {' or '.join(f'--{field}' for field in fields)}?)" if fields else ""
+    return _or([f"--{field}" for field in next(filter(None, tried), [])])
+
+
+def _of_name(name: str, known: Collection[str]) -> list[str]:
+    """The fields of this name in any group; those in groups within groups only if there are no others."""
+    found = [field for field in known if field.rpartition(".")[2] == name]
+    return [field for field in found if field.count(".") < 2] or found
+
+
+def _or(fields: Collection[str]) -> str:
+    return f" (did you mean {' or '.join(fields)}?)" if fields else ""

@@ -29,12 +29,22 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, partial(_read, int, "a whole number"))
         self.register("type", float, partial(_read, float, "a number"))
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As argparse does; it says which options of a recipe are given twice."""
-        options, rest = super().parse_known_args(*args, **kwargs)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; its options have underscores as well as dashes, as those of a recipe, which it looks at.
+
+        It says which of these are given twice.
+        """
+        words = [self._own(word) for word in args or ()]
+        options, rest = super().parse_known_args(words, namespace)
         if self.takes_recipe:
             say_repeated(rest)
         return options, rest
+
+    def _own(self, word: str) -> str:
+        """A word; an option of this parser with its dashes."""
+        option, equals, text = word.partition("=")
+        dashed = option.replace("_", "-")
+        return dashed + equals + text if dashed in self._option_string_actions else word
 
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError instead of exiting."""

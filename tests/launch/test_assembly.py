@@ -65,8 +65,8 @@ def test_what_becomes_of_tied_weights_is_said_before_training():
     """It was said only with the export."""
     (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
     assert untied.endswith(
-        "here two stages train one each, so the exported model has two; set model.tied: sum to keep one, which sends "
-        "33 kB each step"
+        "here the two train apart, so the exported model has two; set model.tied: sum to keep one, which sends 33 kB "
+        "each step"
     )
     (summed,) = [note for note in prepared("--model.tied", "sum").data.notes if "2 stages hold" in note]
     assert summed.endswith("each step sends 33 kB to sum its gradients over them")

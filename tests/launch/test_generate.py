@@ -207,6 +207,7 @@ def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
     drawn = generated(capsys, "run", *hot)
     assert generated(capsys, "run", *hot) == drawn != generated(capsys, "run", *hot, "--training.seed", "1")
     assert generated(capsys, "run", *hot, "--top-p", "0.000001") == generated(capsys, "run")
+    assert generated(capsys, "run", *hot, "--top_p=0.000001") == generated(capsys, "run")
 
 
 @pytest.mark.parametrize(
