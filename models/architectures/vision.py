@@ -8,7 +8,8 @@ Tensor names end in their shape: B samples, C channels, H and W pixels, P patche
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from thinwire.errors.calls import first_line
 from thinwire.models.architectures.chain import Chain
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec
+from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec, parameters_on_meta
 from thinwire.models.tensors import holds_parameters
 
 _RESNETS = (
@@ -89,11 +90,10 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
     _check(name, options, num_labels)
     is_vit = name in _VITS
-    make: Callable[[], nn.Module] = partial(make_vision, name, options)
     take_apart = _take_vit_apart if is_vit else _take_resnet_apart
     try:
-        with torch.device("meta"):
-            layers = take_apart(make())
+        with torch.device("cpu"), parameters_on_meta():
+            layers = take_apart(make_vision(name, options))
     except (TypeError, ValueError, AssertionError, ArithmeticError, RuntimeError) as error:
         raise ModelError(f"torchvision cannot build {name} with {dict(config)}: {first_line(error)}") from error
     if is_vit:
@@ -104,7 +104,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         image_size = 32 if options.get("stem") == "cifar" else 224
     costs = _count_operations(layers, image_size)
     return Blueprint(
-        tuple(LayerSpec(layer, partial(_build, make, take_apart, layer), costs[layer]) for layer in layers), initialize
+        tuple(LayerSpec(name, partial(deepcopy, layer), costs[name]) for name, layer in layers.items()), initialize
     )
 
 
@@ -237,10 +237,6 @@ def _take_vit_apart(model: Any) -> dict[str, Layer]:
     return {"stem": _ViTStem(model), **blocks, "head": head}
 
 
-def _build(make: Callable[[], nn.Module], take_apart: Callable[[Any], dict[str, Layer]], layer: str) -> Layer:
-    return take_apart(make())[layer]
-
-
 def _count_operations(layers: Mapping[str, Layer], image_size: int) -> dict[str, float]:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -248,9 +244,9 @@ def _count_operations(layers: Mapping[str, Layer], image_size: int) -> dict[str,
     operations = {}
     for name, layer in layers.items():
         # one image may leave one value a channel, with which batch norm refuses to train
-        layer.eval()
+        without_data = deepcopy(layer).to("meta").eval()
         with FlopCounterMode(display=False) as counter:
-            result = layer(result)
+            result = without_data(result)
         operations[name] = float(counter.get_total_flops())
     return operations
 
