@@ -97,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
             member.finish()
         reports = failures.read_reports(folder)
     told = outcome.told
-    if reports and job.where is not None and not came:
+    if outcome.status and reports and job.where is not None and not came:
         # a host only says that one of its processes failed; the process without a report is the one
         processes = job.where.num_replicas * job.where.num_processes
         silent = dict.fromkeys(rank for rank in range(processes) if rank not in reports)
@@ -156,11 +156,13 @@ def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> HostCo
         advice = "change --hosts or pipeline.num_stages" + ", or replicas.count" * (wanted.replicas.count > 1)
         raise OptionsError(f"hosts must divide the recipe's {processes} processes, got {num_hosts}; {advice}")
     rendezvous = ["--master-addr", shaping.address(0), "--master-port", str(MASTER_PORT)]
+    restarts = ["--max-restarts", str(wanted.checkpoint.restarts)] if wanted.checkpoint.restarts else []
     commands = [
         [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", str(num_hosts), "--node-rank", str(host), "--nproc-per-node", str(each)),
             *rendezvous,
+            *restarts,
             *("-m", "thinwire.launch.train", *arguments),
         ]
         for host in range(num_hosts)

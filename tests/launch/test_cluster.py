@@ -54,6 +54,14 @@ def test_a_training_becomes_a_torchrun_node_on_each_host():
     assert [job.where.stages_of(rank) for rank in range(4)] == [[0], [1], [2], [3]]
 
 
+def test_restarts_of_a_training_are_those_of_its_torchrun():
+    """They were left out without a word, so a stage that died ended the run."""
+    arguments = ["quickstart", "--max-restarts", "2"]
+    for command in cluster.training(recipe.parse(arguments), arguments, num_hosts=2).commands:
+        assert command[command.index("--max-restarts") + 1] == "2"
+        assert command.index("--max-restarts") < command.index("thinwire.launch.train")
+
+
 def test_stages_must_divide_over_the_hosts():
     with pytest.raises(OptionsError) as caught:
         cluster.training(recipe.parse(["quickstart"]), ["quickstart"], num_hosts=3)
