@@ -161,7 +161,7 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
     rows: list[list[Value]] = [
         [
             *(name, run.codecs, *(rounded(run.bits(channel), 2) for channel in ("activations", "gradients"))),
-            _megabytes(training_bytes(run.summary["channels"])),
+            _megabytes(training_bytes(run.sent)),
             round(run.ratio, 2),
             *(rounded(run.score(mode, measure), 4) for measure in measures for mode in MODES),
             *(_change(run, baseline, mode, measure) for measure in measures for mode in MODES if baseline is not None),
@@ -254,7 +254,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
         ("Loss over steps", "optimizer step", steps, told),
         (
             "Loss over bytes sent",
-            "MB over all boundaries, in training",
+            "MB sent in training",
             [run.progress_in_megabytes for run in runs],
             told,
         ),

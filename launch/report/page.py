@@ -79,8 +79,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ),
         ("samples a second", f"{run.speed:,.1f}"),
         ("fewer bytes in training", f"{run.ratio:.2f}x"),
-        (f"sent in training{since}", size_text(training_bytes(summary["channels"]), digits=1)),
-        *([(f"sent between replicas{since}", size_text(training_bytes(replicas), digits=1))] if replicas else []),
+        (f"sent in training{since}", size_text(training_bytes(run.sent), digits=1)),
+        *([(f"of these between replicas{since}", size_text(training_bytes(replicas), digits=1))] if replicas else []),
         (f"sent in all, with evaluations{since}", size_text(summary["bytes_sent"], digits=1)),
         (
             "steps, and time of the whole run",

@@ -68,22 +68,28 @@ class RunFiles:
         return samples / max(1e-9, math.fsum(float(step["seconds"]) for step in self.steps))
 
     @property
+    def sent(self) -> list[Mapping[str, Any]]:
+        """What training sent, a row for each channel of each boundary, and between the replicas of each stage."""
+        return [*self.summary["channels"], *self.summary["replicas"]]
+
+    @property
     def ratio(self) -> float:
         """Bytes of the uncompressed tensors over bytes sent."""
-        sent = training_bytes(self.summary["channels"])
-        uncompressed: int = sum(channel["uncompressed"] for channel in self.summary["channels"])
+        sent = training_bytes(self.sent)
+        uncompressed: int = sum(row["uncompressed"] for row in self.sent)
         return uncompressed / sent if sent else 1.0
 
     @property
     def codecs(self) -> str:
-        """The codecs of activations and gradients; a comma joins several codecs of one channel."""
+        """The codecs of activations and gradients, and between replicas; a comma joins several codecs of a channel."""
         found = [", ".join(dict.fromkeys(row["codec"] for row in self._rows(channel))) for channel in CHANNELS]
-        return "/".join(dict.fromkeys(found)) or "none"
+        between = {row["codec"] for row in self.summary["replicas"]} - {"none"}
+        return ", replicas ".join(["/".join(dict.fromkeys(found)) or "none", *between])
 
     @property
     def is_uncompressed(self) -> bool:
-        """Whether no channel compressed anything."""
-        return all(row["codec"] == "none" for row in self.summary["channels"])
+        """Whether no frame was compressed, between replicas neither."""
+        return all(row["codec"] == "none" for row in self.sent)
 
     @property
     def is_finished(self) -> bool:
@@ -118,7 +124,7 @@ class RunFiles:
 
     @property
     def progress_in_megabytes(self) -> list[float]:
-        """MB that all boundaries have sent: 0 at the start, then the sum after each step.
+        """MB that training has sent: 0 at the start, then the sum after each step.
 
         Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
         """
@@ -126,7 +132,7 @@ class RunFiles:
         # a killed run may have logged steps after its last summary
         metered = range(self.summary["metered_from"], self.summary["steps"])
         counted = math.fsum(count for step, count in zip(self.steps, seen, strict=True) if step["step"] in metered)
-        scale = (training_bytes(self.summary["channels"]) / counted if counted else 1.0) / 1e6
+        scale = (training_bytes(self.sent) / counted if counted else 1.0) / 1e6
         return [*accumulate((scale * count for count in seen), initial=0.0)]
 
     def losses(self, progress: Sequence[float] | None = None) -> Points:

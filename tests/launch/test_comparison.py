@@ -47,6 +47,7 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
         "steps": STEPS,
         "running": False,
         "metered_from": 0,
+        "replicas": [],
         "training_seconds": 4.0,
         "held_out": scores,
         "channels": channels,
@@ -84,6 +85,23 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
     assert (four["loss on, difference"], four["loss off, difference"]) == (0.25, 0.5)
     assert four["accuracy on, difference"] == -0.1 and none["loss on, difference"] == 0
     assert table.note.startswith("Differences are to none.")
+
+
+@pytest.mark.slow
+def test_what_replicas_sent_each_other_counts_too(tmp_path):
+    """A run whose replicas compress was the uncompressed baseline, and sent as much as one whose replicas do not."""
+    runs = []
+    for name, codec, nbytes in (("coded", "ef(q(4))", 16_000), ("plain", "none", 128_000)):
+        run = made(tmp_path, name)
+        rows = [{"stage": stage, "codec": codec, "bytes": nbytes, "uncompressed": 128_000} for stage in range(2)]
+        runs.append(replace(run, summary=run.summary | {"replicas": rows}))
+    coded, plain = runs
+    assert find_baseline(runs, None) is plain
+    found = columns(compare(runs, plain, {}).tables[0])
+    assert [row["activations/gradients"] for row in found] == ["none, replicas ef(q(4))", "none"]
+    assert [row["MB in training"] for row in found] == [0.1, 0.32]  # 64 kB over the boundary
+    assert [row["fewer bytes"] for row in found] == [round(320 / 96, 2), 1.0]
+    assert coded.progress_in_megabytes[-1] == pytest.approx(0.096)
 
 
 @pytest.mark.slow
