@@ -1,9 +1,11 @@
 """`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
+import math
 import os
 import signal
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from thinwire.launch.bench.links.command import make_parser, pairs_of
 from thinwire.launch.bench.links.contenders import Codecs, make
 from thinwire.launch.bench.links.plain_torch import PlainPipeline
 from thinwire.launch.bench.links.results import Contest, simulated
+from thinwire.launch.bench.links.worker import _Batches
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
@@ -148,6 +151,27 @@ def test_each_codec_between_replicas_is_a_contender():
     }
 
 
+def test_samples_that_come_again_are_no_first_visit():
+    """With few samples, the speed of AQ-SGD at its first visits was that of later ones."""
+    some = SimpleNamespace(recipe=SimpleNamespace(batch_size=4), data=SimpleNamespace(training=range(9)))
+    batches = _Batches(some)
+    taken = [batches.next() for _ in range(3)]
+    assert [(ids.tolist(), new) for ids, new in taken] == [
+        ([0, 1, 2, 3], True),
+        ([4, 5, 6, 7], True),
+        ([8, 0, 1, 2], False),
+    ]
+    told = measured(1000)
+    told["turns"] = [
+        {**turn, "new": new, "first": {**turn["first"], "seconds": seconds}}
+        for turn in told["turns"]
+        for new, seconds in ((True, 3.0), (False, 9.0))
+    ]
+    assert Contest(None, [told]).seconds("none", "first") == 3.0
+    told["turns"] = told["turns"][1:]
+    assert math.isnan(Contest(None, [told]).seconds("none", "first"))
+
+
 def test_a_bandwidth_that_is_given_twice_is_measured_once():
     """All was measured, and then the two tables of one name were a traceback."""
     assert contests._bandwidths("100mbit,none,0.1gbit,50mbit") == [100.0, 50.0]
@@ -195,7 +219,7 @@ def measured(nbytes, seconds=0.001):
     ]
     sections = dict.fromkeys(SECTIONS, 0.0)
     step = {"seconds": 1.0, "sections": sections, "compute": compute, "frames": frames, "exchange": {}}
-    return {"links": links, "turns": [{"contender": "none", "first": step, "later": [step]}]}
+    return {"links": links, "turns": [{"contender": "none", "new": True, "first": step, "later": [step]}]}
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ def contest(bandwidth, goodput, times):
             "turns": [
                 {
                     "contender": name,
+                    "new": True,
                     "first": step(process, first, codec, size),
                     "later": [step(process, later + noise, codec, size) for noise in (0.0, 0.01, -0.01)],
                 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -80,11 +81,15 @@ class Contest:
         return list(dict.fromkeys(turn["contender"] for turn in self.processes[0]["turns"]))
 
     def seconds(self, contender: str, visit: str = "later") -> float:
-        """Median seconds of a step in its slowest process. `visit` is `first`, or `later` for samples seen before."""
+        """Median seconds of a step in its slowest process. `visit` is `first`, or `later` for samples seen before.
+
+        NaN without such a step: there were too few samples for a first visit in these turns.
+        """
         by_process = [
             [step["seconds"] for step in self._steps(process, contender, visit)] for process in self.processes
         ]
-        return float(statistics.median(max(step) for step in zip(*by_process, strict=True)))
+        slowest = [max(step) for step in zip(*by_process, strict=True)]
+        return float(statistics.median(slowest)) if slowest else math.nan
 
     def sections(self, contender: str) -> list[dict[str, float]]:
         """Median seconds of a step by section, one dict for each process; the dicts of plain torch are empty."""
@@ -161,7 +166,7 @@ class Contest:
     def _steps(self, process: Mapping[str, Any], contender: str, visit: str = "later") -> Iterable[Mapping[str, Any]]:
         for turn in process["turns"]:
             if turn["contender"] == contender:
-                yield from turn["later"] if visit == "later" else [turn["first"]]
+                yield from turn["later"] if visit == "later" else [turn["first"]] * turn["new"]
 
 
 def simulated(contest: Contest, prepared: Prepared, *, free_codecs: bool) -> dict[str, float]:
@@ -353,11 +358,13 @@ def _visits(results: Mapping[str, Contest], samples: int) -> Table:
             if "aqsgd" in contender:
                 first, later = (contest.seconds(contender, visit) for visit in ("first", "later"))
                 run = (first + (EPOCHS - 1) * later) / EPOCHS
-                rows.append([name, contender, samples / first, samples / later, samples / run])
+                speeds = [samples / each for each in (first, later, run)]
+                rows.append([name, contender, *(None if math.isnan(speed) else speed for speed in speeds)])
     return Table(
         f"AQ-SGD, samples/s: first visits, later ones, a run of {EPOCHS} epochs",
         ["links", "who", "first", "later", "run"],
         rows,
+        note="Empty where all samples had been visited before: raise data.limit, or lower --repetitions.",
     )
 
 

@@ -121,10 +121,10 @@ class _Batches:
         self._size, self._count = prepared.recipe.batch_size, len(prepared.data.training)
         self._taken = 0
 
-    def next(self) -> Tensor:
-        """The ids of the next batch."""
+    def next(self) -> tuple[Tensor, bool]:
+        """The ids of the next batch, and whether none of them has come before."""
         first, self._taken = self._taken, self._taken + self._size
-        return (first + torch.arange(self._size)) % self._count
+        return (first + torch.arange(self._size)) % self._count, self._taken <= self._count
 
 
 def _take_turns(
@@ -137,12 +137,12 @@ def _take_turns(
     """Take the turns of every contender: a first step, or round, on new samples, then others on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
-        ids = batches.next()
+        ids, new = batches.next()
         for name, contender in contenders.items():
             first = _timed(contender, ids, device)
             contender.measure_compute(ids)
             later = [_timed(contender, ids, device) for _ in range(plan.steps)]
-            turns.append({"contender": name, "first": first, "later": later})
+            turns.append({"contender": name, "new": new, "first": first, "later": later})
             taken()
     return turns
 
