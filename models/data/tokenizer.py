@@ -195,6 +195,8 @@ class Pretrained:
         """
         self._require_template()
         places = [f"row {row} of {source}" for row in range(len(conversations))]
+        for chat, place in zip(conversations, places, strict=True):
+            self._check_parts(chat.messages, place)
         if _GENERATION.search(self._tokenizer.get_chat_template()):
             return list(map(self._marked, conversations, places))
         encoded = []
@@ -228,6 +230,18 @@ class Pretrained:
                 f"tokenizer {self.name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
             ),
         )
+
+    def _check_parts(self, messages: Sequence[dict[str, Any]], place: str) -> None:
+        """Raise ModelError if the template writes a content of parts as Python shows a list."""
+        if lists := [message["content"] for message in messages if isinstance(message.get("content"), list)]:
+            text = self._render(messages, place)
+            require(
+                (
+                    not any(str(parts) in text for parts in lists),
+                    f"the chat template of tokenizer {self.name!r} must take contents that are lists of parts, as in "
+                    f"{place}, and writes {str(lists[0])[:60]}; give each content as one text",
+                )
+            )
 
     def _marked(self, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""

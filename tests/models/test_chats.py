@@ -171,6 +171,18 @@ def test_a_template_that_changes_earlier_turns_is_refused(tmp_path):
         counted_words(tmp_path, Conversation(ASKED[:1] + said("it", roles=("assistant",))), opens)
 
 
+@pytest.mark.parametrize("template", [CHAT, GENERATION])
+def test_a_template_that_writes_parts_as_python_does_is_refused(tmp_path, template):
+    """Llama 3's and Gemma's did, and models learned lists of Python."""
+    parts = [{"type": "text", "text": "why"}]
+    trims = template.replace("message['content']", "message['content'] | trim")
+    with pytest.raises(ModelError, match=r"must take contents that are lists of parts, as in row 0 of a\.jsonl, and"):
+        counted_words(tmp_path, Conversation([{"role": "user", "content": parts}, ASKED[1]]), trims)
+    reads = template.replace("message['content']", "(message['content'] | map(attribute='text') | join)")
+    chat = Conversation([{"role": "user", "content": parts}, {"role": "assistant", "content": parts}])
+    assert counted_words(tmp_path, chat, reads) == "user why [SEP] assistant WHY [SEP]"
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):
     with pytest.raises(ModelError, match="must have a chat template, got none"):
         Pretrained(write_tokenizer(tmp_path)).chats([Conversation(ASKED)], "a.jsonl")
