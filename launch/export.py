@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.run.saved import read_run
     with showing("writing the model"):
         run = read_run(place, PROG)
-        run = merged(run) if options.merged else run
+        run = merged(run, options.dtype) if options.merged else run
         notes = export(run, target, options.dtype)
     for note in notes:
         print(note)

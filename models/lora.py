@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.errors.names import first_of
@@ -191,14 +192,21 @@ def for_peft(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_PREFIX + name.replace(".default.", "."): tensor for name, tensor in tensors.items()}
 
 
-def merged_state(stage: Stage) -> dict[str, Tensor]:
-    """The weights of a whole model by its own names, each adapter added to the weight beside it, as PEFT does it."""
+def merged_state(stage: Stage, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """The weights of a whole model by its own names, each adapter added to the weight beside it, as PEFT does it.
+
+    The sum is made in float32, and keeps the digits that `dtype` has: in bf16 most of what an adapter adds is lost.
+    """
     from peft.tuners.lora import LoraLayer
 
     for module in stage.modules():
         if isinstance(module, LoraLayer):
             adapted: Any = module
+            base = adapted.get_base_layer()
+            kept = torch.promote_types(base.weight.dtype, dtype)
+            base.float()
             adapted.merge()
+            base.to(kept)
     return {without_adapter(name): each for name, each in stage.full_state().items() if not is_adapter(name)}
 
 

@@ -76,8 +76,8 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
         raise FailedError(f"{folder} cannot be written: {why}; free some space, or name another --to") from error
 
 
-def merged(run: SavedRun) -> SavedRun:
-    """The same run as one that has trained the model itself: its adapter is added to the model.
+def merged(run: SavedRun, dtype: str | None = None) -> SavedRun:
+    """The same run as one that has trained the model itself: its adapter is added to the model, for `export`.
 
     Raises:
         OptionsError: the run has no adapter, or not all of it, or its model has changed.
@@ -101,7 +101,7 @@ def merged(run: SavedRun) -> SavedRun:
     for name, tensor in whole.saved_state().items():
         tensor.detach().copy_(run.weights[name])
     recipe = replace(run.recipe, model=replace(wide, lora=LoraOptions()))
-    return replace(run, recipe=recipe, weights=merged_state(whole))
+    return replace(run, recipe=recipe, weights=merged_state(whole, getattr(torch, dtype or run.facts.dtype)))
 
 
 def _check_adapter(run: SavedRun) -> None:

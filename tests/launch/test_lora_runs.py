@@ -163,6 +163,22 @@ def test_it_is_exported_for_peft_and_merged_for_transformers(folder, tmp_path, c
         assert score["off"]["loss"] == pytest.approx(summary(folder / "trained")["held_out"]["off"]["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-6), ("bfloat16", 2**-8)])
+def test_an_adapter_beside_weights_in_bf16_is_added_in_float32(folder, tmp_path, dtype, close):
+    """It was added in bf16, and most of it was lost."""
+    run = simulate("lora.yaml", tmp_path / "run", "--model.dtype", "bf16")
+    adapter = load_file(export(run, tmp_path / "adapter") / "adapter_model.safetensors")
+    place = tmp_path / "merged"
+    assert cli.main(["export", str(run), "--to", str(place), "--merged", "--dtype", dtype]) == 0
+    found, base = (load_file(each / "model.safetensors") for each in (place, folder / "tiny"))
+    name = "model.layers.1.mlp.up_proj"
+    first, second = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    expected = base[f"{name}.weight"].bfloat16().float() + 2 * second @ first
+    got = found[f"{name}.weight"]
+    assert got.dtype == getattr(torch, dtype)
+    torch.testing.assert_close(got.float(), expected, rtol=close, atol=0)
+
+
 @pytest.mark.parametrize(("names", "expected"), [(("ham", "spam"), ["ham", "spam"]), ((), ["LABEL_0", "LABEL_1"])])
 def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monkeypatch, hub_cache, names, expected):
     """The head is a part of the adapter, and its classes are those of the data, not those of the model beside it."""
