@@ -109,6 +109,14 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
     )
 
 
+def forget(rank: int) -> None:
+    """Empty what a process of this rank has reported: torchrun has started it again, and it may be killed this time."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    for path in [] if folder is None else Path(folder).glob("*.json"):  # a file that stays keeps its number
+        if (text := path.read_text()) and json.loads(text)["rank"] == rank:
+            path.write_text("")
+
+
 def read_reports(folder: Path) -> dict[int, Report]:
     """All reports in a folder, by rank, in the order they were written."""
     texts = (path.read_text() for path in sorted(folder.glob("*.json")))

@@ -22,6 +22,7 @@ from thinwire.launch.run.elastic.own import attend, enter
 from thinwire.launch.run.failures import (
     FOLDER_VARIABLE,
     Report,
+    forget,
     named,
     once,
     print_to_the_end,
@@ -50,6 +51,7 @@ _POLL = 0.02
 def work(prepared: Prepared, pulse: Pulse) -> int:
     """Run as the process of the rank in the environment, and beat with `pulse`; the exit status."""
     rank = int(os.environ["RANK"])
+    forget(rank)
     where = real_placement(prepared.recipe, rank)
     stages, replica = where.stages_of(rank), where.replica_of(rank)
     if (attendance := attend(prepared.recipe)) is not None:

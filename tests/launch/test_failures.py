@@ -52,6 +52,20 @@ def test_a_mistake_that_all_replicas_found_is_one_sentence():
         assert isinstance(found, FailedError) and str(found) == "all that was told", other
 
 
+def test_a_process_that_was_started_again_has_reported_nothing(tmp_path, monkeypatch):
+    """Killed after its restart, a stage was said to have lost the peer that it had lost before."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    for rank in (1, 0):
+        report(rank, "peer").save()
+    failures.forget(1)
+    assert list(read_reports(tmp_path)) == [0]
+    report(1, "own").save()
+    assert [found.kind for found in read_reports(tmp_path).values()] == ["peer", "own"]
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    failures.forget(0)
+    assert list(read_reports(tmp_path)) == [0, 1]
+
+
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     one = report(1, "own", "x" * 1_000_000)
