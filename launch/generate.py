@@ -14,6 +14,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, not_negative, share
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import showing
+from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.launch.run.prompts import Prompts
@@ -25,6 +26,10 @@ PROG = "thinwire generate"
 def main(argv: Sequence[str]) -> int:
     """Print an answer as its tokens come, and return the exit status."""
     options, rest = make_parser().parse_known_args(argv)
+    if options.top_p < 1 and not options.temperature:
+        raise OptionsError(
+            f"--top-p needs a --temperature above 0, without which the most likely token is taken, got {options.top_p}"
+        )
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
         from thinwire.launch.run.assembly import assemble, prepare, simulated_placement

@@ -218,6 +218,7 @@ def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
         (["run", "--prompt", ""], "a prompt must have at least one token, got none"),
         (["run", "--prompt", "a", "--temperature", "-1"], "argument --temperature: must be a number of at least 0"),
         (["run", "--prompt", "a", "--top-p", "2"], "argument --top-p: must be above 0 and at most 1, got '2'"),
+        (["run", "--prompt", "a", "--top-p", "0.5"], "--top-p needs a --temperature above 0, without which the most"),
         (["run", "--prompt", "a", "--tokens", "0"], "argument --tokens: must be a whole number of at least 1, got '0'"),
         (["run", "--prompt", "a", "--codec", "auto"], "an answer needs the names of codecs"),
         (["run"], "the following arguments are required: --prompt"),
