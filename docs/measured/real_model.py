@@ -85,9 +85,9 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("codecs", nargs="*", default=CODECS)
     parser.add_argument("--tokens", type=int, default=6144)
-    parser.add_argument("--stages", type=int, nargs="+", default=[4], choices=CUTS)
+    parser.add_argument("--stages", type=int, action="append", choices=CUTS, help="repeat it for more (default: 4)")
     parser.add_argument("--keep-first", action="store_true", help="first tokens arrive as they were")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # codecs may follow options
     place = folder()
     tokens = AutoTokenizer.from_pretrained(place)(options.text.read_text())["input_ids"]
     count = options.tokens // BLOCK
@@ -95,7 +95,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
     plain = losses(model, blocks, (), None)
     print(f"uncompressed {plain.mean():.4f} nats a token, {count * BLOCK} tokens")
-    for stages in options.stages:
+    for stages in options.stages or [4]:
         for expression in options.codecs:
             crossed = Crossed()
             hook = through(parse(expression), crossed, keeps_first=options.keep_first)
