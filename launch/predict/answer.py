@@ -108,12 +108,13 @@ class Answer:
         return Table(f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), rows)
 
     def _stages(self) -> Table:
-        """Where the time of each stage goes in a step, at the lowest bandwidth."""
+        """Where the time of each process goes in a step, at the lowest bandwidth."""
+        name = "stage" if SCHEDULES[self.predictions[0].schedule].stages_per_process == 1 else "process"
         slowest = min(one.bandwidth for one in self.predictions)
         shown = [one for one in self.predictions if one.bandwidth == slowest]
-        title = f"% of the step that each stage is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
+        title = f"% of the step that each {name} is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
         rows = [[str(stage), *(_shares(one, stage) for one in shown)] for stage in range(len(shown[0].busy))]
-        return Table(title, ["stage", *(one.codec for one in shown)], rows)
+        return Table(title, [name, *(one.codec for one in shown)], rows)
 
     def _schedules(self) -> Table:
         codecs = dict.fromkeys(one.codec for one in self.schedules)

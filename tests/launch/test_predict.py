@@ -139,6 +139,13 @@ def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
     assert schedules() == {name for name, spec in SCHEDULES.items() if spec.stages_per_process == 1}
     three = ["--pipeline.num_stages", "3", "--pipeline.layers", "null"]
     assert schedules(*three) > schedules()
+    for schedule, column in (("1f1b", "stage"), ("interleaved-1f1b", "process")):
+        shown = predicted(capsys, *GIVEN, *three, "--pipeline.num_microbatches", "6", "--schedule", schedule)["tables"][
+            2
+        ]
+        assert (shown["columns"][0], len(shown["rows"])) == (column, 3), (
+            "six stages in three processes were three stages"
+        )
     assert main(["predict", *GIVEN, *three, "--bandwidth", "10mbit", "--schedule", "1f1b"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     best, chosen = re.search(r"best at 10mbit: (\S+) .* its options: (--pipeline.schedule .*)", shown).groups()
