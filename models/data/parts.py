@@ -156,7 +156,8 @@ def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
     hint = colon_hint(name) if own and not is_file else ""
     if not hint and _HUB_NAME.fullmatch(name) and not is_file:
         return None
-    raise ModelError(f"{rule}, got {name!r}{hint}: no such file or folder")
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    raise ModelError(f"{rule}, got {name!r}{hint}: no such file or folder{where}")
 
 
 def evaluation_part(training: Part, evaluation: str) -> Part:

@@ -1,5 +1,7 @@
 """Several sources as one: their shares, their order, and what may be mixed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -90,4 +92,4 @@ def test_a_source_that_cannot_be_mixed_is_named(tmp_path):
     short, nowhere = caught.value.mistakes
     assert short.startswith(f"{files['short']}: the training text must have 3 tokens or more, got 1")
     assert nowhere.startswith("data.name, and what evaluation and mixture name, must be 'pydoc'")
-    assert nowhere.endswith("got 'nowhere.jsonl': no such file or folder")
+    assert nowhere.endswith(f"got 'nowhere.jsonl': no such file or folder in {Path.cwd()}")
