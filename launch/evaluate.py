@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.run.model_files import check_classes
         from thinwire.launch.run.saved import recipe_of
 
-    prepared = prepare(recipe_of(options.place, rest, PROG))
+    prepared = prepare(replace(recipe_of(options.place, rest, PROG), logging=[]))  # an evaluation logs nothing
     check_classes(Path(options.place), prepared.data.classes)
     with working(), showing("scoring the held-out samples"):
         table = _table(prepared.recipe.name, _scores(prepared, options.place))
