@@ -173,12 +173,15 @@ class Coder:
         return {"rule": self._rule, "stores": self.buffers.state_dict(), "warm_starts": dict(self.warm_starts or {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the state to what `state_dict` returned. CodecError if it is that of another rule of feedback."""
-        if (saved := state["rule"]) != self._rule:
+        """Set the state to what `state_dict` returned; an empty one is that before the first message.
+
+        Raises CodecError if it is that of another rule of feedback.
+        """
+        if state and (saved := state["rule"]) != self._rule:
             raise CodecError(f"the state must be of the same rule of feedback, {self._rule}, got {saved}")
         if self.warm_starts is not None:
-            self.warm_starts = dict(state["warm_starts"])
-        self.buffers.load_state_dict(state["stores"])
+            self.warm_starts = dict(state["warm_starts"] if state else {})
+        self.buffers.load_state_dict(state["stores"] if state else {})
 
     @property
     def _rule(self) -> str:

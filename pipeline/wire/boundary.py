@@ -129,7 +129,7 @@ class ChannelEnd:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take exactly the state that `state_dict` returned; an empty one is that before the first frame."""
         for index, coder in enumerate(self.coders):
-            coder.load_state_dict(state[str(index)] if state else {"stores": {}, "warm_starts": {}})
+            coder.load_state_dict(state[str(index)] if state else {})
 
     def drop_cache(self) -> None:
         """Flush stores on disk, so that they are read from the disk again."""

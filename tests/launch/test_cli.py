@@ -97,7 +97,8 @@ MISTAKES = [
     (
         "--data.name no/such/file",
         "data.name, and what evaluation and mixture name, must be 'pydoc', 'digits', a readable file or folder, a data "
-        "set on the hub, or module:function for your own, got 'no/such/file': no such file or folder\n",
+        "set on the hub, or module:function for your own, got 'no/such/file': no such file or folder "
+        f"in {Path.cwd()}\n",
     ),
     (
         "--model.config.vocab_size 100",

@@ -37,7 +37,9 @@ def summary(*codecs):
     return {
         "name": "long",
         "smoke": False,
+        "running": False,
         "steps": 100_000,
+        "metered_from": 0,
         "seconds": 12_000.0,
         "training_seconds": 10_000.0,
         "evaluation_seconds": 1234.0,
@@ -46,6 +48,7 @@ def summary(*codecs):
         "held_out": scores,
         "channels": channels,
         "replicas": [],
+        "choices": [],
         "samples": [6_400],
         "loss_scale": None,
         "timed": "all",

@@ -261,7 +261,8 @@ def test_a_run_that_was_told_to_stop_does_not_start_again(folder, monkeypatch, c
     monkeypatch.setattr(launcher, "Agent", Lost)
     monkeypatch.setattr(launcher.Launcher, "_start", start)
     wanted = recipe.parse(["tiny.yaml", *OPTIONS, *ELASTIC, "--max-restarts", "3"])
-    prepared = SimpleNamespace(recipe=wanted, data=SimpleNamespace(training=SimpleNamespace(digest=""), held_out=None))
+    data = SimpleNamespace(training=SimpleNamespace(digest=""), held_out=None)
+    prepared = SimpleNamespace(recipe=wanted, data=data, blueprint=SimpleNamespace(checkpoint=None))
     monkeypatch.setattr(launcher, "of_replica", lambda prepared, replica: prepared)
     with pytest.raises(StoppedError, match="stopped by SIGINT"):
         launcher.Launcher(prepared, None, [signal.SIGINT]).run()
