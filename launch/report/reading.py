@@ -88,7 +88,7 @@ class RunFiles:
 
     @property
     def is_uncompressed(self) -> bool:
-        """Whether no frame was compressed, between replicas neither."""
+        """Whether no frame was compressed, neither at a boundary nor between replicas."""
         return all(row["codec"] == "none" for row in self.sent)
 
     @property

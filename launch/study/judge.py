@@ -3,7 +3,7 @@
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
-degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score, or a ratio is one to 0:
+degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score, or a ratio divides by 0:
 such seeds are not left out by chance. Predictions are arithmetic and have no spread: their error is 0.
 """
 
@@ -25,7 +25,7 @@ RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
     "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
     "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide; nor can "
-    "they while a cell of the claim is missing, or has diverged and has no score, or while a ratio is one to 0."
+    "they while a cell of the claim is missing, or has diverged and has no score, or while a ratio divides by 0."
 )
 
 EXACT_RULE = (
@@ -44,7 +44,7 @@ class Judged:
     claim: Claim
     verdict: Ruling
     seeds: tuple[int, ...]
-    """The seeds for which all sides have a score, and a ratio is not one to 0."""
+    """The seeds for which all sides have a score, and no ratio divides by 0."""
     mean: float | None
     """The mean difference or ratio; None if there is none."""
     error: float | None
