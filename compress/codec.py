@@ -294,8 +294,11 @@ def expression_of(described: Described) -> str:
     fields = dataclasses.fields(described)  # type: ignore[arg-type]
     values = {field.name: getattr(described, field.name) for field in fields}
     required = [values[field.name] for field in fields if field.default is dataclasses.MISSING]
-    plain = type(described)(*required)
-    changed = {name: value for name, value in values.items() if value not in (None, getattr(plain, name))}
+    given = [field for field in fields if values[field.name] not in (None, field.default)]
+    changed = {field.name: values[field.name] for field in given if field.default is not dataclasses.MISSING}
+    if changed:  # only then: a class may write itself into the error by which it refuses its arguments
+        plain = type(described)(*required)
+        changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
     arguments = [literal(value) for value in required]
     arguments += [f"{name}={literal(value)}" for name, value in changed.items()]
     return f"{described.name}({', '.join(arguments)})" if arguments else described.name

@@ -33,7 +33,8 @@ class Payloads:
 
 def mean_of_payloads(state: Payloads, bucket: dist.GradBucket) -> Future[Tensor]:
     """The mean of all processes' gradients: what `register_comm_hook(state, mean_of_payloads)` needs."""
-    codec, rank, count = state.codec, dist.get_rank(state.group), dist.get_world_size(state.group)
+    codec = state.codec.unscaled()  # what is left out comes later, so randk must not make up for it
+    rank, count = dist.get_rank(state.group), dist.get_world_size(state.group)
     gradients = bucket.gradients()
     lengths = [codec.nbytes(gradient.shape, gradient.dtype) for gradient in gradients]
     keys = [
@@ -67,8 +68,9 @@ def mean_of_payloads(state: Payloads, bucket: dist.GradBucket) -> Future[Tensor]
 def train(expression: str, steps: int = 40) -> tuple[list[float], int]:
     """Train a small model on samples of this process's own: the losses, and the bytes sent to each other process."""
     codec = parse(expression).codec
-    if codec.varies:
-        raise ValueError(f"the hook gathers payloads of one length, and those of {codec} vary; take one such as q(4)")
+    if parse(expression).feedback or codec.varies:
+        rule = "the hook has error feedback of its own, and gathers payloads of one length"
+        raise ValueError(f"{rule}, got {expression}; take a codec such as q(4)")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)))
     state = Payloads(codec)

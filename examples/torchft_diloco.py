@@ -35,9 +35,10 @@ class Payloads(ProcessGroupGloo):  # type: ignore[misc]  # torchft is not instal
         `parameters` is how many tensors are exchanged at a time, always in the same order.
         """
         super().__init__(timeout)
-        self.codec = parse(expression).codec
-        if self.codec.varies:
-            raise ValueError(f"gathered payloads must be of one length, got {expression}; take a codec such as q(4)")
+        self.codec = parse(expression).codec.unscaled()  # what is left out comes later: randk must not make up for it
+        if parse(expression).feedback or self.codec.varies:
+            rule = "these exchanges have error feedback of their own, and payloads of one length"
+            raise ValueError(f"{rule}, got {expression}; take a codec such as q(4)")
         self.errors: list[Tensor | None] = [None] * parameters
         self.calls = self.sent = 0
 

@@ -18,7 +18,7 @@ from support.data_files import WORDS, write_tokenizer
 from support.pages import ROOT
 from support.processes import run
 from support.scripts import on_two_processes, said
-from thinwire.compress import check, parse
+from thinwire.compress import CodecError, check, parse
 from thinwire.models.data.tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -53,6 +53,15 @@ def test_gradients_of_data_parallelism_travel_as_payloads():
         assert found["none"][1] > 6 * found["q(4)"][1] > 0
         losses = found["q(4)"][0]
         assert losses[-1] < 0.3 * losses[0] and losses != found["none"][0]
+
+
+def test_the_hook_does_not_scale_what_comes_later_anyway(alone):
+    """randk sent ten times what it kept, as without error feedback, and training went nowhere."""
+    known = runpy.run_path(str(EXAMPLES / "ddp_hook.py"))
+    losses, _ = known["train"]("randk(0.1)")
+    assert losses[-1] < 0.3 * losses[0], losses
+    with pytest.raises(ValueError, match="error feedback of its own, and gathers payloads of one"):
+        known["train"]("aqsgd(q(4))")
 
 
 def test_gradients_that_overflow_once_spoil_no_later_ones(alone):
@@ -177,6 +186,7 @@ def test_own_codec_trains_a_recipe(tmp_path):
     [
         'sums.Sum("lowrank(2)", "q(2)")',
         'sums.Sum("topk(0.1)", "q(2)")',
+        'sums.Sum("randk(0.1)", "q(2)")',
         "dither.Dither(2)",
         'dither.Dither(8, per="tensor")',
         'dither.Dither(4, code="entropy")',
@@ -187,6 +197,22 @@ def test_own_codec_trains_a_recipe(tmp_path):
 def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "codecs")
     check(parse(expression))
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        # it was parsed as Sum("q(4)", "q(2)"), which has no feedback, or never came to an end
+        ('sums.Sum("ef(q(4))", "q(2)")', "without feedback or reuse, got ef(q(4))"),
+        ('sums.Sum("q(4)", "ef(q(2))")', "without feedback or reuse, got ef(q(2))"),
+        ("allocate.Allocate(4, group=7)", "a group of a multiple of 8, got allocate.Allocate(4, 7)"),
+        ("allocate.Allocate(8, 64)", "needs 2 to 7 bits and"),
+    ],
+)
+def test_the_codecs_in_examples_refuse_what_they_cannot_do(expression, said, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "codecs")
+    with pytest.raises(CodecError, match=re.escape(said)):
+        parse(expression)
 
 
 def test_a_sum_at_the_end_of_fp16_stays_finite(monkeypatch):

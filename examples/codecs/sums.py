@@ -24,14 +24,13 @@ class Sum(Codec):
     second: str
 
     def __post_init__(self) -> None:
-        for codec in self._codecs:
-            if codec.feedback or codec.reuses_indices or codec.varies:
+        for codec in (parse(self.first), parse(self.second)):
+            if codec.feedback or codec.codec.reuses_indices or codec.codec.varies:
                 raise CodecError(f"{self.name} takes codecs of a fixed size, without feedback or reuse, got {codec}")
 
     @property
     def _codecs(self) -> tuple[Codec, Codec]:
-        first, second = parse(self.first).inner, parse(self.second).codec
-        return first, second
+        return parse(self.first).codec.unscaled(), parse(self.second).codec
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of both payloads; the second codec gets float32."""

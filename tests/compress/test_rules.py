@@ -210,6 +210,21 @@ def test_an_expression_of_a_broken_codec_is_refused_before_it_is_used(own, broke
     assert "\n" not in str(caught.value)
 
 
+def test_a_codec_may_write_itself_into_its_refusal(monkeypatch):
+    """The expression made another instance, which refused its arguments in the same words, and so on."""
+    refusal = """    steps: int = 1
+
+    def __post_init__(self):
+        if self.factor > 2:
+            raise CodecError(f"factor must be at most 2, got {self}")
+"""
+    add_module(monkeypatch, "own_rules", SIGN.replace("factor: float = 1.0", "factor: float") + refusal)
+    for expression in ("own_rules.Halved(3)", "own_rules.Halved(3, steps=4)"):
+        with pytest.raises(CodecError, match=r"^factor must be at most 2, got own_rules\.Halved\(3\)$"):
+            parse(expression)
+    assert str(parse("own_rules.Halved(2.0, steps=4)")) == "own_rules.Halved(2.0, steps=4)"
+
+
 def test_an_argument_that_is_a_list_is_one_sentence(own):
     """A TypeError told that it is unhashable, from a cache of sizes."""
     codec, said = own("    widths: object = (1, 2)"), "own_rules.Own's arguments must be hashable, such as a tuple in"
