@@ -260,7 +260,7 @@ class CompressedStage(PipelineStage):
             # the schedule concatenates all of output_chunks
             self.output_chunks.append(kept if self.keep_outputs else torch.empty(0))
         if self.ends.downstream is not None:
-            self._check_outputs(tensors := _as_tuple(output))
+            self._check_outputs(tensors := _as_tuple(output, f"stage {self.stage_index}"))
             if self._examples[1]:
                 self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), tensors)
         self._unused = None
@@ -634,12 +634,12 @@ def _num_rows(examples: Sequence[Tensor]) -> int:
     return examples[0].shape[0] if examples and examples[0].shape else 1
 
 
-def _as_tuple(output: Any) -> tuple[Any, ...]:
+def _as_tuple(output: Any, stage: str = "a stage") -> tuple[Any, ...]:
     if isinstance(output, Tensor):
         return (output,)
     if isinstance(output, tuple | list):
         return tuple(output)
-    raise PipelineError(f"a stage must return a tensor or a tuple of tensors, got {type(output).__name__}")
+    raise PipelineError(f"{stage} must return a tensor or a tuple of tensors, got {type(output).__name__}")
 
 
 def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:

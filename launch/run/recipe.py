@@ -261,8 +261,10 @@ def _at_home(value: Any) -> Any:
 
 
 def dump(recipe: Recipe) -> str:
-    """A recipe as YAML, for a file that `parse` can read."""
-    return dump_yaml(json.loads(json.dumps(asdict(recipe))))
+    """A recipe as YAML, for a file that `parse` can read. What one optimizer usually has is not told to another one."""
+    values, own = asdict(recipe), recipe.optimizer
+    values["optimizer"] |= {name: None for name, usual in own.usual().items() if getattr(own, name) == usual}
+    return dump_yaml(json.loads(json.dumps(values)))
 
 
 def _instantiate(values: Values) -> Recipe:
@@ -371,7 +373,8 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
     if not free and not resumed:
         raise OptionsError(f"the following arguments are required: recipe; see {prog} --help")
     if len(free) > 1:
-        raise OptionsError(f"unrecognized arguments: {' '.join(free[1:])}; see {prog} --help")
+        hint = f"--trace takes its number behind =, such as --trace={TRACED}; " if "--trace" in argv else ""
+        raise OptionsError(f"unrecognized arguments: {' '.join(free[1:])}; {hint}see {prog} --help")
     return _recipe_of(resumed) if resumed else free[0], found
 
 

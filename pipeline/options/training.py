@@ -75,8 +75,8 @@ class OptimizerOptions:
     the second moment is frozen."""
 
     def __post_init__(self) -> None:
-        for name, usual in (_USUAL | _USUAL_OF.get(self.name, {})).items():
-            if not self.of_another and getattr(self, name) is None:
+        for name, usual in self.usual().items():
+            if getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
         mistakes = [
             f"optimizer.{name} must be finite and not negative, got {value}"
@@ -134,6 +134,10 @@ class OptimizerOptions:
     def of_another(self) -> bool:
         """Whether it is a class of torch.optim or of the user."""
         return self.name not in OPTIMIZERS
+
+    def usual(self) -> dict[str, Any]:
+        """What fields of Adam and sgd are where the recipe leaves them out; nothing for another optimizer."""
+        return {} if self.of_another else _USUAL | _USUAL_OF.get(self.name, {})
 
     def kind(self) -> type[Any]:
         """The class of another optimizer, or that of muon's matrices. OptionsError if there is none."""

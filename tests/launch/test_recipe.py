@@ -137,6 +137,15 @@ def test_an_option_changes_one_channel_of_the_files_boundaries(tmp_path):
     }
 
 
+def test_another_optimizer_has_its_own_usual_numbers_over_a_recipe_that_was_written(tmp_path):
+    """Muon had the momentum of 0.9 that AdamW does not use, and RMSprop was refused for betas that nobody gave."""
+    file = str(written(tmp_path, dump(parse(["gpt2-tiny", "--optimizer.eps", "1e-6"]))))
+    assert parse([file, "--optimizer.name", "muon"]).optimizer.momentum == 0.95
+    kept = parse([file, "--optimizer.name", "RMSprop"]).optimizer
+    assert (kept.betas, kept.momentum, kept.eps) == (None, None, 1e-6)
+    assert parse([file]).optimizer.betas == (0.9, 0.999)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

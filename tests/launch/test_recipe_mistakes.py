@@ -61,6 +61,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--smoke=1"], "--smoke takes no value, got '1'"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
+        (
+            ["quickstart", "--trace", "3"],
+            "unrecognized arguments: 3; --trace takes its number behind =, such as --trace=5; see thinwire train",
+        ),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
         (["quickstart", "--training.steps", "many"], "training.steps must be a whole number, got many"),
         (

@@ -341,7 +341,7 @@ def test_what_is_unfrozen_later_is_refused_until_stages_connect_again(alone):
 REFUSED = {
     "a number": (lambda self, x, y: (y, 3), "stage 1 must return tensors, got int as output 1"),
     "None": (lambda self, x, y: (y, None), "stage 1 must return tensors, got NoneType as output 1"),
-    "a dict": (lambda self, x, y: {"y": y}, "a stage must return a tensor or a tuple of tensors, got dict"),
+    "a dict": (lambda self, x, y: {"y": y}, "stage 1 must return a tensor or a tuple of tensors, got dict"),
     "a gradient that its example denies": (
         lambda self, x, y: (y, y.sum(-1)),
         "output 1 of stage 1 needs a gradient, but its example in output_args has no requires_grad",
