@@ -17,7 +17,7 @@ import torch
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find
 from thinwire.models.data.chats import conversation_of
-from thinwire.models.data.parts import MAIN_SPLIT, Columns, Conversation, Labelled, Part, check_labels
+from thinwire.models.data.parts import Columns, Conversation, Labelled, Part, check_labels
 from thinwire.models.errors import ModelError, require
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iter
     read = find(part.name, ModelError)
     if not callable(read):
         raise ModelError(f"{part.name} must be a function that takes a split, got {type(read).__name__}")
-    split = part.split or MAIN_SPLIT
+    split = part.split or "test"  # what is named for evaluation, beside the data to train on
 
     def given() -> T:
         where = f"for the split {split!r}"

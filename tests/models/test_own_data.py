@@ -3,7 +3,7 @@
 import pytest
 
 from support.own_code import own_module
-from thinwire.models.data.parts import Part
+from thinwire.models.data.parts import Part, evaluation_part
 from thinwire.models.data.sources import read_labelled, read_texts
 from thinwire.models.errors import ModelError
 
@@ -87,6 +87,10 @@ def own_sources(tmp_path, monkeypatch):
 def test_a_function_of_ones_own_is_asked_for_its_split():
     assert read_texts(Part("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
     assert read_labelled("images", Part("own_sources:pictures")).num_labels == 2
+    training = Part("own_sources:pictures")
+    # the texts to train on were what was evaluated
+    assert read_texts(evaluation_part(training, "own_sources:texts")) == ["test 0", "test 1", "test 2"]
+    assert read_texts(evaluation_part(Part("own_sources:texts"), "held")) == ["held 0", "held 1", "held 2"]
 
 
 @pytest.mark.usefixtures("own_sources")
