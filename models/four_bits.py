@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.models.errors import require
 from thinwire.models.layers import Layer, replace_module
+from thinwire.models.lora import is_linear
 
 _BLOCK = 64
 """Weights with one scale, a number of float32: 4.5 bits a weight."""
@@ -27,7 +28,8 @@ def require_bitsandbytes() -> None:
 def linears(layer: Layer) -> list[nn.Linear]:
     """The linear modules of a layer whose weights do not train."""
     modules = layer.full_modules().values()
-    return [each for each in modules if isinstance(each, nn.Linear) and not each.weight.requires_grad]
+    linear = [each for each in modules if isinstance(each, nn.Linear) and is_linear(each)]
+    return [each for each in linear if not each.weight.requires_grad]
 
 
 def to_four_bits(blocks: range, index: int, layer: Layer) -> None:

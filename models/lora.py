@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -53,6 +55,9 @@ _PLAIN: Mapping[str, Sequence[Any]] = {
 
 False and null are as the first. Other ways to begin, as pissa, take out of the model what they put into the matrices.
 """
+
+_OF_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Models in which PEFT refuses an `out_proj`: kernels read its weight past the matrices beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,7 @@ class AdaptedWeights:
         return {name: without_adapter(name) for name in names if name not in own}, in_adapter
 
 
-def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str) -> Blueprint:
+def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str, model_type: str) -> Blueprint:
     """The same model, frozen, with a new or a given adapter.
 
     Args:
@@ -123,6 +128,7 @@ def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str)
         options: what the adapter is like.
         base: the folder or the name on the hub that PEFT shall take the model from.
         task_type: PEFT's name of the task.
+        model_type: the library's name of the kind of model.
 
     Raises:
         ModelError: the targets are nowhere in the model, or the given adapter is another one.
@@ -133,9 +139,9 @@ def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str)
     heads = frozenset(
         name for layer in layers for name in layer.full_state() if name.startswith(model.checkpoint.fresh or ("\0",))
     )
-    [*_, head] = [name for name, module in layers[-1].full_modules().items() if _is_linear(module)] or [""]
-    adaptable = {name for name, module in modules.items() if _is_linear(module) and f"{name}.weight" not in heads}
-    targets = _targets(options, modules, adaptable, head)
+    [*_, head] = [name for name, module in layers[-1].full_modules().items() if is_linear(module)] or [""]
+    linear = {name for name, module in modules.items() if is_linear(module) and f"{name}.weight" not in heads}
+    targets = _targets(options, modules, _known_to_peft(linear, model_type), head, model_type)
     fields: dict[str, Any] = {
         "r": options.rank,
         "lora_alpha": options.scale,
@@ -210,12 +216,27 @@ def merged_state(stage: Stage, dtype: torch.dtype = torch.float32) -> dict[str, 
     return {without_adapter(name): each for name, each in stage.full_state().items() if not is_adapter(name)}
 
 
+def _known_to_peft(linear: Collection[str], model_type: str) -> set[str]:
+    """Those of a model's linear modules that PEFT adapts by their names; it takes some names for those of experts."""
+    from peft import LoraConfig
+
+    config: Any = LoraConfig(target_modules=[*linear])
+    with suppress(ImportError):  # of a PEFT that takes names as they are
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+        model: Any = SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+        convert_peft_config_for_transformers(config, model=model, conversions=None)
+    return {name for name in config.target_modules if not (model_type in _OF_MAMBA and name.endswith(".out_proj"))}
+
+
 def _targets(
-    options: LoraOptions, modules: Mapping[str, nn.Module], adaptable: Collection[str], head: str
+    options: LoraOptions, modules: Mapping[str, nn.Module], adaptable: Collection[str], head: str, model_type: str
 ) -> frozenset[str]:
     """The full names of the modules that get matrices."""
     if options.targets == ALL_LINEAR:
-        return frozenset(adaptable) - {head}
+        inside = frozenset(adaptable) - {head}
+        require((bool(inside), f"model.lora needs linear modules that PEFT adapts, and {model_type} has none"))
+        return inside
     from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
 
@@ -234,16 +255,17 @@ def _targets(
             f"model.lora.targets must name linear modules of the model in a list, such as [{', '.join(ends[:2])}], or "
             f"be a regular expression for whole names, got {first_of(nowhere)}; it has {', '.join(ends)}",
         ),
-        (not others, f"model.lora.targets must name linear modules, got {first_of(others)}"),
+        (not others, f"model.lora.targets must name linear modules that PEFT adapts, got {first_of(others)}"),
     )
     return frozenset(targets)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by a matrix and does no more; a router of Llama 4 is a Linear that does."""
     from transformers.pytorch_utils import Conv1D
 
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward)
+    own = type(module).__name__ == "FalconLinear"  # which rounds between product and sum
+    return own or type(module).forward in (nn.Linear.forward, Conv1D.forward)
 
 
 def _shortest(targets: Collection[str], modules: Mapping[str, nn.Module]) -> list[str]:

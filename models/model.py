@@ -113,7 +113,7 @@ def blueprint(
         return made
     source = _source(options) or ""
     base = str(Path(source).resolve()) if Path(source).is_dir() else source
-    adapted = with_lora(made, options.lora, base, _PEFT_TASKS[task])
+    adapted = with_lora(made, options.lora, base, _PEFT_TASKS[task], find_config(options)[0].model_type)
     if options.dtype != "nf4":
         return adapted
     blocks = range(1, len(adapted.layers) - 1)

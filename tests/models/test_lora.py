@@ -33,6 +33,10 @@ TARGETS = {
     "granite": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
     "mixtral": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "gpt_oss": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "falcon": {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"},  # had none: a Linear with its own forward
+    "mamba": {"in_proj", "x_proj", "dt_proj"},  # PEFT refused an adapter with out_proj
+    # PEFT took gate_proj, up_proj and down_proj of shared experts for the experts', and left out what had trained
+    "deepseek_v3": {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
 }
 """The modules of all-linear, of cases of each kind: both sorts of linear modules, more behind the blocks, a head."""
 
@@ -324,7 +328,7 @@ MISTAKES = {
     "model.lora.targets must name linear modules of the model in a list, such as [down_proj, gate_proj], or be": {
         "targets": ["q_proj", "k_porj"]
     },
-    "model.lora.targets must name linear modules, got model.norm": {"targets": ["norm"]},
+    "model.lora.targets must name linear modules that PEFT adapts, got model.norm": {"targets": ["norm"]},
     "whole names, got .*xyz; it has": {"targets": ".*xyz"},
     "whole names, got q_proj; it has": {"targets": "q_proj"},
     "a regular expression for whole names such as .*q_proj, got *.q_proj": {"targets": "*.q_proj"},
@@ -336,6 +340,12 @@ def test_mistakes_are_one_sentence(folder, said):
     with pytest.raises(ModelError, match=re.escape(said)) as caught:
         adapted(folder, "llama", **MISTAKES[said])
     assert len(caught.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(("name", "target"), [("mamba", "out_proj"), ("deepseek_v3", "down_proj")])
+def test_targets_that_peft_does_not_adapt_are_refused(folder, name, target):
+    with pytest.raises(ModelError, match=rf"must name linear modules that PEFT adapts, got \S+\.{target}"):
+        adapted(folder, name, targets=[target])
 
 
 def test_it_needs_a_pretrained_model_of_text(monkeypatch):
