@@ -31,6 +31,7 @@ _context.set_forkserver_preload(
         "thinwire.models.architectures.library",
         "transformers.models.gpt2.modeling_gpt2",
         "matplotlib.figure",
+        "pytest",
     ]
 )
 
