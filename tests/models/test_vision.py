@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -197,7 +194,5 @@ def test_images_of_another_size_are_an_error():
         stem(torch.zeros(1, 3, 16, 12))
 
 
-def test_names_without_torchvision():
+def test_names_are_those_of_torchvision():
     assert {"resnet18", "resnet152", "wide_resnet50_2", "vit_b_16"} <= set(VISION)
-    check = "import sys, thinwire.models.architectures.vision; sys.exit('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], timeout=600, check=False).returncode == 0
