@@ -281,14 +281,18 @@ def assert_gradients(found, wanted):
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
+def everyday(case, schedule, codec):
+    return pytest.param(case, schedule, codec, marks=[] if (schedule, codec) in EVERYDAY else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("schedule", "codec"),
+    ("case", "schedule", "codec"),
     [
-        pair if pair in EVERYDAY else pytest.param(*pair, marks=pytest.mark.slow)
-        for pair in itertools.product(SCHEDULES, CODECS)
+        everyday(case, schedule, list(CODECS)[(row + column) % 2])
+        for row, case in enumerate(CASES)
+        for column, schedule in enumerate(SCHEDULES)
     ],
 )
-@pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_the_unsplit_model(case, schedule, codec, alone):
     _, modules = trained(case, schedule, codec)
     assert_gradients(gradients_of(modules), expected(case)[0])
