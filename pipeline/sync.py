@@ -154,12 +154,11 @@ class Sync:
         """Take what `state_dict` returned. CheckpointError if something is missing."""
         self.replicas.load_state_dict(stage, saved.tensors("replicas/"))
 
-    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
-        """Take what belongs to a stage from all parts of a checkpoint of another cut; `shared` are weights of several.
+    def load_recut(self, stage: int, parts: Sequence[SavedStage]) -> None:
+        """Take the weights and optimizers of the replicas here from all parts of a checkpoint of another cut.
 
         CheckpointError if something is missing.
         """
-        self.replicas.load_recut(stage, parts, shared)
 
     def _enter(self, replica: int) -> None:
         """What comes before the passes of a replica."""
@@ -259,10 +258,9 @@ class StepAlone(Sync):
         self.local.load_state_dict(stage, [saved])
         super().load_state_dict(stage, saved)
 
-    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
-        """As that of Sync, with the weights and optimizers of the replicas here."""
-        super().load_recut(stage, parts, shared)
-        self.local.load_state_dict(stage.stage_index, parts)
+    def load_recut(self, stage: int, parts: Sequence[SavedStage]) -> None:
+        """Take the weights and optimizers of the replicas here from all parts of a checkpoint of another cut."""
+        self.local.load_state_dict(stage, parts)
 
 
 def sync_of(

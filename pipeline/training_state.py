@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.pipeline.replicas.recut import PREFIX
 from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.saving.state import collect as collect_stage
@@ -46,19 +45,17 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, manifest: Manifest) -> No
 
 
 def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
-    """Go on from a checkpoint of any cut: weights, optimizer, errors between replicas. Boundaries start empty."""
+    """Go on from a checkpoint of any cut, with weights and optimizers alone."""
     trainer.done = manifest.step
     model = [SavedStage(folder, manifest.step, part) for part in manifest.model_parts]
     everything = [SavedStage(folder, manifest.step, part) for part in manifest.parts]
     for stage, optimizer in zip(trainer.stages, trainer.sync.optimizers, strict=True):
         restore_model(stage, optimizer, model)
         restore_passes(stage, model[0])
-        trainer.sync.load_recut(stage, everything, trainer.update.shared)
-        if trainer.update.shared is not None:
-            trainer.update.shared.load_recut(stage.stage_index, model)
+        trainer.sync.load_recut(stage.stage_index, everything)
 
 
 def _beside(trainer: Trainer, stage: int) -> dict[str, Tensor]:
     """What is remembered for a stage, besides its optimizer and boundaries, by its names in a checkpoint."""
     shared = {} if trainer.update.shared is None else trainer.update.shared.state_dict(stage)
-    return shared | {f"{PREFIX}{name}": tensor for name, tensor in trainer.sync.state_dict(stage).items()}
+    return shared | {f"replicas/{name}": tensor for name, tensor in trainer.sync.state_dict(stage).items()}

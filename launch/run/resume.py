@@ -143,7 +143,7 @@ class Resumption:
         anew = (
             ""
             if self.same_parts
-            else "; the cut or the processes of the replicas have changed, so the buffers of boundaries start empty"
+            else "; the cut or the processes of the replicas have changed, so feedback starts empty"
         )
         return [
             *self._passed_over,
@@ -261,7 +261,7 @@ def find(
 
     None if there is none. `made` is the header of the run, `parts` are those of this process. A process needs the parts
     of its own stages, and of older checkpoints the rows of its stores. If the checkpoint has other parts, it needs
-    those of the whole model; those of all replicas if they step alone, or keep errors.
+    those of the whole model; those of all replicas if they step alone.
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
@@ -329,9 +329,8 @@ def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> 
 
 def _trouble(manifest: Manifest, recipe: Recipe, made: Mapping[str, Any], parts: list[int]) -> str | None:
     """What this process, which has these parts, lacks of a checkpoint; None if it can be restored."""
-    replicas, same_parts = recipe.replicas, manifest.cut == made["cuts"]
-    of_all = replicas.count > 1 and (replicas.step_alone or replicas.keeps_errors)
-    needed = parts if same_parts else manifest.parts if of_all else manifest.model_parts
+    same_parts = manifest.cut == made["cuts"]
+    needed = parts if same_parts else manifest.parts if recipe.replicas.step_alone else manifest.model_parts
     return trouble(checkpoint_folder(recipe), manifest, needed, stores=same_parts)
 
 

@@ -40,13 +40,10 @@ from thinwire.pipeline.replicas.member import (
     WeightedListener,
     never,
 )
-from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.replica_passes import weights_of
-from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
-from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.saving.state import parameters_of, trained
+from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.handshake import differences
@@ -90,15 +87,6 @@ class Replicas:
         """Take exactly what `state_dict` returned. CheckpointError if something is missing."""
         if stage in self.exchanges:
             self.exchanges[stage].load_state_dict(state)
-
-    def load_recut(self, stage: CompressedStage, parts: Sequence[SavedStage], shared: SharedWeights | None) -> None:
-        """Take the errors of a stage from all parts of a checkpoint of another cut; `shared` are weights of several."""
-        if not self.exchanges or not self.options.keeps_errors:
-            return
-        held = {} if shared is None else parameters_of(stage.submod)
-        holders = {name: shared.copies_of(parameter) for name, parameter in held.items()} if shared else {}
-        wanted = self.state_dict(stage.stage_index)
-        self.load_state_dict(stage.stage_index, read_for(wanted, parts, None if self.options.step_alone else holders))
 
     def submit(self, replica: int, progress: Progress) -> None:
         """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""

@@ -22,7 +22,6 @@ from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.lane import SHARED_GRADIENTS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, InFull, Setting, never
-from thinwire.pipeline.replicas.recut import read_for
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stage import CompressedStage
@@ -134,12 +133,6 @@ class SharedWeights:
         """Take what `state_dict` returned. CheckpointError if something is missing."""
         if self.state_dict(stage):
             self._exchanges[stage].load_state_dict(saved.tensors(PREFIX))
-
-    def load_recut(self, stage: int, parts: Sequence[SavedStage]) -> None:
-        """Take the errors of a stage from the parts of a checkpoint of another cut."""
-        if self.state_dict(stage):
-            exchange = self._exchanges[stage]
-            exchange.load_state_dict(read_for(exchange.state_dict(), parts, None, PREFIX))
 
 
 def bytes_of_step(elements: int, processes: Sequence[int], method: Method) -> int:

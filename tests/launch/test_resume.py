@@ -176,7 +176,7 @@ def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts
     parts = [part.name for part in stopped_run.glob("checkpoints/step-*/stage-*")]
     assert sorted(parts) == ["stage-0"] * 2 + ["stage-1"] * 2
     said = " ".join(capsys.readouterr().out.split())
-    assert "the buffers of boundaries start empty" in said
+    assert "so feedback starts empty" in said
     assert "all but other is counted since step 4, where the cut changed" in said
     seven = summary(stopped_run)
     assert cli.main(["simulate", "--resume", str(stopped_run), "--training.steps", "8"]) == 0
