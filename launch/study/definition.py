@@ -26,9 +26,6 @@ SCORES = ("loss", "perplexity", "accuracy", "matthews")
 MODES: tuple[Mode, ...] = ("off", "on")
 """How the boundaries compress in evaluation, in the order of the papers' tables."""
 
-Signal = Literal["activations at the start", "activations at the end", "gradients at the start", "gradients at the end"]
-"""What crosses the cuts in a step from the first weights of a cell, or from the last."""
-
 Options = dict[str, Any]
 """Options of a recipe by dotted name, without the dashes of the command line."""
 
@@ -55,8 +52,6 @@ class Side:
 
     row: str
     mode: Mode = "on"
-    energy: Signal | None = None
-    """In place of the score: the share of this signal's energy in its largest values, in %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +161,6 @@ class Study:
     score: str = "loss"
     """The score that the tables show: loss, accuracy, perplexity or matthews; of predictions samples/s, ms an
     activation or ms a gradient."""
-    energy: float | None = None
-    """Let the report measure what share of the energy of activations and gradients lies in the largest so many percent
-    of their values, from the first and from the last weights of each cell."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Every row is trained once with each."""
     rows: dict[str, Row] = field(default_factory=dict)
@@ -273,7 +265,6 @@ def _mistakes(study: Study) -> list[str]:
         **{f"scales.{name}.options": scale.options for name, scale in study.scales.items()},
     }
     seeds = {"seeds": study.seeds, **{f"scales.{name}.seeds": scale.seeds for name, scale in study.scales.items()}}
-    energy = study.energy
     return [
         *([] if rows else ["rows or grid must name what is trained; give one of them"]),
         *_mistakes_of_names(study),
@@ -292,16 +283,6 @@ def _mistakes(study: Study) -> list[str]:
             for where, wanted in named.items()
             for row in wanted
             if row not in rows
-        ),
-        *(
-            f"{where}.energy needs the field energy of the study, which says how many percent of the values are taken"
-            for where, side in sides.items()
-            if side.energy and energy is None
-        ),
-        *(
-            [f"energy must be above 0 and below 100, in percent of the values, got {energy:g}"]
-            if energy is not None and not 0 < energy < 100
-            else []
         ),
         *(
             mistake
@@ -369,7 +350,6 @@ def _mistakes_of_kind(study: Study, sides: Mapping[str, Side]) -> list[str]:
         **{f"rows.{name}.published.off": "off" in row.published for name, row in study.rows.items()},
         **{f"rows.{name}.starts_with": row.starts_with for name, row in study.rows.items()},
         **{f"{where}.mode off": side.mode == "off" for where, side in sides.items()},
-        "energy": study.energy is not None,
     }
     return [
         f"{where} must be left out of predictions: nothing is trained, so only a row's options count"

@@ -73,10 +73,10 @@ def judge(
     by_seed = results.set_index("seed")
 
     def score(side: Side) -> Series[float]:
-        return by_seed[by_seed["row"] == side.row].reindex(columns=[side.energy or side.mode]).iloc[:, 0]
+        return by_seed[by_seed["row"] == side.row].reindex(columns=[side.mode]).iloc[:, 0]
 
     def published(side: Side) -> float:
-        return math.nan if side.energy else rows[side.row].published.get(side.mode, math.nan)
+        return rows[side.row].published.get(side.mode, math.nan)
 
     compared = claim.compare(score)
     differences = compared.dropna()

@@ -17,7 +17,6 @@ from typing import Any
 from pandas import DataFrame
 
 from thinwire.compress.stores.durable import write_own
-from thinwire.errors import ThinwireError
 from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.errors.words import listed
 from thinwire.launch.run.fields import is_among
@@ -26,14 +25,13 @@ from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, document, show
 from thinwire.launch.study.cells import Cell, cells_of
-from thinwire.launch.study.definition import Options, Scale, Signal, Study, read_study
+from thinwire.launch.study.definition import Options, Scale, Study, read_study
 from thinwire.launch.study.judge import Judged, judge
 from thinwire.launch.study.predictions import predicted
-from thinwire.launch.study.results import Measures, draw, energy_of, read_results
+from thinwire.launch.study.results import draw, read_results
 from thinwire.launch.study.tables import (
     cells_table,
     claims_table,
-    energy_table,
     missing_table,
     predictions_table,
     scores_table,
@@ -112,35 +110,18 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
         with as_written(folder, OptionsError):
             results, missing = read_results(study, cells, PROG)
             curves = draw(study, rows, results)
-        energies, unmeasured = _energies(study, results)
-        shares = {cell: {signal: one["energy"] for signal, one in found.items()} for cell, found in energies.items()}
-        results = results.join(DataFrame.from_dict(shares, orient="index", dtype=float), on="cell")
         without = {cell.row for cell in missing}
         judged = [judge(claim, results, study.all_rows, missing=without) for claim in study.claims]
         tables = [scores_table(study, rows, results)]
         tables += [claims_table(study, judged)] if judged else []
-        tables += [energy_table(study, rows, energies)] if energies else []
         tables += [cells_table(study, results)] if len(results) else []
         tables += [missing_table(missing)] if missing else []
         lost = f" {len(missing)} are missing: the last table names them." if missing else ""
         words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")
-        words += [*circumstances(study, scale, results), *unmeasured]
+        words += circumstances(study, scale, results)
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
     title = study.name if study.prediction else f"{study.name}, {scale_name}"
     return StudyReport(title, words, tables, curves, {**beside, **_claims_json(judged)})
-
-
-def _energies(study: Study, results: DataFrame) -> tuple[dict[Cell, dict[Signal, Measures]], list[str]]:
-    """What crosses the cuts of the finished cells, if the study asks for it, and a sentence for each that has none."""
-    found, mistakes = {}, []
-    for cell in results["cell"]:
-        if study.energy is None:
-            break
-        try:
-            found[cell] = energy_of(cell, study.energy, PROG)
-        except ThinwireError as error:
-            mistakes.append(f"{cell.name}: what crosses its cuts is not measured: {'; '.join(error.mistakes)}.")
-    return found, mistakes
 
 
 def circumstances(study: Study, scale: Scale, results: DataFrame) -> list[str]:

@@ -1,9 +1,4 @@
-"""The results of finished cells, a cell a line: scores, bits on the wire, what crosses the cuts, and curves.
-
-TopK keeps the largest values. So it loses much where the energy is spread over all of them, and little where a few
-values or channels hold most. What crosses the cuts is measured in one step from the first weights of a cell, and in one
-from the last. The numbers are kept in `energy.json` in the cell's folder, until the cell has other weights.
-"""
+"""The results of finished cells, a cell a line: scores, bits on the wire, and curves."""
 
 from __future__ import annotations
 
@@ -11,16 +6,12 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pandas import DataFrame, Series, concat
 
-from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import SIGNATURE
-from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
-from thinwire.launch.shared.strict_json import dumps, without_nan
 from thinwire.launch.study.cells import (
     Cell,
     asked_of,
@@ -29,21 +20,15 @@ from thinwire.launch.study.cells import (
     is_finished,
     last_line,
     read_json,
-    weights_digest,
 )
-from thinwire.launch.study.definition import MODES, Mode, Row, Signal, Study
+from thinwire.launch.study.definition import MODES, Mode, Row, Study
 from thinwire.pipeline.frames import CHANNELS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COLUMNS = ["cell", "row", "seed", *MODES, *CHANNELS, "full", "seconds", "digest", "made"]
 """Of a finished cell: scores with compression off and on, in the study's unit; bits an element that training sent in
 each channel, with headers, warm-up and first visits; the share of rows that went uncompressed; seconds; the digest of
 the weights; and the values of cell.json."""
 
-Measures = dict[str, float | None]
-"""Of one signal, the median over all cuts: energy, kurtosis and the largest channel, by name."""
 _POINTS = 60
 """Points of a training curve; each is the mean of the steps it stands for."""
 _STROKES = ("-", "--", "-.", ":")
@@ -144,65 +129,3 @@ def draw(study: Study, rows: Mapping[str, Row], results: DataFrame) -> dict[str,
 def _together(curves: list[Series[float]]) -> DataFrame:
     """Several curves, a column each, at the steps that all of them have."""
     return concat(curves, axis=1, join="inner").sort_index()
-
-
-def energy_of(cell: Cell, percent: float, prog: str) -> dict[Signal, Measures]:
-    """The measures of a finished cell: kept ones, or new ones, which are written into its folder.
-
-    Raises:
-        ThinwireError: the recipe, its data or its weights cannot be read.
-    """
-    path, digest = cell.folder / "energy.json", weights_digest(cell.folder)
-    kept = read_json(path)
-    if (kept.get("weights"), kept.get("percent")) != (digest, percent):
-        # as the cell ran: options of the command line, such as the data, are in its recipe alone
-        weights = ["--model.weights", str(cell.base)] if cell.base else []
-        first = recipe.parse([str(cell.folder / "recipe.yaml"), *weights], prog=prog)
-        last = replace(first, model=replace(first.model, weights=str(cell.folder)))
-        signals = {
-            f"{channel} at the {when}": measures
-            for when, wanted in (("start", first), ("end", last))
-            for channel, measures in _measured(wanted, percent).items()
-        }
-        kept = {"weights": digest, "percent": percent, "signals": signals}
-        write_durably(path, f"{dumps(kept, indent=1)}\n".encode())
-    found: dict[Signal, Measures] = kept["signals"]
-    return found
-
-
-def _measured(wanted: recipe.Recipe, percent: float) -> dict[str, Measures]:
-    """The measures of each channel in the first step of a recipe."""
-    from thinwire.launch.shared.capture import capture
-
-    one_step = replace(wanted, training=replace(wanted.training, epochs=None))
-    by_cut: dict[tuple[str, int], list[Tensor]] = {}
-    for passage, tensor in capture(one_step, 1).items():
-        by_cut.setdefault((passage.channel, passage.boundary), []).append(tensor)
-    found = {cut: measured(tensors, percent) for cut, tensors in by_cut.items()}
-    by_channel = {channel: [one for (name, _), one in found.items() if name == channel] for channel in CHANNELS}
-    return {
-        channel: without_nan({name: median(one[name] for one in own) for name in own[0]})
-        for channel, own in by_channel.items()
-    }
-
-
-def measured(tensors: Sequence[Tensor], percent: float) -> dict[str, float]:
-    """How few values hold how much of the energy, of the micro-batches of one cut; sizes are relative to the rms.
-
-    Args:
-        tensors: samples first; of images channels second, else channels last.
-        percent: how many of the values of each sample are taken, the largest first.
-    """
-    import torch
-
-    samples_BN = torch.cat([tensor.flatten(1).double() for tensor in tensors])
-    last = [tensor.movedim(1, -1) if tensor.dim() == 4 else tensor for tensor in tensors]
-    channels = torch.cat([tensor.flatten(0, -2).double() for tensor in last]).square().mean(0).sqrt()
-    squares_BN = samples_BN.square()
-    count = max(1, round(samples_BN.shape[1] * percent / 100))
-    centred = samples_BN - samples_BN.mean()
-    return {
-        "energy": float(100 * squares_BN.topk(count).values.sum() / squares_BN.sum()),
-        "excess kurtosis": float(centred.pow(4).mean() / centred.square().mean().square() - 3),
-        "largest channel / median": float(channels.max() / channels.median()),
-    }

@@ -9,9 +9,8 @@ from pandas import DataFrame
 
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.launch.study.cells import Cell
-from thinwire.launch.study.definition import MODES, Claim, Row, Signal, Study
+from thinwire.launch.study.definition import MODES, Claim, Row, Study
 from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of
-from thinwire.launch.study.results import Measures
 from thinwire.pipeline.frames import CHANNELS
 
 
@@ -66,18 +65,13 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
         numbers = map(_in_digits, (one.published, one.mean, one.error))
         lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
     rule = EXACT_RULE if study.prediction else RULE
-    energy = any(side.energy for one in judged for side in one.claim.sides.values())
-    energy_words = ", or of shares of energy in percentage points where a claim names a signal" if energy else ""
     unit = " in percentage points" if study.unit == "%" else ""
-    return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}{energy_words}. {rule}")
+    return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}. {rule}")
 
 
 def _compared(study: Study, claim: Claim) -> str:
     """The scores of a claim, and what is made of them."""
-    names = {
-        side: side.row if study.prediction else f"{side.row} {side.energy or side.mode}"
-        for side in claim.sides.values()
-    }
+    names = {side: side.row if study.prediction else f"{side.row} {side.mode}" for side in claim.sides.values()}
     first = f"{names[claim.of]} {'-' if claim.minus else '/'} {names[claim.other]}"
     return f"({first}) - ({names[claim.than.of]} - {names[claim.than.minus]})" if claim.than else first
 
@@ -85,28 +79,6 @@ def _compared(study: Study, claim: Claim) -> str:
 def _in_digits(number: float | None) -> float | None:
     """A number with three decimals, or more where fewer than two of its digits would be left."""
     return rounded(number, max(3, 1 - math.floor(math.log10(abs(number)))) if number else 3)
-
-
-def energy_table(study: Study, rows: Mapping[str, Row], measured: Mapping[Cell, Mapping[Signal, Measures]]) -> Table:
-    """A row of the study and a signal a line, the means over its seeds."""
-    lines = DataFrame(
-        [
-            {"row": cell.row, "signal": signal, **values}
-            for cell, signals in measured.items()
-            for signal, values in signals.items()
-        ]
-    )
-    means = lines.groupby(["row", "signal"], sort=False).mean(numeric_only=False).reset_index()
-    means = means.sort_values("row", key=lambda names: names.map([*rows].index), kind="stable")
-    note = (
-        "What crosses the cuts in one step from the first weights of a cell, and in one from the last, before any "
-        "codec: the median over the cuts, the mean over seeds. The largest values are those of each sample, as TopK "
-        "takes them. Of a Gaussian the largest 10 % hold 44 % of the energy, and its kurtosis is 0. The last column "
-        "compares the rms of channels."
-    )
-    columns = ["row", "signal", f"energy of the largest {study.energy:g} %, %", *means.columns[3:]]
-    cells = [[row, signal, *(rounded(number, 2) for number in numbers)] for row, signal, *numbers in means.values]
-    return Table("What crosses the cuts", columns, cells, note)
 
 
 def predictions_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> Table:

@@ -1,29 +1,25 @@
-"""Rows that start with the weights of another row, claims about two differences, and the energy at the cuts."""
+"""Rows that start with the weights of another row, and claims about two differences."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
-import torch
 from pandas import DataFrame
 
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.study import results as of_cells
 from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, is_finished
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.results import energy_of, measured, read_results
+from thinwire.launch.study.results import read_results
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
 recipe: tiny.yaml
 options: {training.steps: 2, training.evaluate_every: 2 steps}
-energy: 10
 rows:
   first: {options: {codec: none/none}}
   second: {options: {codec: topk(0.1)/none, optimizer.lr: 0}, starts_with: first}
@@ -31,10 +27,6 @@ claims:
   - claim: TopK takes something.
     of: {row: second}
     minus: {row: second, mode: off}
-    above: 0
-  - claim: Training changed the energy.
-    of: {row: second, energy: activations at the start}
-    minus: {row: first, energy: activations at the start}
     above: 0
 """
 
@@ -50,16 +42,6 @@ def test_a_row_starts_with_one_that_stands_above_it():
     assert "rows.second.starts_with must name a row above it, got 'second'; known: first" in told
     told = mistakes(STUDY + "scales: {short: {rows: [second]}}")
     assert "scales.short.rows must hold 'first' too, because 'second' starts with its weights" in told
-
-
-def test_energy_needs_a_share_of_the_values():
-    told = mistakes(STUDY.replace("energy: 10\n", ""))
-    assert "claims.1.of.energy needs the field energy of the study" in told
-    assert "energy must be above 0 and below 100, in percent" in mistakes(
-        STUDY.replace("energy: 10\n", "energy: 100\n")
-    )
-    told = mistakes(STUDY.replace("energy: activations at the start", "energy: activations"))
-    assert "claims.1.of.energy must be one of activations at the start, " in told
 
 
 def cells():
@@ -154,37 +136,6 @@ def test_a_claim_compares_two_differences_seed_by_seed():
     assert judge(claim, found[:-1], rows).seeds == (0,), "a seed counts if all four rows have it"
 
 
-def test_the_energy_is_that_of_the_recipe_which_the_cell_ran(tmp_path, monkeypatch):
-    """A report did not know the data that the command line of the study had named."""
-    monkeypatch.chdir(tmp_path)
-    wanted = []
-    monkeypatch.setattr(of_cells, "_measured", lambda recipe, percent: wanted.append(recipe) or {})
-    first, second = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
-    write_recipe(tmp_path)
-    text = Path("tiny.yaml").read_text()
-    for cell in (first, second):
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "recipe.yaml").write_text(f"{text}name: as it ran\n")
-        energy_of(cell, 10, "thinwire study report")
-    assert [each.name for each in wanted] == ["as it ran"] * 4
-    assert [each.model.weights for each in wanted[2:]] == [str(first.folder), str(second.folder)]
-
-
-def test_known_tensors_have_known_energy():
-    torch.manual_seed(0)
-    gaussian = torch.randn(20, 100, 50)
-    found = measured([gaussian[:10], gaussian[10:]], 10)
-    assert found["energy"] == pytest.approx(43.9, abs=1)  # beyond 1.645 deviations
-    assert found["excess kurtosis"] == pytest.approx(0, abs=0.1)
-    assert found["largest channel / median"] == pytest.approx(1, abs=0.1)
-    gaussian[..., 7] *= 20
-    assert measured([gaussian], 10)["largest channel / median"] == pytest.approx(20, rel=0.1)
-    assert measured([gaussian], 2)["energy"] > 80, "one channel of fifty holds most"
-    ones = torch.ones(2, 10, 10)
-    ones[1] *= 1000
-    assert math.isclose(measured([ones], 10)["energy"], 10), "of each sample, as TopK takes them"
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_study_starts_a_row_with_the_weights_of_another(tmp_path, monkeypatch, capsys):
@@ -201,11 +152,7 @@ def test_a_study_starts_a_row_with_the_weights_of_another(tmp_path, monkeypatch,
     assert first["weights_digest"] == second["weights_digest"]
     assert cli.main(["study", "report", "mine.yaml"]) == 0
     report = json.loads((folder / "report.json").read_text())
-    (table,) = [table for table in report["tables"] if table["title"] == "What crosses the cuts"]
-    lines = {(row, signal): numbers for row, signal, *numbers in table["rows"]}
-    assert lines["second", "activations at the start"] == lines["first", "activations at the end"]
-    assert lines["first", "activations at the start"] != lines["first", "activations at the end"]
-    assert report["claims"][1]["difference"] is not None
+    assert report["claims"][0]["difference"] is not None
     # another first row makes the second another one, too
     capsys.readouterr()
     (tmp_path / "mine.yaml").write_text(STUDY.replace("first: {options: {", "first: {options: {optimizer.lr: 0.1, "))
