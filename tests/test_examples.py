@@ -192,6 +192,8 @@ def test_own_codec_trains_a_recipe(tmp_path):
         'dither.Dither(4, code="entropy")',
         "allocate.Allocate(4, 8)",
         "allocate.Allocate(2, 16)",
+        'rotated.Rotated("q(4)")',
+        "rotated.Rotated(\"q(3, scale='minmax', code='entropy')\")",
     ],
 )
 def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):

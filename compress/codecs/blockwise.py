@@ -16,10 +16,9 @@ from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate, Rotated, reach_of
 
 _REACH = 3.0
-"""The last level of nf is 2.73 root mean squares."""
+"""More than the largest magnitude of a decoded element over that of the tensor: nf's last level is 2.73 rms."""
 
 
 class Blockwise(MayVary, Codec):
@@ -31,8 +30,6 @@ class Blockwise(MayVary, Codec):
     """Instead of `per`: how many consecutive elements share one scale."""
     code: Code | None
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
-    rotate: Rotate | None = None
-    """`hadamard`: each row is rotated before, and back after; q and nf have it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", resolve_per(self, self.per, self.group))
@@ -61,16 +58,12 @@ class Blockwise(MayVary, Codec):
         if self._bound_grows or not magnitudes.numel():
             return self.error_bound(magnitudes)
         magnitudes = magnitudes.detach().float()
-        return magnitudes + self._reach(magnitudes.shape) * magnitudes.amax()
+        return magnitudes + _REACH * magnitudes.amax()
 
     @property
     def _bound_grows(self) -> bool:
         """Whether `error_bound` is never less for a tensor of larger magnitudes."""
         return False
-
-    def _reach(self, shape: Sequence[int]) -> float:
-        """More than the largest magnitude of a decoded element, over the largest one that the tensor has."""
-        return _REACH * reach_of(self.rotate, shape)
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no decoded element is NaN or infinity; most grids show it by the scales alone."""
@@ -89,8 +82,7 @@ class Blockwise(MayVary, Codec):
 
     @property
     def _quantizer(self) -> Quantizer:
-        quantizer = FusedQuantizer(self._grid, self._blocks)
-        return quantizer if self.rotate is None else Rotated(quantizer)
+        return FusedQuantizer(self._grid, self._blocks)
 
     @cached_property
     def _complete(self) -> Quantizer:

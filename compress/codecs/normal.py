@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import require_choice, require_int
+from thinwire.compress.codec import require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.clip import EAGER, Passes
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, points_of, signed_codes
-from thinwire.compress.codecs.rotation import Rotate
 from thinwire.errors import attempt
 
 LEVELS: Mapping[int, tuple[float, ...]] = MappingProxyType(
@@ -54,7 +53,7 @@ class NormalLevels(Blockwise):
 
     The scale is the root mean square of the block, rounded to bf16. On Gaussian blocks the signal to noise is 4.4, 9.3,
     14.6 and 20.2 dB at 1 to 4 bits. There is no useful bound for single elements: the largest level is 2.73 scales at 4
-    bits, and everything beyond is cut to it. With `rotate` any row becomes about Gaussian.
+    bits, and everything beyond is cut to it.
 
     A block whose scale would be below 2**-118 is decoded as zeros. NaN or infinity makes its whole block not finite.
     """
@@ -68,8 +67,6 @@ class NormalLevels(Blockwise):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
-    rotate: Rotate | None = field(default=None, kw_only=True)
-    """`hadamard`: rotate each row before, and back after, so that it is about Gaussian."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
@@ -77,7 +74,6 @@ class NormalLevels(Blockwise):
         attempt(
             lambda: require_int(self, "bits", self.bits, 1, max(LEVELS)),
             super().__post_init__,
-            lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
         )
 
     @property

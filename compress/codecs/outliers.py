@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Key, tensor_bytes
-from thinwire.compress.codecs.cast import rounding_bound
+from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
 from thinwire.compress.codecs.indices import (
     indices_size,
@@ -28,13 +28,14 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
     values_at,
 )
-from thinwire.compress.codecs.quantizer import Wrapper
+from thinwire.compress.codecs.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
-class OutliersApart(Wrapper):
+class OutliersApart(Quantizer):
     """A quantizer of each row without its outliers."""
 
+    inner: Quantizer
     fraction: float
     """The share of each row's elements that are outliers."""
     blocks: Callable[[Sequence[int]], Blocks]
@@ -56,7 +57,9 @@ class OutliersApart(Wrapper):
         pack_indices(indices, rest.shape[1], packed)
         self.inner.encode(rest.view(x.shape), inner, key)
 
-    def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the rest, and the outliers in their places, computed in float32."""
+        values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         row = blocks_per("row", values.shape)
         sent, packed, inner = self._parts(payload, values.shape)
         self.inner.decode(inner, values)
@@ -64,6 +67,8 @@ class OutliersApart(Wrapper):
         tensor_bytes(outliers).copy_(sent)
         indices = unpack_indices(packed, row.count, row.inner, self.count(row.inner))
         put_values(outliers.float(), indices, values)
+        if values is not out:
+            saturating_copy(values, out)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The inner quantizer's bound for the rest, and bf16's for outliers."""

@@ -4,8 +4,8 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid and step, scale_bits, rotate and outliers are in clip.py, grid_with_zero.py,
-byte_scales.py, rotation.py and outliers.py.
+The options clip, grid and step, scale_bits and outliers are in clip.py, grid_with_zero.py, byte_scales.py and
+outliers.py.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,6 @@ from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, Sh
 from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.codecs.rotation import Rotate
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
@@ -52,7 +51,7 @@ class Quantize(Blockwise):
 
     and twice that for values at the far end of a grid with zero, or with stochastic rounding (for absmax with a larger
     s, see AbsMaxGrid). With `step` it is half of step * rms(x), if that is more. The rounding of float32 and of the
-    tensor's dtype come on top; `error_bound` counts all. Rotated rows share their errors, see Rotated.
+    tensor's dtype come on top; `error_bound` counts all.
     """
 
     name: ClassVar[str] = "q"
@@ -78,8 +77,6 @@ class Quantize(Blockwise):
     scale_bits: int | None = field(default=None, kw_only=True)
     """Bits of a block's scale: 16 or 8 for absmax, 64 or 32 for minmax. The first is the default."""
 
-    rotate: Rotate | None = field(default=None, kw_only=True)
-    """`hadamard`: rotate each row before, and back after, so that outliers are spread over it."""
     outliers: float | None = field(default=None, kw_only=True)
     """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
     code: Code | None = field(default=None, kw_only=True)
@@ -95,7 +92,6 @@ class Quantize(Blockwise):
             self._check_step,
             self._check_clip,
             self._check_scale_bits,
-            lambda: require_choice(self, "rotate", self.rotate, get_args(Rotate)) if self.rotate is not None else None,
             self._check_outliers,
         )
         if not (self.scale == "absmax" and self.round == "nearest") and (self._points != "midrise" or self.clip):
@@ -162,14 +158,14 @@ class Quantize(Blockwise):
 
     @property
     def _bound_grows(self) -> bool:
-        options = (self.clip, self.scale_bits, self.rotate, self.outliers)
+        options = (self.clip, self.scale_bits, self.outliers)
         return self.scale == "absmax" and self._points == "midrise" and all(option is None for option in options)
 
     @property
     def _coded(self) -> Coded:
         if self.step is None:
             return super()._coded
-        rows = self.per == "row" and self.rotate is None and self.outliers is None
+        rows = self.per == "row" and self.outliers is None
         return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"), rows)
 
     @property

@@ -2,9 +2,7 @@
 
 payload of GridQuantizer     | scale of block 0 | .. | scale of the last block | codes, packed |
 
-q's options `rotate` and `outliers` are quantizers around quantizers. Each changes the tensor before the inner
-one encodes it, writes what decoding needs in front of the inner payload, and undoes the change after the inner one
-decodes. So they combine with each other and with every grid.
+q's option `outliers` is a quantizer around another one, so it combines with every grid.
 """
 
 from abc import ABC, abstractmethod
@@ -28,9 +26,6 @@ launches, so parts are as long as its memory easily holds."""
 _SHORT = 1 << 14
 """Elements that are looked at as fast as their scales."""
 
-Make = Callable[[int, int], Tensor]
-"""(start, stop) -> these elements of a tensor in its own order, float32 [stop - start]."""
-
 
 class Quantizer(ABC):
     """A codec's inside, for floating-point tensors with at least one element; see Codec for the arguments."""
@@ -50,10 +45,6 @@ class Quantizer(ABC):
     def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
         """As Codec.encode_with_error."""
         return False
-
-    def encode_made(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
-        """As `encode`, of a tensor of `shape` that need not be made whole, on a CPU at least."""
-        self.encode(make(0, prod(shape)).view(tuple(shape)), out, key)
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
@@ -85,27 +76,16 @@ class GridQuantizer(Quantizer):
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
-        flat = x.reshape(-1)
-        self._encode_parts(x.shape, x.device, lambda start, stop: flat[start:stop].float(), out, key)
-
-    def encode_made(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
-        """As `encode`, with the elements of a part made when it is encoded, on a CPU."""
-        if device.type == "cpu":
-            self._encode_parts(shape, device, make, out, key)
-        else:
-            super().encode_made(shape, device, make, out, key)
-
-    def _encode_parts(self, shape: Sequence[int], device: torch.device, make: Make, out: Tensor, key: Key) -> None:
-        blocks, grid, most = self.blocks(shape), self.grid, _part_on(device)
+        blocks, grid, flat, most = self.blocks(x.shape), self.grid, x.reshape(-1), _part_on(x.device)
         by_part = grid.scales_are_apart and blocks.are_whole(most)
         size, scales = grid.scales_size(blocks.count), None
         if not by_part:
-            whole = make(0, blocks.numel)
-            out[:size] = grid.pack_scales(blocks.whole.measured(whole, grid.measure))
+            flat = flat.float()
+            out[:size] = grid.pack_scales(blocks.whole.measured(flat, grid.measure))
             scales = grid.unpack_scales(out[:size], blocks.count)
-        words = key.words(device) if grid.stochastic else None
+        words = key.words(x.device) if grid.stochastic else None
         for part in blocks.parts(most):
-            elements = make(part.start, part.stop) if by_part else whole[part.start : part.stop]
+            elements = flat[part.start : part.stop].float()
             given, place = None if scales is None else scales[part.blocks], out[self._codes_place(part, size)]
             self.write_part(part, elements, given, words, out[self._scales_place(part)], place)
 
@@ -180,21 +160,3 @@ def _part_on(device: torch.device) -> int:
 def levels_of(grid: Grid, device: torch.device) -> ValueTable:
     """The values of a grid's codes before scaling; cached, because a run has few grids."""
     return ValueTable(grid.bits, grid.evaluate, device)
-
-
-@dataclass(frozen=True)
-class Wrapper(Quantizer):
-    """A quantizer around another one."""
-
-    inner: Quantizer
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write the decoded tensor into `out`, computed in float32."""
-        values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-        self._decode_float32(payload, values)
-        if values is not out:
-            saturating_copy(values, out)
-
-    @abstractmethod
-    def _decode_float32(self, payload: Tensor, values: Tensor) -> None:
-        """Write the decoded tensor into `values`: float32 and contiguous."""

@@ -25,13 +25,14 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.capture import snapshots
 from thinwire.pipeline.frames import CHANNELS
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # rotated
 FAMILIES = {
     "q": [f"q({bits})" for bits in (1, 2, 3, 4, 5, 6)],
     "q, minmax": [f'q({bits}, scale="minmax")' for bits in (1, 2, 3, 4, 5, 6)],
     "q, clip": [f'q({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, auto, clip": [f'q({bits}, grid="auto", clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, groups, clip": [f'q({bits}, group=32, clip="mse", scale_bits=8)' for bits in (1, 2, 3, 4, 5)],
-    "q, rotated": [f'q({bits}, rotate="hadamard")' for bits in (2, 3, 4, 5, 6)],
+    "q, rotated": [f'rotated.Rotated("q({bits})")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
     "q, coded": [f'q({bits}, code="entropy")' for bits in (2, 3, 4, 5, 6)],
     "q, midtread, a sample, coded": [
@@ -39,7 +40,7 @@ FAMILIES = {
     ],
     "q, auto, clip, coded": [f'q({bits}, grid="auto", clip="mse", code="entropy")' for bits in (2, 3, 4, 5)],
     "nf": [f"nf({bits})" for bits in (1, 2, 3, 4)],
-    "nf, rotated": [f'nf({bits}, rotate="hadamard")' for bits in (1, 2, 3, 4)],
+    "nf, rotated": [f'rotated.Rotated("nf({bits})")' for bits in (1, 2, 3, 4)],
     "nf, coded": [f'nf({bits}, code="entropy")' for bits in (3, 4)],
     "fp8, coded": ['fp8(code="entropy")'],
     "topk": [f'topk({share}, values="q(4)", code="entropy")' for share in (0.02, 0.1, 0.3, 0.5, 0.7)],
@@ -54,7 +55,7 @@ GROUPS = ("q(4, group=32, scale_bits=8)",)
 IN_TABLE = (
     *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'q(4, grid="auto", clip="mse")', "nf(2)", "nf(4)"),
     *GROUPS,
-    *('nf(4, rotate="hadamard")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
+    *('rotated.Rotated("nf(4)")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),
     *('lowrank(16, values="q(8)")', 'lowrank(32, values="q(8)")', 'lowrank(48, values="q(8)")'),
     *('none(code="entropy")', 'bf16(code="entropy")'),

@@ -16,10 +16,10 @@ from bits import kinds
 from torch import Tensor
 
 from thinwire.compress.codecs.grid import bfloat16_above
-from thinwire.compress.codecs.rotation import turn, turn_back_
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))
 from allocate import allocated_bits
+from rotated import turn, turn_back_
 
 TILE = 32
 BITS = 4

@@ -27,7 +27,6 @@ from thinwire.compress.expression import CODECS
 
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 PARTS = (
-    'q(4, group=32, rotate="hadamard", grid="midrise")',
     'q(4, outliers=0.05, grid="midrise")',
     'q(4, group=16, scale_bits=8, code="entropy")',
     'topk(0.1, values="q(4)")',

@@ -1,7 +1,7 @@
 """A compiled end and an eager one must decode the same bits, or buffers kept at both ends would drift apart.
 
 Missing are what torch 2.15 does not compile: topk with plain values, because inductor's fake tensors refuse to view
-bytes at an odd offset as floats; randk and rotate, because they draw with NumPy and read the bytes of a hash.
+bytes at an odd offset as floats; randk, because it draws with NumPy.
 """
 
 import shutil

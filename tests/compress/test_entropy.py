@@ -22,7 +22,7 @@ CODED += [
 ]
 CODED += ['bf16(code="entropy")', 'fp16(code="entropy")']
 CODED += ['topk(0.1, code="entropy")', 'topk(0.7, code="entropy")', 'topk(0.01, values="q(8)", code="entropy")']
-CODED += ['q(4, rotate="hadamard", outliers=0.01, code="entropy")', 'q(3, scale="minmax", group=5, code="entropy")']
+CODED += ['q(4, outliers=0.01, code="entropy")', 'q(3, scale="minmax", group=5, code="entropy")']
 
 
 def plain(expression):

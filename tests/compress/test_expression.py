@@ -59,7 +59,7 @@ def test_different_codecs_are_not_equal():
 
 
 NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
-USAGE = "; write q(bits, scale, per, group, round, grid, step, clip, scale_bits, rotate, outliers, code)"
+USAGE = "; write q(bits, scale, per, group, round, grid, step, clip, scale_bits, outliers, code)"
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_a_misspelt_name_is_answered_with_the_right_one(expression, said):
     ("expression", "words"),
     [
         (
-            'q(9, scale="x", round="y", per="z", rotate="r", outliers=2)',
-            ["bits", "scale", "round", "per", "rotate", "outliers"],
+            'q(9, scale="x", round="y", per="z", outliers=2)',
+            ["bits", "scale", "round", "per", "outliers"],
         ),
         ('q(9, per="z")', ["bits", "per"]),
         ('lowrank(0, values="x")', ["rank", "values"]),

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from support.codec_helpers import EXPRESSIONS, KEY
 from support.gpus import GPU, FakeGpu, fake_put
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
-from thinwire.compress.codecs import lowrank, rotation, sparse
+from thinwire.compress.codecs import lowrank, sparse
 from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
@@ -27,7 +27,6 @@ SPARSE = (
 OTHERS = (
     "q(4, scale_bits=8)",
     'q(4, outliers=0.01, grid="midrise")',
-    'q(4, rotate="hadamard", grid="midrise")',
     "lowrank(2)",
     'lowrank(2, values="q(8)")',
 )
@@ -40,7 +39,7 @@ WAITING = (
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (codec, coder, lowrank, memory, plan, rotation, sparse, store):
+    for module in (codec, coder, lowrank, memory, plan, sparse, store):
         monkeypatch.setattr(module, "put", fake_put)
 
 

@@ -50,7 +50,6 @@ def test_efs_sum_is_exact_in_float64(codec):
         "q(2)",
         'q(3, scale="minmax")',
         'q(4, round="stochastic")',
-        'q(3, rotate="hadamard")',
         "q(3, outliers=0.05)",
         "fp8",
         "bf16",

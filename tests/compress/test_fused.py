@@ -14,7 +14,7 @@ from support.codec_helpers import KEY, encode, gaussian, roundtrip
 from support.fused_cases import CASES, CPU_CASES, ERROR_CASES, SELECTED, SHAPES, SPECIAL, differing, selected, tensor_of
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
-from thinwire.compress.codecs import indices, rotation
+from thinwire.compress.codecs import indices
 from thinwire.compress.codecs.fused import cpu, largest
 from thinwire.compress.codecs.fused.largest import places_of_largest
 from thinwire.compress.codecs.fused.quantizer import _work_on, covers
@@ -123,24 +123,6 @@ def _unlike_its_steps(feedback, x, error):
     same = torch.equal(*payloads) if message.isfinite().all() else torch.equal(*decoded.nan_to_num(123))
     errors = torch.stack([loan.parts[0] for loan in loans])
     return "" if same and torch.equal(*errors.nan_to_num(123)) else f"{errors.tolist()}, {payloads.tolist()}"
-
-
-@needs_numba
-@pytest.mark.slow
-def test_the_kernels_for_rotation_give_the_values_of_the_eager_code(monkeypatch):
-    monkeypatch.setattr(cpu, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(cpu, "_LEAST_BLOCK", 1)
-    large = gaussian(3, 64) * torch.tensor([1.0, 2.0**95, 2.0**124]).unsqueeze(1)
-    for x in (gaussian(4, 1024), gaussian(5, 775), large, *(tensor_of(name, torch.float32) for name in SPECIAL)):
-        if not cpu.covers_rows(x):
-            assert not x.is_contiguous(), "the kernels do not work here: a warning says why"
-            continue
-        wanted, found = rotation.turn_eagerly(x), rotation.turn(x)
-        assert torch.equal(found.nan_to_num(123), wanted.nan_to_num(123)), tuple(x.shape)
-        back = wanted.clone()
-        rotation.turn_back_eagerly_(back)
-        rotation.turn_back_(wanted)
-        assert torch.equal(wanted.nan_to_num(123), back.nan_to_num(123)), tuple(x.shape)
 
 
 @needs_numba

@@ -75,8 +75,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(grid, bits):
 
 
 @pytest.mark.parametrize("grid", ["midtread", "auto"])
-def test_with_rotation_and_outliers(grid):
+def test_with_outliers(grid):
     x = gaussian(32, 512).relu()
     plain = snr_db(x, roundtrip(Quantize(3, grid=grid), x))
     assert snr_db(x, roundtrip(Quantize(3, grid=grid, outliers=0.01), x)) > plain + 1
-    assert 11 < snr_db(x, roundtrip(Quantize(3, grid=grid, rotate="hadamard"), x)) < 13

@@ -17,7 +17,6 @@ with_outliers = st.builds(
     scale=st.sampled_from(["absmax", "minmax"]),
     per=st.sampled_from(["tensor", "sample", "row", "channel"]),
     round=st.sampled_from(["nearest", "stochastic"]),
-    rotate=st.sampled_from([None, "hadamard"]),
     outliers=st.sampled_from([1e-9, 0.01, 0.1, 0.5]),
 ) | st.builds(Quantize, st.integers(1, 8), group=st.integers(1, 40), outliers=st.sampled_from([0.01, 0.5]))
 
@@ -73,8 +72,7 @@ def test_rows_with_outliers_gain(bits):
     x[torch.rand(256, 1024, generator=torch.Generator().manual_seed(1)) < 0.005] *= 20
     plain = snr_db(x, roundtrip(Quantize(bits, grid="midrise"), x))
     gain = snr_db(x, roundtrip(Quantize(bits, outliers=0.01, grid="midrise"), x)) - plain
-    both = snr_db(x, roundtrip(Quantize(bits, outliers=0.01, rotate="hadamard", grid="midrise"), x)) - plain
-    assert gain > 15 and both > 15, (gain, both)
+    assert gain > 15, gain
     assert (Quantize(bits, outliers=0.01, grid="midrise").nbytes(x.shape, x.dtype)) * 8 / x.numel() < bits + 0.26
 
 
@@ -85,7 +83,6 @@ def test_a_payload_is_outliers_their_indices_and_the_rest(shape):
         for plain in (
             Quantize(3, grid="midrise"),
             Quantize(3, scale="minmax", per="tensor"),
-            Quantize(8, rotate="hadamard", grid="midrise"),
         ):
             codec = parse(f"{str(plain)[:-1]}, outliers={fraction})")
             assert codec.nbytes(shape, torch.bfloat16) == apart + plain.nbytes(shape, torch.bfloat16)
@@ -126,8 +123,7 @@ def test_as_many_as_are_outliers_may_be_infinite_or_nan_and_spoil_nothing(value)
 
 
 def test_zeros_come_back_as_zeros():
-    for expression in ('q(4, outliers=0.01, grid="midrise")', 'q(4, rotate="hadamard", outliers=0.1, grid="midrise")'):
-        assert_identical(roundtrip(expression, torch.zeros(3, 7)), torch.zeros(3, 7))
+    assert_identical(roundtrip('q(4, outliers=0.01, grid="midrise")', torch.zeros(3, 7)), torch.zeros(3, 7))
 
 
 @pytest.mark.parametrize("value", ["0.0", "0", "0.51", "1", "-0.1", "True", "'1%'"])

@@ -21,7 +21,6 @@ CODECS = [
     "q(2)",
     'q(3, scale="minmax")',
     'q(3, per="channel", round="stochastic")',
-    'q(4, rotate="hadamard")',
     "q(4, outliers=0.05)",
     'q(2, grid="auto", clip="mse")',
     "nf(2)",

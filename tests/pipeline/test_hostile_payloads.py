@@ -36,7 +36,7 @@ SPARSE = [
     ),
 ]
 AROUND = [
-    *("q(4, outliers=0.05)", 'q(4, rotate="hadamard")', 'q(2, rotate="hadamard", outliers=0.1)', "nf(4)"),
+    *("q(4, outliers=0.05)", "q(2, outliers=0.1)", "nf(4)"),
 ]
 KEPT_BY_BOTH = [
     *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),

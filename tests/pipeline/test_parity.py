@@ -41,7 +41,7 @@ FEEDBACK = {
     "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
     "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
     "lowrank": {"activations": 'lowrank(2, values="q(8)")', "gradients": 'ef(q(4, round="stochastic"))'},
-    "rotated and outliers": {"activations": 'ef21(q(3, rotate="hadamard"))', "gradients": "q(4, outliers=0.05)"},
+    "ef21 and outliers": {"activations": "ef21(q(3))", "gradients": "q(4, outliers=0.05)"},
     "entropy": {"activations": 'aqsgd(q(2, code="entropy"))', "gradients": 'q(4, code="entropy")'},
     "warm-up": {
         "activations": "aqsgd(q(4))",

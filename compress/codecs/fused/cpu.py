@@ -1,12 +1,12 @@
 """What kernels do on a CPU: cpu_kernels.py, if Numba is installed.
 
-They encode and decode parts of tensors, search for scales, rotate rows, and advance an error while they encode.
+They encode and decode parts of tensors, search for scales, and advance an error while they encode.
 
 The eager code is what the kernels must equal, and does everything else: short blocks, blocks that lie apart, noise,
 more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -30,10 +30,6 @@ _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
 _NONE = torch.empty(0, dtype=torch.float32)
-
-
-Pieces = Iterable[tuple[slice, Tensor]]
-"""The columns of each piece of a row, and its signs over sqrt(m)."""
 
 
 def covers(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
@@ -162,29 +158,6 @@ class KernelPasses(Passes):
         return torch.from_numpy(out).unsqueeze(2).double().mul_(steps.double().square_())
 
 
-def covers_rows(rows: Tensor) -> bool:
-    """Whether kernels rotate `rows` [R, n]."""
-    return takes(rows, 1, rows.shape[1]) and rows.is_contiguous() and work("numba", "rotation", _rotations_agree)
-
-
-def turn(rows: Tensor, pieces: Pieces) -> Tensor:
-    """The float32 `rows` [R, n], each rotated."""
-    from thinwire.compress.codecs.fused import cpu_kernels
-
-    turned = torch.empty_like(rows)
-    for columns, factors in pieces:
-        cpu_kernels.turn(rows[:, columns].numpy(), factors.numpy(), turned[:, columns].numpy())
-    return turned
-
-
-def turn_back_(rows: Tensor, pieces: Pieces) -> None:
-    """Undo `turn` on float32 `rows` [R, n], in place."""
-    from thinwire.compress.codecs.fused import cpu_kernels
-
-    for columns, factors in pieces:
-        cpu_kernels.turn_back(rows[:, columns].numpy(), factors.numpy())
-
-
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.float32) if shifts is None else shifts
 
@@ -243,16 +216,3 @@ def _errors_agree(grid: Grid) -> bool:
         if not torch.equal(payloads[0], payloads[1]) or not torch.equal(error, message.sub_(decoded)):
             return False
     return True
-
-
-def _rotations_agree() -> bool:
-    """Whether kernels and eager code rotate alike, there and back."""
-    from thinwire.compress.codecs import rotation
-
-    rows = torch.linspace(-3, 2, 8 * 78, dtype=torch.float32).sin().view(8, 78)
-    rows[1::2] *= 2.0**97
-    pieces, turned = rotation.factors(rows), rotation.turn_eagerly(rows)
-    back, others = turned.clone(), turned.clone()
-    rotation.turn_back_eagerly_(back)
-    turn_back_(others, pieces)
-    return torch.equal(turn(rows, pieces), turned) and torch.equal(back, others)

@@ -42,7 +42,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             'q(4, per="channel")',
             "q(4, group=64)",
             'q(4, round="stochastic")',
-            'q(4, rotate="hadamard")',
             "q(4, outliers=0.01)",
             'q(4, clip="mse")',
             'q(2, clip="mse")',

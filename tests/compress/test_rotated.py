@@ -1,27 +1,25 @@
-"""q's option rotate: the transform against its matrix, its arithmetic bit by bit, and what it buys and costs."""
-
-import dataclasses
+"""Rotated rows, of examples: the transform against its matrix, its arithmetic bit by bit, what it buys and costs."""
 
 import pytest
+import rotated as module
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rotated import Rotated, pieces, signs, turn, turn_back_
 
 from support.codec_contract import assert_contract, documented
 from support.codec_helpers import FLOATING, KEY, assert_identical, encode, few, gaussian, roundtrip, shapes, snr_db
 from thinwire.compress import CodecError, parse
-from thinwire.compress.codecs import rotation as module
 from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.codecs.rotation import pieces, signs, turn, turn_back_
 
-rotated = st.builds(
+plain = st.builds(
     Quantize,
     st.integers(1, 8),
     scale=st.sampled_from(["absmax", "minmax"]),
     per=st.sampled_from(["tensor", "sample", "row", "channel"]),
     round=st.sampled_from(["nearest", "stochastic"]),
-    rotate=st.just("hadamard"),
-) | st.builds(Quantize, st.integers(1, 8), group=st.integers(1, 40), rotate=st.just("hadamard"))
+) | st.builds(Quantize, st.integers(1, 8), group=st.integers(1, 40))
+Q4 = Rotated('q(4, grid="midrise")')
 
 
 def hadamard(size):
@@ -100,7 +98,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(n):
 
 
 def test_rows_are_decoded_alike_alone_and_among_others(monkeypatch):
-    codec = parse('q(4, rotate="hadamard", grid="midrise")')
+    codec = Q4
     x = gaussian(300, 768)
     y = roundtrip(codec, x)
     assert_identical(y[200:203], roundtrip(codec, x[200:203]))
@@ -109,17 +107,18 @@ def test_rows_are_decoded_alike_alone_and_among_others(monkeypatch):
 
 
 @settings(few, max_examples=60)
-@given(codec=rotated, shape=shapes, dtype=st.sampled_from(FLOATING), offset=st.integers(0, 7))
-def test_contract(codec, shape, dtype, offset):
+@given(plain=plain, shape=shapes, dtype=st.sampled_from(FLOATING), offset=st.integers(0, 7))
+def test_contract(plain, shape, dtype, offset):
+    codec = Rotated(str(plain))
     assert parse(str(codec)) == codec
     assert_contract(codec, gaussian(*shape, dtype=dtype), offset)
-    assert codec.nbytes(shape, dtype) == dataclasses.replace(codec, rotate=None).nbytes(shape, dtype)
+    assert codec.nbytes(shape, dtype) == plain.nbytes(shape, dtype)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_errors_that_conspire_reach_the_bound(bits):
     """Turned, all elements but one are 0, where two intervals meet: every error is half an interval up."""
-    codec, x = Quantize(bits, rotate="hadamard", grid="midrise"), torch.eye(1, 1024)
+    codec, x = Rotated(f'q({bits}, grid="midrise")'), torch.eye(1, 1024)
     turn_back_(x)
     reached = ((roundtrip(codec, x) - x).abs() / codec.error_bound(x)).max().item()
     assert 0.95 < reached <= 1, reached
@@ -129,21 +128,16 @@ def test_errors_that_conspire_reach_the_bound(bits):
 def test_rows_with_outliers_gain_and_even_rows_lose_nothing(n):
     outliers, even, positive = with_outliers(256, n), gaussian(256, n), gaussian(256, n).relu()
     for x, least, most in ((outliers, 12, 20), (even, -0.3, 0.3), (positive, 4, 7)):
-        gain = snr_db(x, roundtrip('q(4, rotate="hadamard", grid="midrise")', x)) - snr_db(
-            x, roundtrip('q(4, grid="midrise")', x)
-        )
+        gain = snr_db(x, roundtrip(Q4, x)) - snr_db(x, roundtrip('q(4, grid="midrise")', x))
         assert least < gain < most, f"{gain:.2f} dB"
-    assert snr_db(outliers, roundtrip('q(4, rotate="hadamard", grid="midrise")', outliers)) > 18
+    assert snr_db(outliers, roundtrip(Q4, outliers)) > 18
 
 
 def test_an_outlier_in_a_piece_of_its_own_stays_where_it_is():
     """The price of changing no size: 1025 = 1024 + 1."""
     x = gaussian(64, 1025)
     x[:, -1] *= 50
-    snr = [
-        snr_db(x[:, :-1], roundtrip(Quantize(4, rotate=rotate, grid="midrise"), x)[:, :-1])
-        for rotate in (None, "hadamard")
-    ]
+    snr = [snr_db(x[:, :-1], roundtrip(codec, x)[:, :-1]) for codec in (Quantize(4, grid="midrise"), Q4)]
     assert snr[1] < snr[0] + 1
 
 
@@ -156,7 +150,7 @@ def test_constant_and_periodic_rows_are_not_gathered_into_one_element():
 def test_stochastic_rounding_stays_unbiased():
     repeats = 20_000
     values = gaussian(16)
-    mean = roundtrip('q(2, rotate="hadamard", round="stochastic")', values.expand(repeats, 16)).double().mean(0)
+    mean = roundtrip(Rotated('q(2, round="stochastic")'), values.expand(repeats, 16)).double().mean(0)
     step = Quantize(2, round="stochastic").error_bound(turn(values.view(1, 16)))[0]
     deviation = (mean - values).abs() / (step / 2 / repeats**0.5)
     assert deviation.max() < 4.5, f"{deviation.max():.1f} standard errors"
@@ -165,56 +159,42 @@ def test_stochastic_rounding_stays_unbiased():
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_spoils_its_row_and_no_other(value):
     x = gaussian(3, 4, 32)
-    clean = roundtrip('q(4, rotate="hadamard", grid="midrise")', x)
+    clean = roundtrip(Q4, x)
     x[1, 2, 31] = value
-    y = roundtrip('q(4, rotate="hadamard", grid="midrise")', x)
+    y = roundtrip(Q4, x)
     spoiled = torch.zeros(3, 4, 32, dtype=torch.bool)
     spoiled[1, 2] = True
     assert_identical(y.isfinite(), ~spoiled)
     assert_identical(y[~spoiled], clean[~spoiled])
-    assert_identical(parse('q(4, rotate="hadamard", grid="midrise")').error_bound(x).isfinite(), ~spoiled)
+    assert_identical(Q4.error_bound(x).isfinite(), ~spoiled)
 
 
 @pytest.mark.parametrize("magnitude", [1e-34, 1e-10, 1e6, 1e30, 1.2e37, 5e37])
 def test_any_magnitude(magnitude):
     """On the way back, sums of 1024 elements are 32 times as large as the result, and beyond float32 from 1e37 on."""
     x = gaussian(16, 1024, scale=magnitude)
-    assert 17 < snr_db(x, roundtrip('q(4, rotate="hadamard", grid="midrise")', x)) < 19
-
-
-@pytest.mark.parametrize("shape", [(1000, 1100), (3, 400_000), (1 << 21,)])
-def test_elements_are_turned_about_once_however_long_their_row(monkeypatch, shape):
-    turned = []
-
-    def counted(rows):
-        turned.append(rows.numel())
-        return turn(rows)
-
-    monkeypatch.setattr(module, "turn", counted)
-    x = gaussian(*shape)
-    encode('q(4, group=64, rotate="hadamard", grid="midrise")', x)
-    assert x.numel() <= sum(turned) <= 1.1 * x.numel()
+    assert 17 < snr_db(x, roundtrip(Q4, x)) < 19
 
 
 def test_strides_do_not_matter():
     x = gaussian(6, 4, 5, 3)
     for view in (x.transpose(0, 2), x[::2], x[..., 1], x.flip(0), x[:, :1].expand(6, 4, 5, 3)):
-        codec = parse('q(4, rotate="hadamard", grid="midrise")')
+        codec = Q4
         assert_identical(encode(codec, view), encode(codec, view.contiguous()))
 
 
 def test_zeros_come_back_as_zeros():
-    assert_identical(roundtrip('q(4, rotate="hadamard", grid="midrise")', torch.zeros(3, 7)), torch.zeros(3, 7))
+    assert_identical(roundtrip(Q4, torch.zeros(3, 7)), torch.zeros(3, 7))
 
 
-def test_another_rotation_has_its_sentence():
+def test_what_cannot_be_rotated_has_its_sentence():
     with pytest.raises(CodecError) as error:
-        parse('q(4, rotate="dct", grid="midrise")')
-    assert str(error.value) == 'q\'s rotate must be one of "hadamard", got "dct"'
+        Rotated("ef(q(4))")
+    assert str(error.value) == "rotated.Rotated takes a codec without feedback, reuse or a warm start, got ef(q(4))"
 
 
 def test_tensors_in_a_graph():
     x = gaussian(3, 8).requires_grad_()
-    codec = parse('q(4, rotate="hadamard", grid="midrise")')
+    codec = Q4
     assert not codec.error_bound(x * 2).requires_grad
     assert_identical(encode(codec, x * 2, KEY), encode(codec, x.detach() * 2, KEY))
