@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.arguments import Parser, say_repeated
+from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.output import lasting
 
@@ -21,7 +21,6 @@ def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
     from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
 
-    say_repeated(argv)
     wanted = recipe.parse(argv, "thinwire simulate", partial(refuse_early, suffix="-simulated"))
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read

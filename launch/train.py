@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from thinwire.launch import cli
 from thinwire.launch.run import forks, heartbeat, parent
 from thinwire.launch.run.heartbeat import Doing
-from thinwire.launch.shared.arguments import Parser, say_repeated
+from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
@@ -45,8 +45,6 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run import recipe
     from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
 
-    if rank in (None, 0) and parent.VARIABLE not in os.environ:
-        say_repeated(argv)
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=refuse_early)
     if is_stage:
         if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,10 +23,6 @@ from thinwire.pipeline.trainer import StepRecord
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
 
-UNEVEN_STAGES = 2.0
-"""If the slowest stage computes so many times as long as the fastest, the run suggests a better cut."""
-LEAST_COMPUTE_SECONDS = 10.0
-"""Seconds. If the slowest stage computed for less, there is no suggestion."""
 SILENCE = 30.0
 """Seconds between two lines of a run without a terminal, at most."""
 ROOMY = 120
@@ -153,7 +148,6 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     show([tables.stages(summary)], notes=False)
     say(
         _devices(summary["stages"]),
-        uneven(summary),
         f"weights digest {summary['weights_digest']}",
         f"everything is in {summary['folder']}",
     )
@@ -194,19 +188,6 @@ def _samples(counts: Sequence[int]) -> str:
         return f"each of {len(counts)} replicas took {counts[0]} samples"
     taken = [f"replica {replica} took {count} samples" for replica, count in enumerate(counts)]
     return f"{', '.join(taken)}, of {sum(counts)}"
-
-
-def uneven(summary: Mapping[str, Any]) -> str:
-    """A sentence with advice, if one stage computed much longer than another; else empty."""
-    spent = {stage["stage"]: stage["seconds"]["compute"] for stage in summary["stages"]}
-    slow, fast = max(spent, key=spent.__getitem__), min(spent, key=spent.__getitem__)
-    if spent[slow] < LEAST_COMPUTE_SECONDS or spent[slow] < UNEVEN_STAGES * spent[fast]:
-        return ""
-    return (
-        f"stage {slow} computed for {duration_text(spent[slow])}, stage {fast} for {duration_text(spent[fast])}: "
-        "thinwire partition "
-        f"{Path(summary['folder'], 'recipe.yaml')} measures the layers, and prints a better --pipeline.layers"
-    )
 
 
 def _devices(stages: Sequence[Mapping[str, Any]]) -> str:

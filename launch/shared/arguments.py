@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,15 +29,8 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, partial(_read, float, "a number"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; its options have underscores as well as dashes, as those of a recipe, which it looks at.
-
-        It says which of these are given twice.
-        """
-        words = [self._own(word) for word in args or ()]
-        options, rest = super().parse_known_args(words, namespace)
-        if self.takes_recipe:
-            say_repeated(rest)
-        return options, rest
+        """As argparse does; its options have underscores as well as dashes, as those of a recipe."""
+        return super().parse_known_args([self._own(word) for word in args or ()], namespace)
 
     def _own(self, word: str) -> str:
         """A word; an option of this parser with its dashes."""
@@ -49,19 +41,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError instead of exiting."""
         raise OptionsError(f"{message}; see {self.prog} --help")
-
-
-def say_repeated(words: Sequence[str]) -> None:
-    """Print on stderr which options have several values on a command line: the last one counts."""
-    given: dict[str, list[str]] = {}
-    for word, behind in zip(words, [*words, ""][1:], strict=True):
-        option, equals, text = word.partition("=")
-        if option.startswith("--"):
-            value = text if equals or behind.startswith("--") else behind
-            given.setdefault(option[2:].replace("-", "_"), []).append(value)
-    for name, values in given.items():
-        if len(set(values)) > 1:
-            print(f"{name} is given {' and '.join(values)}; the last one counts", file=sys.stderr)
 
 
 def run_folder(place: Path) -> Path:

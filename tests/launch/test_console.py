@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from thinwire.launch.run.console import ProgressLine, show_stores, show_summary, uneven
+from thinwire.launch.run.console import ProgressLine, show_stores, show_summary
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.trainer import StepRecord
@@ -165,20 +165,6 @@ def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
         "stages 0 and 3: stores for feedback will take 384 kB (384000 bytes) in memory",
         "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [((52.9, 4.6), True), ((52.9, 30.0), False), ((5.0, 0.1), False), ((60.0,), False)]
-)
-def test_a_cut_that_is_far_from_even_is_spoken_of(seconds, told):
-    stages = [{"stage": stage, "seconds": {"compute": spent}} for stage, spent in enumerate(seconds)]
-    said = uneven({"folder": "runs/own", "stages": stages})
-    assert said == (
-        "stage 0 computed for 53 s, stage 1 for 4.6 s: thinwire partition runs/own/recipe.yaml measures the layers, "
-        "and prints a better --pipeline.layers"
-        if told
-        else ""
-    )
 
 
 def record(step):

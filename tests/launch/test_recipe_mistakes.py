@@ -5,7 +5,6 @@ import re
 import pytest
 
 from support.recipe_files import written
-from thinwire.launch import cli
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.pipeline.errors import OptionsError
 
@@ -213,14 +212,6 @@ def test_one_mistake_is_one_sentence(arguments, said):
     (mistake,) = mistakes_of(*arguments)
     assert said in mistake
     assert "\n" not in mistake and "class" not in mistake and "Parser" not in mistake
-
-
-@pytest.mark.parametrize("command", ["train", "simulate", "predict", "partition", "study"])
-def test_every_command_says_which_option_has_two_values(command, capsys):
-    name = "compression-table1" if command == "study" else "quickstart"
-    twice = ["--training.steps", "5", "--wire.timeout", "1", "--training.steps=6", "--wire.timeout", "1"]
-    assert cli.main([command, name, *twice, "--smoke", "--no.such", "--smoke"]) == 2
-    assert "training.steps is given 5 and 6; the last one counts\n" in capsys.readouterr().err
 
 
 def test_mistakes_of_all_parts_are_told_at_once():
