@@ -192,6 +192,8 @@ def test_own_codec_trains_a_recipe(tmp_path):
         'dither.Dither(4, code="entropy")',
         "allocate.Allocate(4, 8)",
         "allocate.Allocate(2, 16)",
+        "auto_grid.Auto(2)",
+        'auto_grid.Auto(4, clip="mse", code="entropy")',
         'rotated.Rotated("q(4)")',
         "rotated.Rotated(\"q(3, scale='minmax', code='entropy')\")",
     ],

@@ -17,26 +17,20 @@ to float64. So they have no order, and GPUs, kernels and eager code find the sam
 At 1 bit without zero the best scale is known: decoded values are +-s/2, so s is twice the mean magnitude.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.fused.arithmetic import nonzero
-
 _OVER_BLOCK = (0, 2)
 POOLED = 8
 """Magnitudes of which a search looks at the largest."""
-_SAMPLE = 128
-"""Elements of a block that choose its grid."""
 STEPS = 3
 """Steps of Newton's method after the first."""
 PARTS = 2.0**23
 """The parts of a block's largest magnitude that a search counts in."""
 GAUSSIAN_BELOW = 1.16
-LOSS_UNITS, MOST_LOST = 2.0**12, 2.0**11
-"""In squares of a grid's steps: the parts that a loss is counted in, and the most. 255 of these fit in 32 bits."""
 
 Gaussian = Mapping[int, float]
 """Bits of a grid -> k of a Gaussian block."""
@@ -55,10 +49,8 @@ class Passes:
         """The least and the largest value of each block, [count, 1]; NaN if the block has one."""
         return values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
 
-    def least_square_scales(
-        self, values: Tensor, bits: int, grids: Sequence[Gaussian]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The ends of each block of `values` [outer, count, inner], and the scale that loses least on each of `grids`.
+    def least_square_scales(self, values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
+        """The ends of each block of `values` [outer, count, inner], and the scale that loses least on a grid.
 
         All are float32 [count, 1]. A scale is at most the largest magnitude; NaN if a block has NaN or infinity.
         """
@@ -71,31 +63,11 @@ class Passes:
         rows, largest = maxima.transpose(0, 1).flatten(1), largest.view(-1, 1)
         _round(rows)
         size = values.shape[0] * values.shape[2]
-        scales = [scale.float() * largest for scale in _solved(rows, [slopes(bits, grid, size) for grid in grids])]
-        return lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1), scales
-
-    def losses(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
-        """What some grids lose of a sample of each block of `values`: sums of squares, float64 [grids, count, 1].
-
-        Points of a grid are `steps` [grids, count, 1] apart, from -half + 1 to half of them, `shifts` lower. A square
-        is counted in whole units, and cut to MOST_LOST, so that these sums are exact, too.
-        """
-        outer, _, inner = values.shape
-        along_inner = min(inner, _SAMPLE)
-        # torch works on elements far apart one by one, so they are brought together once
-        sample = values[:: max(1, outer * along_inner // _SAMPLE), :, :: sample_step(inner)]
-        down = (sample.transpose(0, 1).flatten(1) * (-1 / nonzero(steps))).sub_(shifts)
-        lost = down.sub_(down.round().clamp_(-half, half - 1))
-        units = lost.square_().clamp_(max=MOST_LOST).mul_(LOSS_UNITS).floor_()
-        return units.sum(2, keepdim=True, dtype=torch.float64).mul_(steps.double().square_())
+        scale = _solved(rows, *slopes(bits, grid, size)).float() * largest
+        return lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1), scale
 
 
 EAGER = Passes()
-
-
-def sample_step(inner: int) -> int:
-    """How far apart the elements of a sample are, in blocks of `inner` consecutive elements."""
-    return max(1, inner // _SAMPLE)
 
 
 def slopes(bits: int, gaussian: Gaussian, size: int) -> tuple[float, float]:
@@ -104,8 +76,8 @@ def slopes(bits: int, gaussian: Gaussian, size: int) -> tuple[float, float]:
     return gaussian.get(bits, 1.0) * evenly, evenly
 
 
-def _solved(rows: Tensor, grids: Sequence[tuple[float, float]]) -> list[Tensor]:
-    """The best scale of each block for each pair of slopes, float64 [count, 1], in units of the largest magnitude.
+def _solved(rows: Tensor, of_gaussian: float, evenly: float) -> Tensor:
+    """The best scale of each block for these slopes, float64 [count, 1], in units of the largest magnitude.
 
     `rows` [count, some] are the maxima of each block, float32 multiples of 1/PARTS.
     """
@@ -114,17 +86,13 @@ def _solved(rows: Tensor, grids: Sequence[tuple[float, float]]) -> list[Tensor]:
     rows = rows.double()
     total, room = rows @ ones, torch.empty_like(rows)
     looks_gaussian = squares * number < GAUSSIAN_BELOW * (total * total)
-    scales: list[Tensor] = []
-    for index, (of_gaussian, evenly) in enumerate(grids):
-        slope = torch.full_like(total, evenly).masked_fill_(looks_gaussian, of_gaussian)
-        # the first step, from 0; or the step before, for a grid much like this one
-        scale = scales[-1] if index else total / (number + slope)
-        for _ in range(1 if index else STEPS):
-            scale = scale.mul(PARTS).round_().div_(PARTS)
-            excess = torch.sub(rows, scale, out=room).clamp_(min=0) @ ones
-            scale = scale + (excess - slope * scale) / (room.sign_() @ ones + slope)
-        scales.append(scale)
-    return [scale.clamp(max=1) for scale in scales]
+    slope = torch.full_like(total, evenly).masked_fill_(looks_gaussian, of_gaussian)
+    scale = total / (number + slope)  # the first step, from 0
+    for _ in range(STEPS):
+        scale = scale.mul(PARTS).round_().div_(PARTS)
+        excess = torch.sub(rows, scale, out=room).clamp_(min=0) @ ones
+        scale = scale + (excess - slope * scale) / (room.sign_() @ ones + slope)
+    return scale.clamp(max=1)
 
 
 def _round(x: Tensor) -> Tensor:

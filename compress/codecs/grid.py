@@ -145,7 +145,7 @@ class AbsMaxGrid(Grid):
         if self.clip == "mse":
             if self.bits == 1:
                 return 2 * mean_magnitude(values)
-            _, _, (scale,) = passes.least_square_scales(values, self.bits, [MIDRISE])
+            _, _, scale = passes.least_square_scales(values, self.bits, MIDRISE)
             return scale
         largest = largest_magnitude(values)
         if self.stochastic:

@@ -1,7 +1,6 @@
-"""q's option grid: grids that hold zero, for tensors with many zeros or small values, and the choice for each block.
+"""q's grid with zero, for tensors with many zeros or small values.
 
 midtread     (2**(b-1) - code) * s / 2**(b-1)              2**b points from s to just short of -s, zero among them
-auto         the same, or less s / 2**b: mid-rise          the lowest bit of the scale, which is even else, says which
 
 s has the sign of the block's element of largest magnitude, so the longer side is where it is needed; with `step` it is
 positive where neither side needs that.
@@ -14,18 +13,16 @@ one size in all rows.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import EAGER, MIDRISE, MIDTREAD, Passes, mean_magnitude
+from thinwire.compress.codecs.clip import EAGER, MIDTREAD, Passes
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
 
 _OVER_BLOCK = (0, 2)
 _SMALLEST_SCALE = 2.0**-118
-_INFINITY = 0x7F80
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class MidTreadGrid(Grid):
     def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
         if self.clip == "mse":
-            least, most, (scale,) = passes.least_square_scales(values, self.bits, [MIDTREAD])
+            least, most, scale = passes.least_square_scales(values, self.bits, MIDTREAD)
             ends = Ends(least, most)
         else:
             ends = Ends(*passes.ends(values))
@@ -120,79 +117,6 @@ class MidTreadGrid(Grid):
 
 
 @dataclass(frozen=True)
-class AutoGrid(MidTreadGrid):
-    """Mid-tread or mid-rise, in each block the one that loses less on a sample of it.
-
-    The scale is rounded up to a bf16 whose lowest bit is 0. That bit is set where the block is mid-rise: then s is
-    positive, and code k is (2**(b-1) - k) * s/2**(b-1) - s/2**b.
-    """
-
-    risen: ClassVar[int] = 1
-    """The bit of a scale that says mid-rise."""
-
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
-        """The scale of each block on the better grid, as bf16: [count, 1]."""
-        if self.clip == "mse":
-            least, most, (exact, risen) = passes.least_square_scales(values, self.bits, [MIDTREAD, MIDRISE])
-            ends = Ends(least, most)
-            if self.bits == 1:
-                risen = 2 * mean_magnitude(values)
-        else:
-            ends = Ends(*passes.ends(values))
-            exact = risen = self._clipped(ends.largest)
-        tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
-        rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
-        rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
-        scales = torch.stack([rise, tread])
-        of_rise, of_tread = passes.losses(values, self._steps(scales), self._shifts(scales), self.half)
-        # torch chooses one by one, and guesses wrong half the time
-        bits_of_rise, bits_of_tread = scales.view(torch.int16)
-        chosen: Tensor = bits_of_tread ^ (bits_of_rise ^ bits_of_tread) * (of_rise < of_tread)
-        return chosen.view(torch.bfloat16)
-
-    @property
-    def measuring(self) -> None:
-        """None: kernels know one grid at a time."""
-
-    def coding(self, scales: Tensor) -> Coding:
-        """The nearest point, half a step lower where the block is mid-rise."""
-        return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)), self._shifts(scales))
-
-    def valuing(self, scales: Tensor) -> Valuing:
-        """Steps from the point of zero, half a step lower where the block is mid-rise."""
-        step = self._steps(scales)
-        return Valuing(ValueRule.LINEAR, step, step * self._shifts(scales), first=-1.0, second=self.half)
-
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
-        step = self._steps(scales)
-        levels.mul_(step).sub_(step * self._shifts(scales))
-
-    def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Half a step of the grid, more for what is cut off, and the scale."""
-        plain = self._plain(scales)
-        _, largest = super().bound(values, plain)
-        step, shift = largest / self.half, self._shifts(scales)
-        oriented = torch.where(plain < 0, -values, values)
-        cut = torch.maximum(oriented - largest + step * shift, step * (1 - shift) - largest - oriented)
-        return self._error(cut, step, largest), largest
-
-    def _steps(self, scales: Tensor) -> Tensor:
-        return super()._steps(self._plain(scales))
-
-    def _down(self, values: Tensor, scales: Tensor) -> Tensor:
-        return self._whole((values / -nonzero(self._steps(scales))).sub_(self._shifts(scales)))
-
-    def _plain(self, scales: Tensor) -> Tensor:
-        """Scales without the bit that says which grid."""
-        return scales.view(torch.int16).bitwise_and(~self.risen).view(torch.bfloat16)
-
-    def _shifts(self, scales: Tensor) -> Tensor:
-        """Half a step where the block is mid-rise, else 0."""
-        return scales.view(torch.int16).bitwise_and(self.risen).float() * 0.5
-
-
-@dataclass(frozen=True)
 class Ends:
     """The least and the largest value of each block, [count, 1]."""
 
@@ -215,8 +139,3 @@ def root_mean_square(values: Tensor) -> Tensor:
     # float64: the order of its sums, which machines differ in, does not reach the bf16 of a scale
     norms: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
     return (norms / math.sqrt(values.shape[0] * values.shape[2])).float().unsqueeze(1)
-
-
-def _even(scales: Tensor) -> Tensor:
-    """bf16 `scales`, not negative, rounded up to those whose lowest bit is 0; infinity for NaN too."""
-    return scales.view(torch.int16).add(1).bitwise_and_(-2).clamp_(max=_INFINITY).view(torch.bfloat16)

@@ -22,16 +22,16 @@ from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
-from thinwire.compress.codecs.grid_with_zero import AutoGrid, MidTreadGrid
+from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
 Round = Literal["nearest", "stochastic"]
-GridPoints = Literal["midrise", "midtread", "auto"]
+GridPoints = Literal["midrise", "midtread"]
 _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
-    {"midrise": AbsMaxGrid, "midtread": MidTreadGrid, "auto": AutoGrid}
+    {"midrise": AbsMaxGrid, "midtread": MidTreadGrid}
 )
 _MOST_BITS_TO_CLIP = 5
 _LARGEST_STEP = 2.0
@@ -68,7 +68,7 @@ class Quantize(Blockwise):
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
     grid: GridPoints | None = field(default=None, kw_only=True)
     """`midtread`: zero is a point, the default but at 1 bit; `midrise`: no point is zero, the only one beside minmax,
-    stochastic rounding and scale_bits=8; `auto`: for each block the one that loses less."""
+    stochastic rounding and scale_bits=8."""
     step: float | None = field(default=None, kw_only=True)
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
     one. Frequent codes take fewer bits, so it sets the size, and `bits`, which must be 8, the most of a code."""

@@ -25,12 +25,12 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.capture import snapshots
 from thinwire.pipeline.frames import CHANNELS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # rotated
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, rotated
 FAMILIES = {
     "q": [f"q({bits})" for bits in (1, 2, 3, 4, 5, 6)],
     "q, minmax": [f'q({bits}, scale="minmax")' for bits in (1, 2, 3, 4, 5, 6)],
     "q, clip": [f'q({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
-    "q, auto, clip": [f'q({bits}, grid="auto", clip="mse")' for bits in (1, 2, 3, 4, 5)],
+    "q, auto, clip": [f'auto_grid.Auto({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, groups, clip": [f'q({bits}, group=32, clip="mse", scale_bits=8)' for bits in (1, 2, 3, 4, 5)],
     "q, rotated": [f'rotated.Rotated("q({bits})")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
@@ -38,7 +38,7 @@ FAMILIES = {
     "q, midtread, a sample, coded": [
         f'q({bits}, per="sample", grid="midtread", code="entropy")' for bits in (2, 3, 4, 5, 6, 7, 8)
     ],
-    "q, auto, clip, coded": [f'q({bits}, grid="auto", clip="mse", code="entropy")' for bits in (2, 3, 4, 5)],
+    "q, auto, clip, coded": [f'auto_grid.Auto({bits}, clip="mse", code="entropy")' for bits in (2, 3, 4, 5)],
     "nf": [f"nf({bits})" for bits in (1, 2, 3, 4)],
     "nf, rotated": [f'rotated.Rotated("nf({bits})")' for bits in (1, 2, 3, 4)],
     "nf, coded": [f'nf({bits}, code="entropy")' for bits in (3, 4)],
@@ -53,7 +53,7 @@ WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16",
 GROUPS = ("q(4, group=32, scale_bits=8)",)
 """Codecs of small groups: in a table, not in the pictures."""
 IN_TABLE = (
-    *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'q(4, grid="auto", clip="mse")', "nf(2)", "nf(4)"),
+    *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'auto_grid.Auto(4, clip="mse")', "nf(2)", "nf(4)"),
     *GROUPS,
     *('rotated.Rotated("nf(4)")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),

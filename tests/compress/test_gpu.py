@@ -12,7 +12,7 @@ from thinwire.compress import parse
 pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent / "golden"
 CASES = json.loads((FOLDER / "cases.json").read_text())
-SUMS = ('clip="mse"', 'grid="auto"', 'values="means"', "lowrank")
+SUMS = ('clip="mse"', "auto_grid", 'values="means"', "lowrank")
 """What adds many numbers, or multiplies matrices, while it encodes: the order of a sum is the device's own."""
 MORE = (
     "topk(0.1)",

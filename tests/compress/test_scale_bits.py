@@ -74,7 +74,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(expression):
     [
         ({"scale_bits": 32}, 'q\'s scale_bits must be 16 or 8 for scale="absmax", got 32'),
         ({"scale": "minmax", "scale_bits": 8}, 'q\'s scale_bits must be 64 or 32 for scale="minmax", got 8'),
-        ({"scale_bits": 8, "grid": "auto"}, 'q\'s scale_bits=8 is for grid="midrise", got grid="auto"'),
+        ({"scale_bits": 8, "grid": "midtread"}, 'q\'s scale_bits=8 is for grid="midrise", got grid="midtread"'),
         ({"scale_bits": True}, 'q\'s scale_bits must be 16 or 8 for scale="absmax", got True'),
     ],
 )

@@ -35,8 +35,8 @@ CPU_CASES = [
             'q(1, clip="mse")',
             'q(3, clip="mse", grid="midrise")',
             'q(4, grid="midtread")',
-            'q(8, grid="auto")',
-            'q(2, grid="auto", clip="mse")',
+            "auto_grid.Auto(8)",
+            'auto_grid.Auto(2, clip="mse")',
             'q(4, grid="midtread", clip="mse", group=20)',
             "nf(1)",
             "nf(2)",
@@ -44,7 +44,7 @@ CPU_CASES = [
             "nf(4)",
         )
     ),
-    ('q(3, grid="auto", clip=0.9)', torch.bfloat16),
+    ("auto_grid.Auto(3, clip=0.9)", torch.bfloat16),
     ("nf(4, group=24)", torch.bfloat16),
 ]
 """Those of the kernels for a CPU, which know more."""

@@ -6,7 +6,6 @@ The eager code is what the kernels must equal, and does everything else: short b
 more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import NO_KEY
-from thinwire.compress.codecs.clip import Gaussian, Passes, sample_step, slopes
-from thinwire.compress.codecs.fused.arithmetic import nonzero
+from thinwire.compress.codecs.clip import Gaussian, Passes, slopes
 from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
@@ -134,28 +132,16 @@ def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
 class KernelPasses(Passes):
     """One pass each over `values` [1, count, inner], float32 and contiguous."""
 
-    def least_square_scales(
-        self, values: Tensor, bits: int, grids: Sequence[Gaussian]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The ends of each block, and its scale for each of `grids`."""
+    def least_square_scales(self, values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
+        """The ends of each block, and its scale."""
         from thinwire.compress.codecs.fused import cpu_kernels
 
         _, count, inner = values.shape
-        pairs = np.array([slopes(bits, grid, inner) for grid in grids])
-        least, most = torch.empty(2, count, 1, dtype=torch.float32)
-        out = torch.empty(len(grids), count, 1, dtype=torch.float32)
-        ends = _array(least), _array(most)
-        cpu_kernels.least_square_scales(values.squeeze(0).numpy(), pairs, *ends, out.squeeze(2).numpy())
-        return least, most, list(out)
-
-    def losses(self, values: Tensor, steps: Tensor, shifts: Tensor, half: int) -> Tensor:
-        """What grids that hold zero, or are half a step lower, lose of each block's sample."""
-        from thinwire.compress.codecs.fused import cpu_kernels
-
-        sample, out = values.squeeze(0)[:, :: sample_step(values.shape[2])], np.empty(steps.shape[:2], np.int32)
-        factors, lower = (part.squeeze(2).numpy() for part in (-1 / nonzero(steps), shifts))
-        cpu_kernels.losses(sample.contiguous().numpy(), factors, lower, np.float32(half), out)
-        return torch.from_numpy(out).unsqueeze(2).double().mul_(steps.double().square_())
+        ends = least, most, scale = torch.empty(3, count, 1, dtype=torch.float32)
+        cpu_kernels.least_square_scales(
+            values.squeeze(0).numpy(), *map(float, slopes(bits, grid, inner)), *map(_array, ends)
+        )
+        return least, most, scale
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:

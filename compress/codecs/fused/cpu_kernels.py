@@ -2,7 +2,7 @@
 
     encode, decode              scales, codes and packing in one pass, and back; feedback too, while a block is cached
     encode_scaled, ..           the same with scales from elsewhere
-    least_square_scales, ..     what the searches of clip.py read, in one pass each
+    least_square_scales         the search of clip.py, in one pass
 
 A tensor's part is [n]: blocks of `inner` consecutive elements, of which the last may be shorter. Codes go through a
 buffer that stays in the nearest cache, whatever the length of a block:
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thinwire.compress.codecs.clip import GAUSSIAN_BELOW, LOSS_UNITS, MOST_LOST, PARTS, POOLED, STEPS
+from thinwire.compress.codecs.clip import GAUSSIAN_BELOW, PARTS, POOLED, STEPS
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
 
 # What they mean is in arithmetic.py.
@@ -392,16 +392,16 @@ def _subtract(decoded, messages):
 
 
 @_compiled
-def least_square_scales(values, slopes, least, most, scales):
-    """Write the ends of each block of `values` [count, inner], and its best scale for each pair of `slopes`.
+def least_square_scales(values, of_gaussian, evenly, least, most, scales):
+    """Write the ends of each block of `values` [count, inner], and its best scale for these slopes.
 
-    `scales` is float32 [grids, count]. Maxima and scales are integers here, of 1/PARTS of the largest magnitude.
+    Maxima and scales are integers here, of 1/PARTS of the largest magnitude.
     """
     count, inner = values.shape
-    integers, number, grids = values.view(np.int32), inner // POOLED + inner % POOLED, len(slopes)
+    integers, number = values.view(np.int32), inner // POOLED + inner % POOLED
     # a step of many blocks at a time: each waits for the last of its own block
     some = max(1, _BUFFER // number)
-    rows, chosen, found = np.empty((some, number), np.int32), np.empty((grids, some)), np.empty((grids, some))
+    rows, slopes, found = np.empty((some, number), np.int32), np.empty(some), np.empty(some)
     maxima = np.empty(number, np.float32)
     for first in range(0, count, some):
         blocks = min(some, count - first)
@@ -410,18 +410,14 @@ def least_square_scales(values, slopes, least, most, scales):
             least[block], most[block] = _floats(*_ends(integers[block]))
             _pool(integers, block, maxima.view(np.int32))
             total, looks_gaussian = _count(maxima, max(-least[block], most[block]), rows[i])
-            for grid in range(grids):
-                chosen[grid, i] = slopes[grid, 0] if looks_gaussian else slopes[grid, 1]
-            found[0, i] = total / (number + chosen[0, i])
+            slopes[i] = of_gaussian if looks_gaussian else evenly
+            found[i] = total / (number + slopes[i])
         for _ in range(STEPS):
-            _step(rows[:blocks], chosen[0], found[0], found[0])
-        for grid in range(1, grids):
-            _step(rows[:blocks], chosen[grid], found[grid - 1], found[grid])
+            _step(rows[:blocks], slopes, found)
         for i in range(blocks):
             largest = max(-least[first + i], most[first + i])
-            for grid in range(grids):
-                share = np.float32(min(found[grid, i] / PARTS, 1.0))
-                scales[grid, first + i] = share * largest if largest < np.inf else np.float32(np.nan)
+            share = np.float32(min(found[i] / PARTS, 1.0))
+            scales[first + i] = share * largest if largest < np.inf else np.float32(np.nan)
 
 
 @_compiled
@@ -459,16 +455,16 @@ def _count(maxima, largest, row):
 
 
 @_compiled
-def _step(rows, slopes, before, after):
+def _step(rows, slopes, scales):
     """A step of Newton's method for each of `rows`."""
     for block in range(len(rows)):
-        scale, slope, row = np.rint(before[block]), slopes[block], rows[block]
+        scale, slope, row = np.rint(scales[block]), slopes[block], rows[block]
         whole, excess, more = np.int32(scale), np.int64(0), np.int32(0)
         for i in range(len(row)):
             above = max(np.int32(row[i] - whole), np.int32(0))
             excess += above
             more = np.int32(more + np.int32(above > 0))
-        after[block] = scale + (excess - slope * scale) / (more + slope)
+        scales[block] = scale + (excess - slope * scale) / (more + slope)
 
 
 @_compiled
@@ -479,27 +475,6 @@ def _ends(integers):
         ordered = _ordered(integers[i])
         low, high = min(low, ordered), max(high, ordered)
     return low, high
-
-
-@_compiled
-def losses(sample, factors, shifts, half, out):
-    """Write the squares of what grids lose of `sample` [count, some], in units that clip.py names.
-
-    `out` is int32 [grids, count]: sums of integers have no order.
-    """
-    low, high, most, units = -half, half - np.float32(1), np.float32(MOST_LOST), np.float32(LOSS_UNITS)
-    for grid in range(len(out)):
-        for block in range(len(sample)):
-            row, factor, shift, total = sample[block], factors[grid, block], shifts[grid, block], np.int32(0)
-            for i in range(len(row)):
-                down = row[i] * factor - shift
-                level = low if down < low else down
-                level = high if level > high else level
-                lost = down - ((level + _TIES_TO_EVEN) - _TIES_TO_EVEN)
-                square = lost * lost
-                square = square if square < most else most
-                total = np.int32(total + np.int32(square * units))
-            out[grid, block] = total
 
 
 @_compiled

@@ -46,7 +46,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             'q(4, clip="mse")',
             'q(2, clip="mse")',
             'q(4, grid="midtread")',
-            'q(4, grid="auto", clip="mse")',
         ),
         "nf": ("nf(4)", "nf(3)", "nf(2)", "nf(1)"),
         "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
