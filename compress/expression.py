@@ -21,7 +21,6 @@ from thinwire.compress.codec import Codec, CodecError, ContractError
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.fp8 import Float8
 from thinwire.compress.codecs.lowrank import LowRank
-from thinwire.compress.codecs.normal import NormalLevels
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.reuse import Reuse
 from thinwire.compress.codecs.sparse import RandK, TopK
@@ -48,7 +47,6 @@ CODECS: Mapping[str, type[Codec]] = MappingProxyType(
             BFloat16,
             Float8,
             Quantize,
-            NormalLevels,
             TopK,
             RandK,
             Reuse,

@@ -18,11 +18,11 @@ from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import Quantizer
 
 _REACH = 3.0
-"""More than the largest magnitude of a decoded element over that of the tensor: nf's last level is 2.73 rms."""
+"""More than the largest magnitude of a decoded element over that of the tensor: normal.py of examples has 2.73 rms."""
 
 
 class Blockwise(MayVary, Codec):
-    """A codec whose codes are in units of their block's scale: a quantizer, and the options of q, nf and fp8."""
+    """A codec whose codes are in units of their block's scale: a quantizer, and the options of q and fp8."""
 
     per: Per | None
     """What shares one scale; `row` if neither this nor `group` is given."""

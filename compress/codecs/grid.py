@@ -1,4 +1,4 @@
-"""Grids: the values of a block's codes, given the block's scale. The grids of fp8 and nf are in their own files.
+"""Grids: the values of a block's codes, given the block's scale. The grid of fp8 is in its own file.
 
 Values come as float32 [outer, count, inner], `count` blocks (see granularity.py). An encoder may round as it likes.
 A decoder does one multiplication, and for minmax one addition after it, never fused, so every machine gets the same

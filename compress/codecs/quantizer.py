@@ -1,4 +1,4 @@
-"""Quantizers: the parts of q, nf and fp8. One works on a grid; others can go around it.
+"""Quantizers: the parts of q and fp8. One works on a grid; others can go around it.
 
 payload of GridQuantizer     | scale of block 0 | .. | scale of the last block | codes, packed |
 

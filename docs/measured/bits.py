@@ -25,7 +25,7 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.capture import snapshots
 from thinwire.pipeline.frames import CHANNELS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, rotated
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, normal, rotated
 FAMILIES = {
     "q": [f"q({bits})" for bits in (1, 2, 3, 4, 5, 6)],
     "q, minmax": [f'q({bits}, scale="minmax")' for bits in (1, 2, 3, 4, 5, 6)],
@@ -39,9 +39,9 @@ FAMILIES = {
         f'q({bits}, per="sample", grid="midtread", code="entropy")' for bits in (2, 3, 4, 5, 6, 7, 8)
     ],
     "q, auto, clip, coded": [f'auto_grid.Auto({bits}, clip="mse", code="entropy")' for bits in (2, 3, 4, 5)],
-    "nf": [f"nf({bits})" for bits in (1, 2, 3, 4)],
-    "nf, rotated": [f'rotated.Rotated("nf({bits})")' for bits in (1, 2, 3, 4)],
-    "nf, coded": [f'nf({bits}, code="entropy")' for bits in (3, 4)],
+    "nf": [f"normal.Normal({bits})" for bits in (1, 2, 3, 4)],
+    "nf, rotated": [f'rotated.Rotated("normal.Normal({bits})")' for bits in (1, 2, 3, 4)],
+    "nf, coded": [f'normal.Normal({bits}, code="entropy")' for bits in (3, 4)],
     "fp8, coded": ['fp8(code="entropy")'],
     "topk": [f'topk({share}, values="q(4)", code="entropy")' for share in (0.02, 0.1, 0.3, 0.5, 0.7)],
     "randk": [f'randk({share}, values="q(4)")' for share in (0.1, 0.3, 0.5)],
@@ -53,9 +53,22 @@ WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16",
 GROUPS = ("q(4, group=32, scale_bits=8)",)
 """Codecs of small groups: in a table, not in the pictures."""
 IN_TABLE = (
-    *("q(2)", "q(4)", 'q(2, clip="mse")', 'q(4, clip="mse")', 'auto_grid.Auto(4, clip="mse")', "nf(2)", "nf(4)"),
+    *(
+        "q(2)",
+        "q(4)",
+        'q(2, clip="mse")',
+        'q(4, clip="mse")',
+        'auto_grid.Auto(4, clip="mse")',
+        "normal.Normal(2)",
+        "normal.Normal(4)",
+    ),
     *GROUPS,
-    *('rotated.Rotated("nf(4)")', "q(4, outliers=0.01)", 'q(4, code="entropy")', 'q(5, code="entropy")'),
+    *(
+        'rotated.Rotated("normal.Normal(4)")',
+        "q(4, outliers=0.01)",
+        'q(4, code="entropy")',
+        'q(5, code="entropy")',
+    ),
     *('q(5, per="sample", grid="midtread", code="entropy")', 'topk(0.3, values="q(4)", code="entropy")'),
     *('lowrank(16, values="q(8)")', 'lowrank(32, values="q(8)")', 'lowrank(48, values="q(8)")'),
     *('none(code="entropy")', 'bf16(code="entropy")'),

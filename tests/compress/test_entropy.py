@@ -16,7 +16,7 @@ from thinwire.compress.codecs.sparse import TopK
 
 CODED = [f'q({bits}, code="entropy")' for bits in range(1, 9)]
 CODED += [
-    'nf(3, code="entropy")',
+    'normal.Normal(3, code="entropy")',
     'fp8(code="entropy")',
     'q(2, per="channel", code="entropy")',
 ]

@@ -48,7 +48,12 @@ def test_a_tensor_is_encoded_as_the_known_bytes(case):
 
 
 def test_every_codec_has_a_file_and_every_file_a_case():
-    assert {parse(case["codec"]).name for case in CASES} == {*CODECS, "auto_grid.Auto", "rotated.Rotated"}
+    assert {parse(case["codec"]).name for case in CASES} == {
+        *CODECS,
+        "auto_grid.Auto",
+        "normal.Normal",
+        "rotated.Rotated",
+    }
     assert {path.stem for path in FOLDER.glob("*.bin")} == {case["name"] for case in CASES}
     assert len(CASES) == len({case["name"] for case in CASES})
     assert all(str(parse(case["codec"])) == case["codec"] for case in CASES)

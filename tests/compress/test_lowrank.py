@@ -261,7 +261,7 @@ def test_tensors_in_a_graph_are_taken_and_left_as_they_are():
     assert_identical(roundtrip("lowrank(2)", x).detach(), roundtrip("lowrank(2)", x.detach()))
 
 
-QUANTIZERS = ["q(8)", "q(4)", "nf(3)", "fp8"]
+QUANTIZERS = ["q(8)", "q(4)", "normal.Normal(3)", "fp8"]
 
 
 @few

@@ -22,7 +22,6 @@ CODECS = [
     'q(3, scale="minmax")',
     'q(3, per="channel", round="stochastic")',
     "q(4, outliers=0.05)",
-    "nf(2)",
     "topk(0.25)",
     'topk(0.25, values="q(4)")',
     "randk(0.5)",

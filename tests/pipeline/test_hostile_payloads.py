@@ -36,11 +36,11 @@ SPARSE = [
     ),
 ]
 AROUND = [
-    *("q(4, outliers=0.05)", "q(2, outliers=0.1)", "nf(4)"),
+    *("q(4, outliers=0.05)", "q(2, outliers=0.1)"),
 ]
 KEPT_BY_BOTH = [
     *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),
-    *("aqsgd(q(4))", "aqsgd(topk(0.3))", "aqsgd(q(2), first=q(8))", "aqsgd(nf(2), first=bf16)"),
+    *("aqsgd(q(4))", "aqsgd(topk(0.3))", "aqsgd(q(2), first=q(8))", "aqsgd(q(1), first=bf16)"),
     "aqsgd(q(2), first=q(8, step=0.2))",
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
@@ -48,7 +48,7 @@ CODED = [
     'none(code="entropy")',
     'q(2, code="entropy")',
     'bf16(code="entropy")',
-    'aqsgd(nf(4, code="entropy"))',
+    'aqsgd(fp8(code="entropy"))',
 ]
 WORDS = {
     "bf16 NaN": b"\xc0\x7f",

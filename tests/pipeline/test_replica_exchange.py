@@ -40,7 +40,7 @@ def test_torchs_default_dtype_does_not_matter(method, layout):
         assert one.dtype == torch.float32 and torch.equal(one, other)
 
 
-CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "nf(3)", "topk(0.05)"]
+CODECS = ["q(4)", 'q(2, scale="minmax", round="stochastic")', "topk(0.05)"]
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_replicas_stay_equal_and_lose_nothing_for_good(expression):
 
 
 OTHERS = [
-    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "nf(2)", "randk(0.1)"),
+    *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "randk(0.1)"),
     *(
         'q(4, grid="midtread")',
         'q(4, clip="mse", code="entropy")',

@@ -38,14 +38,9 @@ CPU_CASES = [
             "auto_grid.Auto(8)",
             'auto_grid.Auto(2, clip="mse")',
             'q(4, grid="midtread", clip="mse", group=20)',
-            "nf(1)",
-            "nf(2)",
-            "nf(3)",
-            "nf(4)",
         )
     ),
     ("auto_grid.Auto(3, clip=0.9)", torch.bfloat16),
-    ("nf(4, group=24)", torch.bfloat16),
 ]
 """Those of the kernels for a CPU, which know more."""
 ERROR_CASES = [

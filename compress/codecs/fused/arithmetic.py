@@ -3,11 +3,9 @@
 code     NEAREST    round(x / divisor - shift)
          FLOOR      floor(x / divisor)
          RANGE      round((x - shift) / divisor * last)
-         NORMAL     floor(r * first), or floor(r / (first + second * r**2)) unless second is 0,    r = x / divisor
 
 value    LINEAR     (code * first + second) * factor - shift
          DIVIDED    code / first * factor - shift
-         TABLE      table[code] * factor - shift
 
 All but RANGE are cut to -2**(bits-1) .. 2**(bits-1) - 1 and counted from the first of these. Every operation is
 rounded to float32 by itself.
@@ -26,7 +24,6 @@ class CodeRule(IntEnum):
     FLOOR = 0
     NEAREST = 1
     RANGE = 2
-    NORMAL = 3
 
 
 class ValueRule(IntEnum):
@@ -34,7 +31,6 @@ class ValueRule(IntEnum):
 
     LINEAR = 0
     DIVIDED = 1
-    TABLE = 2
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,6 @@ class Coding:
     """float32 [count, 1]; infinity, or 1 for a range, in place of 0."""
     shifts: Tensor | None = None
     """float32 [count, 1]; None for zeros."""
-    first: float = 1.0
-    second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +69,6 @@ class Valuing:
     """float32 [count, 1]; None for zeros."""
     first: float = 1.0
     second: float = 0.0
-    table: Tensor | None = None
-    """The levels of all codes, float32."""
 
 
 def nonzero(divisors: Tensor, instead: float = torch.inf) -> Tensor:

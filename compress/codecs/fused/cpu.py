@@ -94,7 +94,7 @@ def encode(
     assert coding is not None, "covers asks for it"
     cpu_kernels.encode_scaled(
         values, inner, int(coding.rule), _array(coding.divisors), _array(_or_zeros(coding.shifts, len(scales))),
-        np.float32(coding.first), np.float32(coding.second), grid.bits, out.numpy(),
+        grid.bits, out.numpy(),
     )  # fmt: skip
 
 
@@ -108,10 +108,9 @@ def decode(grid: Grid, part: BlockRange, scales: Tensor | None, room: Tensor, pa
     scales = grid.unpack_scales(room, part.shape[1]) if scales is None else scales
     valuing = grid.valuing(scales)
     assert valuing is not None, "covers asks for it"
-    table = valuing.factors if valuing.table is None else valuing.table
     cpu_kernels.decode_scaled(
         packed.numpy(), part.shape[2], int(valuing.rule), np.float32(valuing.first), np.float32(valuing.second),
-        _array(table), _array(valuing.factors), _array(_or_zeros(valuing.shifts, len(scales))), grid.bits, out.numpy(),
+        _array(valuing.factors), _array(_or_zeros(valuing.shifts, len(scales))), grid.bits, out.numpy(),
     )  # fmt: skip
 
 

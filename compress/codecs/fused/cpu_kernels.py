@@ -33,7 +33,6 @@ _LINEAR, _DIVIDED = int(ValueRule.LINEAR), int(ValueRule.DIVIDED)
 _BUFFER = 4096
 _TIES_TO_EVEN = np.float32(12582912.0)
 """1.5 * 2**23: adding and subtracting it rounds a smaller float32 to an integer."""
-_TURN = np.float32(3)
 _SMALLEST = (127 - 118) << 23
 _INFINITY = 0x7F800000
 _LARGEST_BFLOAT16 = np.float32(3.3895313892515355e38)
@@ -63,8 +62,7 @@ def encode(values, errors, decay, inner, rule, share, wide, bits, scale_bytes, o
     """
     count = (len(values) + inner - 1) // inner
     scales, shifts, divisors = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty(count, np.float32)
-    one, zero = np.float32(1), np.float32(0)
-    _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, one, zero, bits, out)
+    _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, bits, out)
     if rule == _RANGE:
         _move(shifts, 4, scale_bytes, 8, False)
         _move(scales, 4, scale_bytes[4:], 8, False)
@@ -73,10 +71,10 @@ def encode(values, errors, decay, inner, rule, share, wide, bits, scale_bytes, o
 
 
 @_compiled
-def encode_scaled(values, inner, rule, divisors, shifts, first, second, bits, out):
+def encode_scaled(values, inner, rule, divisors, shifts, bits, out):
     """Write the packed codes of float32 `values` [n], with what Coding says of their blocks."""
     none, one = np.empty(0, np.float32), np.float32(1)
-    _encode(values, none, one, inner, rule, one, one, none, shifts, divisors, first, second, bits, out)
+    _encode(values, none, one, inner, rule, one, one, none, shifts, divisors, bits, out)
 
 
 @_compiled
@@ -92,11 +90,11 @@ def decode(scale_bytes, payload, inner, rule, bits, out):
     else:
         _move(factors, 2, scale_bytes, 2, True)
         factors *= unit
-    decode_scaled(payload, inner, value_rule, first, second, factors, factors, shifts, bits, out)
+    decode_scaled(payload, inner, value_rule, first, second, factors, shifts, bits, out)
 
 
 @_compiled
-def decode_scaled(payload, inner, rule, first, second, table, factors, shifts, bits, out):
+def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, out):
     """Write the values of packed codes into `out`, float32 [n], with what Valuing says of their blocks."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     size, at, done, fill = _BUFFER * bits // 8, 0, 0, _BUFFER
@@ -108,12 +106,12 @@ def decode_scaled(payload, inner, rule, first, second, table, factors, shifts, b
         block, blocks, length = _piece(at, len(out), inner, _BUFFER - fill)
         stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
         some, place = codes[fill:full].reshape(blocks, length), out[at:stop].reshape(blocks, length)
-        _values(some, rule, table, first, second, factors[block:last], shifts[block:last], place)
+        _values(some, rule, first, second, factors[block:last], shifts[block:last], place)
         at, fill = stop, full
 
 
 @_compiled
-def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, first, second, bits, out):
+def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, bits, out):
     """Write packed codes, and into `errors` what they lose, if it has room; measure, if `scales` has room."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     half, size, feedback = 1 << (bits - 1), _BUFFER * bits // 8, len(errors) > 0
@@ -131,10 +129,10 @@ def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, div
             whole = messages[at:end].reshape(blocks, (end - at) // blocks)
             _measure(whole, rule, share, wide, half, scales[block:last], shifts[block:last], divisors[block:last])
         some, place = messages[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
-        _codes(some, rule, divisors[block:last], shifts[block:last], first, second, half, place)
+        _codes(some, rule, divisors[block:last], shifts[block:last], half, place)
         if feedback:
             back, factors = decoded[: stop - at].reshape(blocks, length), scales[block:last] * unit
-            _values(place, value_rule, factors, by, plus, factors, -shifts[block:last], back)
+            _values(place, value_rule, by, plus, factors, -shifts[block:last], back)
             _subtract(decoded, errors[at:stop])
         at, fill = stop, full
         if fill == _BUFFER:
@@ -225,7 +223,7 @@ def _norm(values):
 
 
 @_compiled
-def _codes(values, rule, divisors, shifts, first, second, half, codes):
+def _codes(values, rule, divisors, shifts, half, codes):
     """Write the codes of `values` [blocks, some] of these blocks."""
     # the rule is looked at once, because blocks may be short
     blocks, size = values.shape
@@ -247,19 +245,11 @@ def _codes(values, rule, divisors, shifts, first, second, half, codes):
                 steps = high if steps > high else steps
                 steps = steps if steps == steps else np.float32(0)
                 codes[block, i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN) + half)
-    elif second != 0:
-        for block in range(blocks):
-            divisor = divisors[block]
-            for i in range(size):
-                steps = values[block, i] / divisor
-                steps = -_TURN if steps < -_TURN else steps
-                steps = _TURN if steps > _TURN else steps
-                codes[block, i] = _code_below(steps / (first + second * steps * steps), low, high)
     else:
         for block in range(blocks):
             divisor = divisors[block]
             for i in range(size):
-                codes[block, i] = _code_below(values[block, i] / divisor * first, low, high)
+                codes[block, i] = _code_below(values[block, i] / divisor, low, high)
 
 
 @_compiled
@@ -273,7 +263,7 @@ def _code_below(steps, low, high):
 
 
 @_compiled
-def _values(codes, rule, table, first, second, factors, shifts, out):
+def _values(codes, rule, first, second, factors, shifts, out):
     """Write the values of `codes` [blocks, some] of these blocks."""
     blocks, size = codes.shape
     if rule == _LINEAR:
@@ -281,16 +271,11 @@ def _values(codes, rule, table, first, second, factors, shifts, out):
             factor, shift = factors[block], shifts[block]
             for i in range(size):
                 out[block, i] = (np.float32(codes[block, i]) * first + second) * factor - shift
-    elif rule == _DIVIDED:
-        for block in range(blocks):
-            factor, shift = factors[block], shifts[block]
-            for i in range(size):
-                out[block, i] = np.float32(codes[block, i]) / first * factor - shift
     else:
         for block in range(blocks):
             factor, shift = factors[block], shifts[block]
             for i in range(size):
-                out[block, i] = table[codes[block, i]] * factor - shift
+                out[block, i] = np.float32(codes[block, i]) / first * factor - shift
 
 
 @_compiled

@@ -47,7 +47,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             'q(2, clip="mse")',
             'q(4, grid="midtread")',
         ),
-        "nf": ("nf(4)", "nf(3)", "nf(2)", "nf(1)"),
         "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
         "randk": ("randk(0.1)",),
         "lowrank": ("lowrank(8)",),
