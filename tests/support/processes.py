@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from support import no_sync  # noqa: F401 - it acts when it is imported
 
+TESTS = str(Path(__file__).parents[1])
 MARK = "THINWIRE_TEST_MARK"
 """The variable by which the processes of a command are found; forks overwrite its value where it lies."""
 os.environ.setdefault(MARK, "0" * 32)
@@ -32,13 +33,15 @@ _context.set_forkserver_preload(
         "transformers.models.gpt2.modeling_gpt2",
         "matplotlib.figure",
         "pytest",
+        "support.preloaded",
     ]
 )
 
 
 def begin(target, *args, daemon=False):
     """Start `target(*args)` in a fork; the `multiprocessing.Process`."""
-    with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # the process that is forked must have one thread
+    path = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path):  # the forked process must have one thread
         forkserver.ensure_running()
     process = _context.Process(target=target, args=args, daemon=daemon)
     process.start()
