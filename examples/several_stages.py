@@ -84,7 +84,7 @@ def train(folder: Path, steps: int) -> list[float]:
         stage.flush()  # wait for what was sent
     folder.mkdir(parents=True, exist_ok=True)
     state = {"modules": [module.state_dict() for module in modules], "optimizer": optimizer.state_dict()}
-    torch.save({**state, "done": steps, "stages": [stage.state_dict() for stage in stages]}, path)
+    torch.save({**state, "done": max(done, steps), "stages": [stage.state_dict() for stage in stages]}, path)
 
     held_out = torch.arange(HELD_OUT)
     seen.append(run(schedule, stages, Pass(kind="eval-on", sample_ids=held_out), seed=1))  # compressed

@@ -583,7 +583,8 @@ def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple
         missing = values.is_null().to_pylist().index(True)
         raise ModelError(f"column {column} must hold a label in every row, got none in row {missing}")
     kind = str(getattr(feature, "dtype", feature))
-    require((bool(re.fullmatch(r"u?int\d+", kind)), f"column {column} must hold integers as labels, got {kind}"))
+    said = f"column {column} must hold integers as labels, got {kind}; number the classes from 0"
+    require((bool(re.fullmatch(r"u?int\d+", kind)), said))
     found = values.to_numpy()
     largest = int(found.max())
     declared = getattr(feature, "num_classes", None)

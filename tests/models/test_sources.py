@@ -144,7 +144,7 @@ def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("yes", "must hold integers as labels, got string"),
+        ("yes", "must hold integers as labels, got string; number the classes from 0"),
         (0.5, "must hold integers as labels, got float64"),
         (True, "must hold integers as labels, got bool"),
         (-1, r"labels must lie in 0..0, got -1 in row 1 of column label"),
