@@ -1,11 +1,11 @@
 """The closing lines of a run of the tests: what was not run, and what to install for it."""
 
 import ast
-import subprocess
 import sys
 
 import pytest
 
+from support.commands import completed
 from support.needs import left_out, need
 from support.pages import ROOT
 
@@ -43,8 +43,6 @@ def test_a_run_closes_with_them(tmp_path):
     (tmp_path / "test_skipped.py").write_text(
         "import pytest\n\n\n@pytest.mark.skipif(True, reason='needs a CUDA device')\ndef test_gpu():\n    pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "setup.cfg", "--rootdir", str(ROOT)]
-    run = subprocess.run(
-        [*command, "-p", "conftest", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert "1 test did not run. Needed: a CUDA device; run them on a machine with an NVIDIA GPU." in run.stdout, run
+    where = ["-p", "no:cacheprovider", "-c", ROOT / "setup.cfg", "--rootdir", ROOT, "-p", "conftest", tmp_path]
+    run = completed([sys.executable, "-m", "pytest", *where], tmp_path)
+    assert "1 test did not run. Needed: a CUDA device; run them on a machine with an NVIDIA GPU." in run.stdout, run.stderr

@@ -31,7 +31,7 @@ from thinwire.launch.run import reporting
 from thinwire.launch.run.parent import name_process
 from thinwire.pipeline.measuring import probe
 
-THINWIRE = str(Path(sys.executable).with_name("thinwire"))
+THINWIRE, TORCHRUN = (str(Path(sys.executable).with_name(name)) for name in ("thinwire", "torchrun"))
 TESTS = Path(__file__).parents[1]
 _CLONE_NEWNET = 0x40000000
 _PR_SET_CHILD_SUBREAPER = 36
@@ -61,6 +61,8 @@ def call_of(words, folder):
         cores, words = {int(words[2])}, words[3:]
     if words[0] == THINWIRE:
         return Call(network, cores, _thinwire, str(Path(THINWIRE).parent), words)
+    if words[0] == TORCHRUN:
+        words = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     if words[0] == sys.executable:
         words = [words[0], *words[1 + (words[1] == "-u") :]]
         if words[1] == "-m":
