@@ -12,7 +12,7 @@ from thinwire.compress.expression import CODECS as NAMES
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.memory import MemoryStore
 
-ROWS, SAMPLES, STEPS = 4, 10, 25
+ROWS, SAMPLES, STEPS = 4, 10, 15
 CODECS = [
     "none",
     "fp16",

@@ -11,7 +11,7 @@ import pytest
 from support.commands import THINWIRE, started
 from support.tiny_run import write_recipe
 
-STEPS = int(os.environ.get("THINWIRE_STEPS", "240"))
+STEPS = int(os.environ.get("THINWIRE_STEPS", "160"))
 """How long the run is; `make soak` asks for more."""
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "tensorboard")
 """What has a line for every step or evaluation, and so must grow."""
@@ -51,7 +51,7 @@ def test_a_long_run_stays_as_it_is(tmp_path):
         "--training.steps": STEPS,
         "--training.evaluate_every": "30 steps",
         "--checkpoint.every": "10 steps",
-        "--save_every": 100,
+        "--save_every": 40,
         "--compression.activations": 'aqsgd(q(3), store="disk")',
         "--compression.gradients": "ef(topk(0.2))",
         "--debug.trace": 5,
@@ -65,7 +65,7 @@ def test_a_long_run_stays_as_it_is(tmp_path):
         while command.process.poll() is None and step(run) < STEPS:
             with suppress(FileNotFoundError, KeyError, ProcessLookupError):  # where it has just ended
                 samples.append((step(run), [taken(pid) for pid in pids], on_disk(run)))
-            time.sleep(0.02)
+            time.sleep(0.05)
         assert command.wait() == 0, command.stderr
     early = [sample for sample in samples if 0.3 * STEPS < sample[0] <= 0.5 * STEPS]
     late = [sample for sample in samples if sample[0] > 0.7 * STEPS]

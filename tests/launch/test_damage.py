@@ -17,7 +17,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import find_checkpoint
 from thinwire.models.digest import tensor_lines, weights_digest
 
-DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "24"))
+DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "16"))
 """How many checkpoints are damaged; `make damage` asks for more."""
 OPTIONS = ["--training.steps", "8", "--checkpoint.every", "2 steps", "--checkpoint.keep", "3", "--output", "run"]
 CODECS = ["--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef21(topk(0.2))"]

@@ -13,7 +13,7 @@ from support.commands import THINWIRE, TIMEOUT, completed, started
 from support.run_files import metrics, summary
 from support.tiny_run import write_recipe
 
-KILLS = int(os.environ.get("THINWIRE_KILLS", "8"))
+KILLS = int(os.environ.get("THINWIRE_KILLS", "5"))
 """How many stages are killed in one run; `make drill` asks for more."""
 SIGNALS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP]
 WEIGHTS = [3, 3, 3, 1]
