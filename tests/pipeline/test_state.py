@@ -111,7 +111,7 @@ def test_a_stop_changes_nothing(alone, tmp_path, name, schedule):
     options = {
         "schedule": schedule,
         "num_stages": 4,
-        "accumulation": 2,
+        "accumulation": 2 if schedule == "1f1b" else 1,
         "dropout": 0.2,
         "simulated": True,
         "compression": {"activations": activations, "gradients": gradients, "warmup": "1 steps"},
