@@ -194,6 +194,8 @@ def test_own_codec_trains_a_recipe(tmp_path):
         "allocate.Allocate(2, 16)",
         "auto_grid.Auto(2)",
         'auto_grid.Auto(4, clip="mse", code="entropy")',
+        "short_scales.ByteScales(4, group=32)",
+        "short_scales.ShortRanges(4, group=32)",
         "normal.Normal(2)",
         'normal.Normal(4, per="channel", code="entropy")',
         'rotated.Rotated("q(4)")',

@@ -41,8 +41,6 @@ class Grid(ABC):
     """The size of one block's scale in a payload."""
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     """The type of a scale's numbers, of which there are one or more."""
-    scales_are_apart: ClassVar[bool] = True
-    """Whether the bytes of a block's scale depend on no other block."""
 
     def scales_size(self, count: int) -> int:
         """Bytes of the scales of `count` blocks."""
@@ -173,10 +171,8 @@ class AbsMaxGrid(Grid):
 
     @property
     def measuring(self) -> Measuring | None:
-        """A share of max|x|; None if it is not that, or not sent as bf16."""
-        if self.clip == "mse" or not self.scales_are_apart:
-            return None
-        return Measuring(CodeRule.FLOOR, self.clip or 1.0)
+        """A share of max|x|; None if it is not that."""
+        return None if self.clip == "mse" else Measuring(CodeRule.FLOOR, self.clip or 1.0)
 
     def _steps(self, scales: Tensor) -> Tensor:
         """A little more than s/half, so that x = s is in the last interval, and no clamping is needed."""
@@ -214,7 +210,8 @@ class MinMaxGrid(Grid):
 
     def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
-        lowest, highest = _ends(values)
+        # of zeros with both signs, torch gives either; adding zero takes the sign away
+        lowest, highest = values.amin(_OVER_BLOCK) + 0.0, values.amax(_OVER_BLOCK) + 0.0
         return torch.stack([lowest, highest - lowest], 1)
 
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
@@ -239,7 +236,7 @@ class MinMaxGrid(Grid):
     @property
     def measuring(self) -> Measuring | None:
         """A range in float32."""
-        return Measuring(CodeRule.RANGE) if self.scale_dtype == torch.float32 else None
+        return Measuring(CodeRule.RANGE)
 
     def evaluate(self, codes: Tensor) -> None:
         """Turn code k into k / (2**bits - 1)."""
@@ -262,22 +259,6 @@ class MinMaxGrid(Grid):
         step = extent / self.last
         addition = rounding_bound(largest, torch.float32)
         return (step if self.stochastic else step / 2) + float32_slack(extent) + addition, largest
-
-
-class ShortMinMaxGrid(MinMaxGrid):
-    """The same points, with a scale of half the size: the least value and the range as bf16, rounded to hold all.
-
-    So the first and the last point may lie up to 0.8 % of the largest magnitude outside. No value does.
-    """
-
-    scale_bytes = 4
-    scale_dtype = torch.bfloat16
-
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
-        """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
-        least, highest = _ends(values)
-        lowest = -_rounded_up(-least)
-        return torch.stack([lowest, _rounded_up(highest - lowest.float())], 1)
 
 
 class PointGrid(Grid):
@@ -333,18 +314,6 @@ def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
     # as integers, which torch handles several times as fast; NaN stays one, and may have had a sign
     bits = x.abs().view(torch.int32).clamp_(max=_NAN).add_(0xFFFF).bitwise_right_shift_(16).to(torch.int16)
     return bits.masked_fill_(bits < (127 + frexp(smallest)[1] - 1) << 7, 0).view(torch.bfloat16)
-
-
-def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest value of each block, float32 [count]; a zero without a sign."""
-    # of zeros with both signs, torch gives either; adding zero takes the sign away
-    return values.amin(_OVER_BLOCK) + 0.0, values.amax(_OVER_BLOCK) + 0.0
-
-
-def _rounded_up(x: Tensor) -> Tensor:
-    """`x`, float32, as the next bf16 that is not below."""
-    nearest = x.bfloat16()
-    return torch.where(nearest < x, torch.nextafter(nearest, torch.full_like(nearest, torch.inf)), nearest)
 
 
 def float32_slack(magnitude: Tensor) -> Tensor:

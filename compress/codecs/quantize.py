@@ -4,8 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid and step, scale_bits and outliers are in clip.py, grid_with_zero.py, byte_scales.py and
-outliers.py.
+The options clip, grid and step, and outliers are in clip.py, grid_with_zero.py and outliers.py.
 """
 
 from collections.abc import Mapping
@@ -16,12 +15,11 @@ from typing import ClassVar, Literal, get_args
 
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.byte_scales import ByteScaledGrid
 from thinwire.compress.codecs.coding.columns import ColumnCoded
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid, ShortMinMaxGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
 from thinwire.compress.codecs.outliers import OutliersApart
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -35,8 +33,6 @@ _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
 )
 _MOST_BITS_TO_CLIP = 5
 _LARGEST_STEP = 2.0
-_SCALE_BITS: Mapping[str, tuple[int, int]] = MappingProxyType({"absmax": (16, 8), "minmax": (64, 32)})
-"""The bits of a scale that can be asked for, the default first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,15 +63,13 @@ class Quantize(Blockwise):
     round: Round = field(default="nearest", kw_only=True)
     """`stochastic`: up or down by chance, so that the expectation is the value itself."""
     grid: GridPoints | None = field(default=None, kw_only=True)
-    """`midtread`: zero is a point, the default but at 1 bit; `midrise`: no point is zero, the only one beside minmax,
-    stochastic rounding and scale_bits=8."""
+    """`midtread`: zero is a point, the default but at 1 bit; `midrise`: no point is zero, the only one beside minmax
+    and stochastic rounding."""
     step: float | None = field(default=None, kw_only=True)
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
     one. Frequent codes take fewer bits, so it sets the size, and `bits`, which must be 8, the most of a code."""
     clip: Clip | None = field(default=None, kw_only=True)
     """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
-    scale_bits: int | None = field(default=None, kw_only=True)
-    """Bits of a block's scale: 16 or 8 for absmax, 64 or 32 for minmax. The first is the default."""
 
     outliers: float | None = field(default=None, kw_only=True)
     """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
@@ -91,7 +85,6 @@ class Quantize(Blockwise):
             lambda: require_choice(self, "grid", self._points, get_args(GridPoints)),
             self._check_step,
             self._check_clip,
-            self._check_scale_bits,
             self._check_outliers,
         )
         if not (self.scale == "absmax" and self.round == "nearest") and (self._points != "midrise" or self.clip):
@@ -103,7 +96,7 @@ class Quantize(Blockwise):
     @property
     def _points(self) -> GridPoints:
         """The grid that was asked for, or the default one."""
-        knows_zero = self.scale == "absmax" and self.round == "nearest" and self.scale_bits != 8
+        knows_zero = self.scale == "absmax" and self.round == "nearest"
         # at 1 bit one of the two points would be zero
         return self.grid or ("midtread" if knows_zero and self.bits != 1 else "midrise")
 
@@ -122,16 +115,6 @@ class Quantize(Blockwise):
         if self.outliers is not None and (type(self.outliers) is not float or not 0 < self.outliers <= 0.5):
             raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
 
-    def _check_scale_bits(self) -> None:
-        allowed = _SCALE_BITS.get(str(self.scale), ())  # a list cannot be looked up
-        if self.scale_bits is None or not allowed:
-            return
-        if type(self.scale_bits) is not int or self.scale_bits not in allowed:
-            choices = " or ".join(map(str, allowed))
-            raise CodecError(f'q\'s scale_bits must be {choices} for scale="{self.scale}", got {self.scale_bits!r}')
-        if self.scale_bits == 8 and self._points != "midrise":
-            raise CodecError(f'q\'s scale_bits=8 is for grid="midrise", got grid="{self.grid}"')
-
     def _check_clip(self) -> None:
         if self.clip == "mse":
             if self.bits in range(_MOST_BITS_TO_CLIP + 1, 9):
@@ -149,17 +132,15 @@ class Quantize(Blockwise):
     def _grid(self) -> Grid:
         stochastic = self.round == "stochastic"
         if self.scale == "minmax":
-            return (ShortMinMaxGrid if self.scale_bits == 32 else MinMaxGrid)(self.bits, stochastic)
-        if self.scale_bits == 8:
-            return ByteScaledGrid(self.bits, stochastic, self.clip)
+            return MinMaxGrid(self.bits, stochastic)
         if self.step is not None:
             return MidTreadGrid(self.bits, stochastic, step=float(self.step))
         return _GRIDS[self._points](self.bits, stochastic, self.clip)
 
     @property
     def _bound_grows(self) -> bool:
-        options = (self.clip, self.scale_bits, self.outliers)
-        return self.scale == "absmax" and self._points == "midrise" and all(option is None for option in options)
+        plain = self.clip is None and self.outliers is None
+        return self.scale == "absmax" and self._points == "midrise" and plain
 
     @property
     def _coded(self) -> Coded:

@@ -77,9 +77,8 @@ class GridQuantizer(Quantizer):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each block's scale, then the codes."""
         blocks, grid, flat, most = self.blocks(x.shape), self.grid, x.reshape(-1), _part_on(x.device)
-        by_part = grid.scales_are_apart and blocks.are_whole(most)
         size, scales = grid.scales_size(blocks.count), None
-        if not by_part:
+        if not blocks.are_whole(most):
             flat = flat.float()
             out[:size] = grid.pack_scales(blocks.whole.measured(flat, grid.measure))
             scales = grid.unpack_scales(out[:size], blocks.count)
@@ -93,12 +92,10 @@ class GridQuantizer(Quantizer):
         """Write the values of the codes, scaled, into `out`."""
         blocks, grid, flat = self.blocks(out.shape), self.grid, out.view(-1)
         size = grid.scales_size(blocks.count)
-        scales = None if grid.scales_are_apart else self._scales(payload, blocks)
         for part in blocks.parts(_part_on(out.device)):
             place = flat[part.start : part.stop]
             values = place if out.dtype == torch.float32 else torch.empty_like(place, dtype=torch.float32)
-            given, packed = None if scales is None else scales[part.blocks], payload[self._codes_place(part, size)]
-            self.read_part(part, given, payload[self._scales_place(part)], packed, values)
+            self.read_part(part, payload[self._scales_place(part)], payload[self._codes_place(part, size)], values)
             if values is not place:
                 saturating_copy(values, place)
 
@@ -113,13 +110,13 @@ class GridQuantizer(Quantizer):
         codes = grid.codes(values, scales, None if words is None else grid.noise(values, words))
         pack(codes.view(-1)[: len(elements)], grid.bits, out)
 
-    def read_part(self, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
-        """Write the values of a part's packed codes into `out` [n]; their scales are in `room` if none are given."""
+    def read_part(self, part: BlockRange, room: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Write the values of a part's packed codes into `out` [n]; their scales are in `room`."""
         padded = torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else None
         values = out.view(part.shape) if padded is None else padded
         flat = values.view(-1)[: len(out)]
         levels_of(self.grid, out.device).unpack(packed, flat)
-        self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]) if scales is None else scales)
+        self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]))
         if padded is not None:
             out.copy_(flat)
 

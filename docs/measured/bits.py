@@ -25,13 +25,13 @@ from thinwire.launch.run import recipe
 from thinwire.launch.shared.capture import snapshots
 from thinwire.pipeline.frames import CHANNELS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, normal, rotated
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, normal, rotated, short_scales
 FAMILIES = {
     "q": [f"q({bits})" for bits in (1, 2, 3, 4, 5, 6)],
     "q, minmax": [f'q({bits}, scale="minmax")' for bits in (1, 2, 3, 4, 5, 6)],
     "q, clip": [f'q({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, auto, clip": [f'auto_grid.Auto({bits}, clip="mse")' for bits in (1, 2, 3, 4, 5)],
-    "q, groups, clip": [f'q({bits}, group=32, clip="mse", scale_bits=8)' for bits in (1, 2, 3, 4, 5)],
+    "q, groups, clip": [f'short_scales.ByteScales({bits}, group=32, clip="mse")' for bits in (1, 2, 3, 4, 5)],
     "q, rotated": [f'rotated.Rotated("q({bits})")' for bits in (2, 3, 4, 5, 6)],
     "q, outliers": [f"q({bits}, outliers=0.01)" for bits in (1, 2, 3, 4, 5)],
     "q, coded": [f'q({bits}, code="entropy")' for bits in (2, 3, 4, 5, 6)],
@@ -50,7 +50,7 @@ FAMILIES = {
 """Expressions by method, ascending in bits."""
 WHOLE = ("none", 'none(code="entropy")', "fp16", 'fp16(code="entropy")', "bf16", 'bf16(code="entropy")', "q(8)")
 """Codecs of many bits: in a table, not in the pictures."""
-GROUPS = ("q(4, group=32, scale_bits=8)",)
+GROUPS = ("short_scales.ByteScales(4, group=32)",)
 """Codecs of small groups: in a table, not in the pictures."""
 IN_TABLE = (
     *(

@@ -28,7 +28,7 @@ from thinwire.compress.expression import CODECS
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 PARTS = (
     'q(4, outliers=0.05, grid="midrise")',
-    'q(4, group=16, scale_bits=8, code="entropy")',
+    'short_scales.ByteScales(4, group=16, code="entropy")',
     'topk(0.1, values="q(4)")',
     'randk(0.3, values="means(2)")',
     "lowrank(2)",

@@ -59,7 +59,7 @@ def test_different_codecs_are_not_equal():
 
 
 NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
-USAGE = "; write q(bits, scale, per, group, round, grid, step, clip, scale_bits, outliers, code)"
+USAGE = "; write q(bits, scale, per, group, round, grid, step, clip, outliers, code)"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ USAGE = "; write q(bits, scale, per, group, round, grid, step, clip, scale_bits,
         ("q('4')", 'q\'s bits must be an integer from 1 to 8, got "4"'),
         ('q(4, scale="max")', 'q\'s scale must be one of "absmax", "minmax", got "max"'),
         ("q(4, scale=2)", 'q\'s scale must be one of "absmax", "minmax", got 2'),
-        ("q(4, scale=[], scale_bits=8)", 'q\'s scale must be one of "absmax", "minmax", got []'),
+        ("q(4, scale=[])", 'q\'s scale must be one of "absmax", "minmax", got []'),
         ('q(4, per="batch")', 'q\'s per must be one of "tensor", "sample", "row", "channel", got "batch"'),
         ("q(4, per=['row'])", 'q\'s per must be one of "tensor", "sample", "row", "channel", got [\'row\']'),
         ('q(4, round="up")', 'q\'s round must be one of "nearest", "stochastic", got "up"'),

@@ -25,7 +25,7 @@ SPARSE = (
     'randk(0.1, values="bf16")',
 )
 OTHERS = (
-    "q(4, scale_bits=8)",
+    "short_scales.ByteScales(4)",
     'q(4, outliers=0.01, grid="midrise")',
     "lowrank(2)",
     'lowrank(2, values="q(8)")',

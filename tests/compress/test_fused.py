@@ -262,11 +262,11 @@ def test_the_usual_grids_have_kernels(expression):
         'q(2, grid="midrise")',  # rows of 6 codes of 2 bits end inside a byte
         "fp8",
         'q(4, clip=0.5, grid="midrise")',
-        "q(4, scale_bits=8)",
+        "short_scales.ByteScales(4)",
         'q(4, per="channel", grid="midrise")',
         'q(4, grid="midtread")',
         'q(4, round="stochastic")',
-        'q(4, scale="minmax", scale_bits=32)',
+        "short_scales.ShortRanges(4)",
     ],
 )
 def test_what_has_no_kernel_is_known(expression):

@@ -52,6 +52,8 @@ def test_every_codec_has_a_file_and_every_file_a_case():
         *CODECS,
         "auto_grid.Auto",
         "normal.Normal",
+        "short_scales.ByteScales",
+        "short_scales.ShortRanges",
         "rotated.Rotated",
     }
     assert {path.stem for path in FOLDER.glob("*.bin")} == {case["name"] for case in CASES}

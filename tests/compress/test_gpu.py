@@ -19,7 +19,7 @@ MORE = (
     "topk(0.7)",
     'topk(0.1, values="q(4)")',
     "randk(0.1)",
-    "q(4, scale_bits=8)",
+    "short_scales.ByteScales(4)",
     'q(4, outliers=0.01, grid="midrise")',
 )
 

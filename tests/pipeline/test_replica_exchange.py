@@ -67,7 +67,7 @@ OTHERS = [
     *(
         'q(4, grid="midtread")',
         'q(4, clip="mse", code="entropy")',
-        "q(4, group=64, scale_bits=8)",
+        "short_scales.ByteScales(4, group=64)",
     ),
     *('topk(0.1, values="q(8)")', 'topk(0.015625, values="means(2)", code="entropy")'),
 ]

@@ -30,7 +30,7 @@ CPU_CASES = [
             'q(5, grid="midrise")',
             'q(6, group=8, grid="midrise")',
             'q(7, per="tensor", grid="midrise")',
-            'q(3, scale="minmax", scale_bits=32)',
+            "short_scales.ShortRanges(3)",
             'q(2, clip=0.6, grid="midrise")',
             'q(1, clip="mse")',
             'q(3, clip="mse", grid="midrise")',

@@ -98,14 +98,14 @@ def encode(
     )  # fmt: skip
 
 
-def decode(grid: Grid, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
-    """Write the values of packed codes into `out` [n]; their scales are in `room` if none are given."""
+def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tensor) -> None:
+    """Write the values of packed codes into `out` [n]; their scales are in `room`."""
     from thinwire.compress.codecs.fused import cpu_kernels
 
-    if scales is None and (measuring := _measuring(grid)) is not None:
+    if (measuring := _measuring(grid)) is not None:
         cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], measuring[0], grid.bits, out.numpy())
         return
-    scales = grid.unpack_scales(room, part.shape[1]) if scales is None else scales
+    scales = grid.unpack_scales(room, part.shape[1])
     valuing = grid.valuing(scales)
     assert valuing is not None, "covers asks for it"
     cpu_kernels.decode_scaled(
@@ -181,9 +181,8 @@ def _agree(grid: Grid) -> bool:
     scales = grid.unpack_scales(payloads[0, :size], 64)
     payloads[2, :size] = payloads[0, :size]
     for payload, out, given in zip(payloads[1:], values[1:], (None, scales), strict=True):
-        given = given if grid.scales_are_apart else scales
         encode(grid, part, sample, given, payload[:size], payload[size:])
-        decode(grid, part, given, payload[:size], payload[size:], out)
+        decode(grid, part, payload[:size], payload[size:], out)
     return all(torch.equal(payloads[0, size:], one[size:]) for one in payloads[1:]) and len(values.unique(dim=0)) == 1
 
 

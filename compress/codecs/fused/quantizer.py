@@ -69,12 +69,12 @@ class FusedQuantizer(GridQuantizer):
         else:
             super().write_part(part, elements, scales, words, room, out)
 
-    def read_part(self, part: BlockRange, scales: Tensor | None, room: Tensor, packed: Tensor, out: Tensor) -> None:
-        """Write the values of a part's packed codes into `out` [n]; their scales are in `room` if none are given."""
+    def read_part(self, part: BlockRange, room: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Write the values of a part's packed codes into `out` [n]; their scales are in `room`."""
         if cpu.covers(self.grid, part, out):
-            cpu.decode(self.grid, part, scales, room, packed, out)
+            cpu.decode(self.grid, part, room, packed, out)
         else:
-            super().read_part(part, scales, room, packed, out)
+            super().read_part(part, room, packed, out)
 
 
 def covers(grid: Grid, blocks: Blocks, dtype: torch.dtype) -> bool:
