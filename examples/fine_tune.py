@@ -36,7 +36,7 @@ def fine_tune(output: Path, options: Sequence[str]) -> Path:
 
 def main(arguments: Sequence[str]) -> None:
     """Fine-tune, load the result with transformers, and print what it makes of a prompt."""
-    if not arguments:
+    if not arguments or arguments[0].startswith("--"):
         raise SystemExit("give a folder for the output")
     output, *options = arguments
     answer = pipeline("text-generation", model=str(fine_tune(Path(output), options)))
