@@ -45,4 +45,5 @@ def test_a_run_closes_with_them(tmp_path):
     )
     where = ["-p", "no:cacheprovider", "-c", ROOT / "setup.cfg", "--rootdir", ROOT, "-p", "conftest", tmp_path]
     run = completed([sys.executable, "-m", "pytest", *where], tmp_path)
-    assert "1 test did not run. Needed: a CUDA device; run them on a machine with an NVIDIA GPU." in run.stdout, run.stderr
+    wanted = "1 test did not run. Needed: a CUDA device; run them on a machine with an NVIDIA GPU."
+    assert wanted in run.stdout, run.stderr
