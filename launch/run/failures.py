@@ -146,7 +146,8 @@ def explain(
     silent = [rank for rank in sorted(exit_codes) if rank not in reports]
 
     def who(rank: int) -> str:
-        return named(stages_of(rank), replica_of(rank))
+        said = named(stages_of(rank), replica_of(rank))
+        return f"the process of {said}" if len(stages_of(rank)) > 1 else said
 
     killed = [f"{who(rank)} {_ended(exit_codes[rank])}" for rank in silent]
     hanging = [f"{who(rank)} hung: it did not end when it was asked to" for rank in hung]

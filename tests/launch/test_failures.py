@@ -200,7 +200,7 @@ def test_processes_are_named_by_their_stages():
         exit_codes={1: -9, 0: 1, 5: 1},
         stages_of=lambda rank: [rank, 3 - rank],
     ) == [
-        f"stages 1 and 2 was killed by SIGKILL {FOR_MEMORY}",
+        f"the process of stages 1 and 2 was killed by SIGKILL {FOR_MEMORY}",
         "stages 0 and 3 failed: a cause",
         "  a process without a stage lost a peer: awaited",
     ]
