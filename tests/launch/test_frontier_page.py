@@ -20,9 +20,9 @@ def test_the_table_on_the_page_is_that_of_the_report(study):
     assert SCRIPT["table"](pairs) in (MEASURED / "frontier.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["what-a-bit-buys", "what-a-bit-buys-lora"])
-def test_the_tables_of_the_real_model_are_those_of_its_report(name):
-    script, report = runpy.run_path(str(MEASURED / "what_a_bit_buys.py")), MEASURED / f"{name}.json"
+@pytest.mark.parametrize("scale", ["", "-lora", "-two", "-eight"])
+def test_the_tables_of_the_real_model_are_those_of_its_report(scale):
+    script, report = runpy.run_path(str(MEASURED / "what_a_bit_buys.py")), MEASURED / f"what-a-bit-buys{scale}.json"
     found = script["points"](str(report))
     assert sum(map(len, found.values())) == len(json.loads(report.read_text())["tables"][0]["rows"]) - 1
     assert script["tables"](found) in (MEASURED / "frontier.md").read_text()
