@@ -1,22 +1,32 @@
 """The table and the picture of what a bit buys: bits really sent in one direction against the loss, on and off.
 
-    python docs/measured/what_a_bit_buys.py REPORT.json PICTURE.png     # and PICTURE.svg
+    python docs/measured/what_a_bit_buys.py REPORT.json .. PICTURE.png     # and PICTURE.svg
 
-REPORT is that of the study what-a-bit-buys.yaml. Each row of it compresses activations or gradients, not both.
+Reports are those of the study what-a-bit-buys.yaml, one for each seed. Each row of it compresses activations or
+gradients, not both; a row may be missing from a later report.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thinwire.launch.shared.tables import read_document
 
-Point = tuple[str, float, float, float]
-"""A codec, the bits of a value that it sent, and the loss more than `none` with compression on and off."""
+
+class Point(NamedTuple):
+    """A codec, the bits of a value that it sent, and of each seed the loss more than `none` of that seed."""
+
+    codec: str
+    bits: float
+    on: list[float]
+    off: list[float]
+
+
 FAMILIES = {
     "q(8, step=": ("q(8, step=..)", "#d95f02"),
     "aqsgd(": ("AQ-SGD, coded first visits", "#1b9e77"),
@@ -29,26 +39,30 @@ LEAST = 0.001
 """Differences below are drawn there, as the axis has no 0."""
 
 
-def points(path: str) -> dict[str, list[Point]]:
+def points(paths: Sequence[str]) -> dict[str, list[Point]]:
     """The codecs of each channel, by bits."""
-    table = read_document(Path(path).read_text())[1][0]
-    rows: list[dict[str, Any]] = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    [none] = [row for row in rows if row["row"] == "none"]
-    found: dict[str, list[Point]] = {"activations": [], "gradients": []}
-    for row in rows:
-        channel, _, codec = str(row["row"]).partition(" ")
-        if codec and row["seeds"]:
-            on, off = (row[f"loss {mode}, mean"] - none[f"loss {mode}, mean"] for mode in ("on", "off"))
-            found[channel].append((codec, row[f"bits, {channel}"], on, off))
-    return {channel: sorted(each, key=lambda point: point[1]) for channel, each in found.items()}
+    found: dict[str, dict[str, Point]] = {"activations": {}, "gradients": {}}
+    for path in paths:
+        table = read_document(Path(path).read_text())[1][0]
+        rows: list[dict[str, Any]] = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        [none] = [row for row in rows if row["row"] == "none"]
+        for row in rows:
+            channel, _, codec = str(row["row"]).partition(" ")
+            if codec and row["seeds"]:
+                point = found[channel].setdefault(codec, Point(codec, row[f"bits, {channel}"], [], []))
+                for mode in ("on", "off"):
+                    getattr(point, mode).append(row[f"loss {mode}, mean"] - none[f"loss {mode}, mean"])
+    return {channel: sorted(each.values(), key=lambda point: point.bits) for channel, each in found.items()}
 
 
 def tables(found: dict[str, list[Point]]) -> str:
-    """The codecs of both channels as Markdown."""
+    """The codecs of both channels as Markdown, with the numbers of all seeds."""
     lines = []
     for channel, each in found.items():
         lines += ["", f"| {channel} | bits | loss more than `none`, on | off |", "|---|---|---|---|"]
-        lines += [f"| `{codec}` | {bits:.2f} | {on:+.3f} | {off:+.3f} |" for codec, bits, on, off in each]
+        for codec, bits, *differences in each:
+            on, off = (", ".join(f"{one:+.3f}" for one in seeds) for seeds in differences)
+            lines.append(f"| `{codec}` | {bits:.2f} | {on} | {off} |")
     return "\n".join(lines[1:])
 
 
@@ -56,12 +70,12 @@ def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
     """Loss over bits: a line for each family with compression on, crosses for compression off."""
     families: dict[str, list[Point]] = {}
     for point in each:
-        families.setdefault(next(begin for begin in FAMILIES if point[0].startswith(begin)), []).append(point)
+        families.setdefault(next(begin for begin in FAMILIES if point.codec.startswith(begin)), []).append(point)
     for begin, own in families.items():
         label, colour = FAMILIES[begin]
-        bits = [point[1] for point in own]
-        axes.plot(bits, [max(LEAST, point[2]) for point in own], "o-", ms=4, lw=1, color=colour, label=label)
-        axes.plot(bits, [max(LEAST, point[3]) for point in own], "x", ms=5, color=colour)
+        bits = [point.bits for point in own]
+        axes.plot(bits, [max(LEAST, mean(point.on)) for point in own], "o-", ms=4, lw=1, color=colour, label=label)
+        axes.plot(bits, [max(LEAST, mean(point.off)) for point in own], "x", ms=5, color=colour)
     axes.set(title=f"{channel} alone", xlabel="bits a value, as sent", xscale="log", yscale="log")
     axes.set_xticks([1, 2, 3, 4, 6, 8], ["1", "2", "3", "4", "6", "8"])
     axes.set_yticks([LEAST, 0.01, 0.1, 1], [f"{LEAST:g} or less", "0.01", "0.1", "1"])
@@ -72,8 +86,8 @@ def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
 
 def main() -> None:
     """Print the tables, and draw both channels side by side."""
-    report, picture = sys.argv[1:]
-    found = points(report)
+    *reports, picture = sys.argv[1:]
+    found = points(reports)
     print(tables(found))
     figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
