@@ -164,7 +164,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} [--json]\n       {PROG} RECIPE [--gpus N ...] [--json] [options of the recipe]",
         description="Check what this machine can do for Thinwire. With a recipe: say what would carry the frames of "
         "each pair of its processes (wire.transport), and why.",
-        takes_recipe=True,
     )
     parser.add_argument(
         "--gpus",

@@ -53,7 +53,6 @@ def make_parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RUN|RECIPE [--json] [options of the recipe]",
         description="Score held-out samples with compression on and off.",
-        takes_recipe=True,
     )
     parser.add_argument(
         "place", metavar="RUN|RECIPE", help="the folder of a run, a checkpoint or an export; or a recipe"

@@ -96,7 +96,6 @@ def make_parser() -> Parser:
         prog=PROG,
         usage=f"{PROG} RUN|RECIPE --prompt TEXT [--tokens N] [--temperature T] [--top-p P] [options of the recipe]",
         description="Let a cut language model write text, with its codecs at the boundaries; --codec none: without.",
-        takes_recipe=True,
     )
     add = parser.add_argument
     add("place", metavar="RUN|RECIPE", help="the folder of a run, a checkpoint or an export; or a recipe")

@@ -45,7 +45,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} RECIPE --to FILE [--labels] [options of the recipe]",
         description="Write the outline of a recipe's data: number and shape of its samples, and their digest, but no "
         "sample. Processes without the first stage train with --data.outline FILE where the data is not.",
-        takes_recipe=True,
     )
     add = parser.add_argument
     add("--to", type=Path, required=True, metavar="FILE", help="the file to write")

@@ -53,7 +53,6 @@ def make_parser() -> Parser:
         description="Run the server through which replicas on several hosts exchange; nobody without the keys of "
         "wire.keys can send it anything. It listens on this one address only, and ends when all replicas have ended. "
         "The options of a recipe are those of thinwire train; give the same to all.",
-        takes_recipe=True,
     )
     parser.add_argument("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")
     parser.add_argument(

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.output import lasting
 
@@ -40,11 +39,6 @@ def main(argv: Sequence[str]) -> int:
 
             check_export(prepared.recipe)
     return OK
-
-
-def make_parser() -> Parser:
-    """A parser whose only options are those of a recipe."""
-    return Parser(prog="thinwire simulate", description="Train a recipe in one process.", takes_recipe=True)
 
 
 def simulate(prepared: Prepared) -> None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from thinwire.launch import cli
 from thinwire.launch.run import forks, heartbeat, parent
 from thinwire.launch.run.heartbeat import Doing
-from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
@@ -123,11 +122,6 @@ def _check_transport(wanted: Recipe) -> None:
     found = placed(wanted.group_processes, [num_gpus()], wanted.training.device)
     for pair in real_placement(wanted).neighbours:
         carrying(wanted.wire.transport, pair, found)
-
-
-def make_parser() -> Parser:
-    """A parser whose only options are those of a recipe."""
-    return Parser(prog="thinwire train", description="Train a recipe.", takes_recipe=True)
 
 
 def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> None:

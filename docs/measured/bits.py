@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from thinwire.compress import Codec, parse
+from thinwire.launch.bench.codecs.capture import snapshots
 from thinwire.launch.bench.codecs.trial import Quality, quality
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.capture import snapshots
 from thinwire.pipeline.frames import CHANNELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "codecs"))  # auto_grid, normal, rotated, short_scales

@@ -19,8 +19,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from thinwire.launch.bench.codecs.capture import Passage, snapshots
 from thinwire.launch.run import recipe
-from thinwire.launch.shared.capture import Passage, snapshots
 from thinwire.launch.shared.strict_json import without_nan
 from thinwire.launch.study.cells import cells_of
 from thinwire.launch.study.definition import read_study

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 
 _HELP = """usage: thinwire bench codecs ...
@@ -26,12 +25,3 @@ def main(argv: Sequence[str]) -> int:
     bench, rest = ("codecs", argv[1:]) if argv[0] == "codecs" else ("links", argv)
     status: int = import_module(f"thinwire.launch.bench.{bench}.command").main(rest)  # only the bench that runs
     return status
-
-
-def make_parser() -> Parser:
-    """The options of both benches."""
-    from thinwire.launch.bench.codecs import command as codecs
-    from thinwire.launch.bench.links import command as links
-
-    parents = [codecs.make_parser(), links.make_parser()]
-    return Parser(prog="thinwire bench", parents=parents, add_help=False, conflict_handler="resolve", takes_recipe=True)

@@ -48,7 +48,6 @@ def make_parser() -> Parser:
         "[options of the recipe]",
         description="Measure the cost of each layer of a recipe's model, and find the best cut: the cut whose slowest "
         "stage or link is fastest.",
-        takes_recipe=True,
     )
     parser.add_argument(
         "--bandwidth",

@@ -85,7 +85,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} RECIPE [options] [--field value ...]",
         description="Predict the speed of a pipeline over slow links. Options can override fields of the recipe, as "
         "in thinwire train.",
-        takes_recipe=True,
     )
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="packaged name or path of a YAML file")

@@ -15,16 +15,11 @@ from thinwire.pipeline.errors import OptionsError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises OptionsError. The parser of argparse prints its usage and exits.
+    """A parser that raises OptionsError. The parser of argparse prints its usage and exits."""
 
-    Attributes:
-        takes_recipe: whether the options of a recipe may follow, which another parser reads.
-    """
-
-    def __init__(self, *, takes_recipe: bool = False, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         # no abbreviations: one might be an option of the recipe, or of a later release
         super().__init__(allow_abbrev=False, **kwargs)
-        self.takes_recipe = takes_recipe
         self.register("type", int, partial(_read, int, "a whole number"))
         self.register("type", float, partial(_read, float, "a number"))
 

@@ -108,7 +108,6 @@ def make_parser() -> Parser:
         usage=f"{PROG} NAME [options] [--option-of-a-recipe value ...]",
         description="Train every row of a study with every seed, and go on where it stopped. "
         "`thinwire study report NAME` writes the report; `thinwire study` lists the packaged studies.",
-        takes_recipe=True,
     )
     add = parser.add_argument
     add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")

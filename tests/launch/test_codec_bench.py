@@ -9,11 +9,11 @@ from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
 from thinwire.launch.bench.codecs import trial
+from thinwire.launch.bench.codecs.capture import Passage, snapshots
 from thinwire.launch.bench.codecs.command import EXAMPLES, captured, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
-from thinwire.launch.shared.capture import Passage, capture, snapshots
 from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage
@@ -80,7 +80,7 @@ def unsplit(wanted):
 
 def test_what_is_captured_is_what_an_unsplit_model_computes(tiny):
     wanted = recipe.parse([tiny])
-    passages, expected = capture(wanted, 1), unsplit(wanted)
+    passages, expected = snapshots(wanted, [1])[1], unsplit(wanted)
     assert list(passages) == EVERY_PASSAGE
     assert expected.keys() == passages.keys()
     for passage, tensor in passages.items():
@@ -100,7 +100,7 @@ def test_the_last_step_is_captured_and_nothing_of_the_capture_remains(tiny):
 def test_a_recipe_of_one_stage_has_nothing_to_capture(tiny):
     wanted = recipe.parse([tiny, "--pipeline.num_stages", "1", "--compression.boundaries", "{}"])
     with pytest.raises(OptionsError, match="--recipe must have at least 2 stages, got tiny with 1: it sends nothing"):
-        capture(wanted, 1)
+        snapshots(wanted, [1])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 OWN = {"size", "sent"}
 """Commands that the page on extending defines, and a test of its own runs."""
+WITHOUT_RECIPE = {"cluster", "trace", "report", "export", "recipes", "keys"}
+"""Commands that options of a recipe may not follow."""
 CALL = re.compile(r"(?:\$ )?(?:\S*/)?(thinwire [a-z-].*|torchrun .*-m thinwire\.launch\.train.*|python -m thinwire .*)")
 PAGES = [*(page for page in pages() if page.name != "CHANGELOG.md"), ROOT / "docker" / "README.md"]
 
@@ -49,12 +51,15 @@ def check(words):
     elif words[:1] == ["report"] and command == "study":
         study_report_parser().parse_args(words[1:])
     elif words or command != "study":  # `thinwire study` alone lists them
-        known = import_module(f"thinwire.launch.{cli.COMMANDS[command][0]}").make_parser()
-        rest = known.parse_known_args(words)[1]
-        if getattr(known, "takes_recipe", False):
-            recipe.read_options(rest if named(rest) else ["quickstart", *rest], known.prog)
-        else:
+        module = f"bench.{'codecs' if words[:1] == ['codecs'] else 'links'}.command"
+        module = module if command == "bench" else cli.COMMANDS[command][0]
+        rest = words[words[:1] == ["codecs"] :]
+        if command not in ("train", "simulate"):  # they have the options of a recipe alone
+            rest = import_module(f"thinwire.launch.{module}").make_parser().parse_known_args(rest)[1]
+        if command in WITHOUT_RECIPE:
             assert not rest, rest
+        else:
+            recipe.read_options(rest if named(rest) else ["quickstart", *rest], f"thinwire {command}")
 
 
 def named(words):

@@ -185,12 +185,12 @@ def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
 
     A key is the name of the channel. With several recipes, the name of the recipe stands before it.
     """
-    from thinwire.launch.shared.capture import capture
+    from thinwire.launch.bench.codecs.capture import snapshots
 
     found = {}
     for name in names:
         wanted = recipe.parse([name], prog=PROG)
-        passages = capture(wanted, steps)
+        passages = snapshots(wanted, [steps])[steps]
         for channel in CHANNELS:
             key = f"{wanted.name} {channel}" if len(names) > 1 else channel
             found[key] = [tensor for passage, tensor in passages.items() if passage.channel == channel]

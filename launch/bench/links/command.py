@@ -139,7 +139,6 @@ def make_parser() -> Parser:
         description="Measure the speed of a recipe over slow links between network namespaces. Every codec, no "
         "compression, and (of one pipeline) plain torch.distributed.pipelining take turns. The LIMIT stands beside "
         "them. Needs root.",
-        takes_recipe=True,
     )
     parser.add_argument("--bandwidth", help=f"bandwidths of the links, one contest each (default: {BANDWIDTHS})")
     parser.add_argument(

@@ -33,11 +33,6 @@ class Passage:
     """The index in the tuple that crosses the boundary."""
 
 
-def capture(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
-    """What `snapshots` finds in the last of `steps` steps."""
-    return snapshots(wanted, [steps])[steps]
-
-
 def snapshots(wanted: Recipe, after: Sequence[int]) -> dict[int, dict[Passage, Tensor]]:
     """Train a recipe without compression to the last step of `after`; the tensors that crossed boundaries, by step.
 
