@@ -33,7 +33,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     SavedStage,
     has_manifests,
     manifests,
-    of_another_release,
     passed_over,
     reading,
     step_folder,
@@ -265,7 +264,7 @@ def find(
 
     Raises:
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
-            are checkpoints, but none is whole, or another release wrote them.
+            are checkpoints, but none is whole.
     """
     folder, must_resume = checkpoint_folder(recipe), recipe.checkpoint.resume == "always"
     listed = collectives.everyone(
@@ -284,9 +283,6 @@ def find(
             break
         troubles[step] = said[0]
     if newest is None:
-        if of_others := list(filter(None, collectives.everyone(where, of_another_release(folder)))):
-            anew = "" if must_resume else ", or --overwrite to start again from step 0"
-            raise OptionsError([f"{of_others[0]}{anew}"])
         if must_resume:
             raise OptionsError(
                 [

@@ -60,7 +60,7 @@ class Run:
         with self._resumption.reading():
             self._choosing = Choosing(self.assembly, self._resumption)
         self._resumption.restore()
-        if "loss_scale" in saved:
+        if saved:
             with self._resumption.reading():
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
         self._choosing.begin()

@@ -74,8 +74,6 @@ class Manifest:
     @classmethod
     def parse(cls, text: str, where: str) -> Manifest:
         """The manifest in a text from `where`. CheckpointError if it is not one of this release, or is damaged."""
-        if (strange := _strange_format(text)) is not None:
-            raise CheckpointError(_told_of_format(where, strange))
         try:
             values = json.loads(text)
             digest = values.pop("digest")
@@ -188,16 +186,6 @@ def manifests(folder: Path) -> list[Manifest]:
 def has_manifests(folder: Path) -> bool:
     """Whether a folder has the manifest of any checkpoint, even a damaged one."""
     return any((path / MANIFEST).exists() for path in steps_of(folder))
-
-
-def of_another_release(folder: Path) -> str | None:
-    """A sentence about the newest checkpoint whose manifest has another format; None without such a checkpoint."""
-    for path in reversed(steps_of(folder)):
-        with suppress(OSError, ValueError):
-            strange = _strange_format(read_text(path / MANIFEST))
-            if strange is not None:
-                return _told_of_format(str(path / MANIFEST), strange)
-    return None
 
 
 def unreadable(folder: Path) -> dict[int, str]:
@@ -406,6 +394,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def _check_fields(manifest: Manifest) -> None:
     """Raise TypeError or ValueError if a field is of another kind: a manifest may come from another host."""
+    if manifest.format != MANIFEST_FORMAT:
+        raise ValueError(f"it must have format {MANIFEST_FORMAT}, got {manifest.format}")
     if type(manifest.step) is not int or manifest.step < 0 or not isinstance(manifest.header, dict):
         raise TypeError("its step or its header is of another kind")
     if sorted(map(int, manifest.files)) != list(range(len(manifest.files))):
@@ -415,21 +405,6 @@ def _check_fields(manifest: Manifest) -> None:
     for name in {name for files in manifest.files.values() for name in files}:
         if name != Path(name).name:
             raise ValueError(f"{name!r} is not the name of a file")
-
-
-def _strange_format(text: str) -> object:
-    """The format of a manifest of another release, whose digest is right; None for any other text."""
-    try:
-        values = json.loads(text)
-        whole = values.pop("digest") == _digest_of(values)
-        number = values.get("format")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
-    return number if whole and number != MANIFEST_FORMAT else None
-
-
-def _told_of_format(where: str, number: object) -> str:
-    return f"{where} must have format {MANIFEST_FORMAT}, got {number}: use the release that wrote it"
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

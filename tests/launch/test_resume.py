@@ -2,19 +2,16 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
-from thinwire.launch.run import reporting, resume
+from thinwire.launch.run import reporting
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.weights import find_checkpoint
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 pytestmark = pytest.mark.slow
 
@@ -228,17 +225,6 @@ def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
     shutil.rmtree(stopped_run / "checkpoints")
     assert cli.main(["simulate", "--resume", str(stopped_run)]) == 2
     assert "--resume needs a whole checkpoint" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("when", "anew"), [("auto", ", or --overwrite to start again from step 0"), ("always", "")])
-def test_checkpoints_of_another_release_are_said_to_be_such(tmp_path, monkeypatch, when, anew):
-    """They were said to be damaged, or not to be there."""
-    (tmp_path / "step-00000003").mkdir()
-    (tmp_path / "step-00000003/manifest.json").write_text(Manifest(3, {}, {}, format=1).text())
-    options = SimpleNamespace(checkpoint=SimpleNamespace(folder=str(tmp_path), resume=when))
-    monkeypatch.setattr(resume.collectives, "everyone", lambda where, mine: [mine])
-    with pytest.raises(OptionsError, match=f"got 1: use the release that wrote it{anew}$"):
-        resume.find(options, {}, Placement({0: 0}), [0])
 
 
 def test_other_samples_for_evaluation_are_another_run(folder, capsys):
