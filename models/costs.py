@@ -7,7 +7,6 @@ larger than the memory of the machine, if each layer fits.
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,19 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import require
 from thinwire.models.large_weights import added_in_place
-from thinwire.models.layers import (
-    Blueprint,
-    Layer,
-    Stage,
-    build_stage,
-    parameters_on_meta,
-    stage_output_examples,
-)
+from thinwire.models.layers import Blueprint, Stage, build_stage, stage_output_examples
 from thinwire.models.precision import NARROW, Precision
 from thinwire.models.recompute import Recompute
-from thinwire.models.tensors import as_tuple, hold_weights
+from thinwire.models.tensors import as_tuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +29,14 @@ class LayerCost:
     name: str
     """The layer's name."""
     forward: float
-    """Seconds if measured; operations if counted (see `operations`)."""
+    """Seconds."""
     backward: float
     """The same, for the gradients of parameters and inputs."""
     parameter_bytes: int
     """Bytes of the parameters. Gradients of what trains take as many again, and so does each moment of an optimizer."""
-    activation_bytes: int | None
+    activation_bytes: int
     """Bytes held from forward to backward: the inputs, and all else that the backward needs. Parameters, buffers and
-    outputs are not counted; the outputs are the next layer's inputs. A layer that is computed again holds its inputs.
-    None if costs were counted, not measured."""
+    outputs do not count; the outputs are the next layer's inputs. A layer that is computed again holds its inputs."""
     output_bytes: int
     """Bytes of the outputs. They cross the wire, without compression, if the model is cut after this layer."""
     frozen_bytes: int = 0
@@ -53,8 +44,7 @@ class LayerCost:
     working_bytes: int = 0
     """Bytes that a micro-batch takes beside all these while it is computed: the gradient of the largest parameter that
     trains, before it is added to those of others, if it is not added in place; the outputs of a last layer and their
-    gradient; and what a layer that is computed again holds until then. A stage takes those of one layer at a time. 0 if
-    costs were counted."""
+    gradient; and what a layer that is computed again holds until then. A stage takes those of one layer at a time."""
 
     @property
     def compute(self) -> float:
@@ -68,12 +58,7 @@ class LayerCost:
             parameter_copies: tensors of the parameters' size: parameters, gradients, moments; 4 with AdamW.
             microbatches: the most micro-batches that wait for their backward at one time: all of a step with GPipe,
                 at most the number of stages with 1F1B.
-
-        Raises:
-            ModelError: the activations were not measured.
         """
-        if self.activation_bytes is None:
-            raise ModelError(f"memory needs measured costs, but the costs of {self.name!r} were counted")
         trained = self.parameter_bytes - self.frozen_bytes
         return self.frozen_bytes + parameter_copies * trained + microbatches * self.activation_bytes
 
@@ -141,32 +126,6 @@ def measure(
     return tuple(costs)
 
 
-def time_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Tensor] | None = None) -> list[float]:
-    """Seconds that one micro-batch takes forward and back through each layer of a stage on this machine.
-
-    Each layer runs twice and only the second is timed. Copies of the layers run, one at a time, so that the stage stays
-    as it is, with its gradients and running means; so do torch's generators.
-
-    Args:
-        stage: the layers.
-        inputs: one micro-batch of what the first of them takes, with data.
-        side: its side inputs by name.
-    """
-    found = []
-    with torch.random.fork_rng(devices=_gpus(inputs[0].device)), torch.enable_grad():
-        for layer in stage.layers:
-            assert isinstance(layer, Layer)
-            alone = Stage([deepcopy(layer)], stage.precision, stage.shared, stage.recompute)
-            alone.weights_dtype = stage.weights_dtype
-            run = partial(alone, *inputs, **(side or {}))
-            outputs = as_tuple(run())
-            found.append(sum(time_once(run)))
-            inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
-            # before the next layer is copied
-            del alone, run, outputs
-    return found
-
-
 def operations(
     blueprint: Blueprint,
     example_input: Tensor,
@@ -194,44 +153,6 @@ def operations(
         float(counter.get_total_flops()) + sum(tensor.numel() for tensor in given) + layer.cost
         for counter, given, layer in zip(counters, outputs, blueprint.layers, strict=True)
     )
-
-
-def count(
-    blueprint: Blueprint,
-    example_input: Tensor,
-    *,
-    precision: Precision = "fp32",
-    recompute: Recompute = "none",
-    side: Mapping[str, Tensor] | None = None,
-) -> tuple[LayerCost, ...]:
-    """Costs without running a layer: its `operations` forward, twice as many backward, and its bytes.
-
-    With `recompute` the backward has the forward's operations too.
-
-    `example_input` and `side` are those of one micro-batch, real or meta. No memory is allocated.
-    """
-    alone = [range(index, index + 1) for index in range(len(blueprint.layers))]
-    examples = stage_output_examples(blueprint, alone, example_input, precision, side)
-    costs = []
-    forward = operations(blueprint, example_input, precision, side)
-    for index, (spec, outputs, cost) in enumerate(zip(blueprint.layers, examples, forward, strict=True)):
-        with parameters_on_meta():
-            layer = spec.build()
-        hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
-        blueprint.narrow(index, layer)
-        costs.append(
-            LayerCost(
-                name=spec.name,
-                forward=cost,
-                # the backward of one product is two products
-                backward=2 * cost if recompute == "none" else 3 * cost,
-                parameter_bytes=_nbytes(layer.parameters()),
-                activation_bytes=None,
-                output_bytes=_nbytes(outputs),
-                frozen_bytes=_nbytes(each for each in layer.parameters() if not each.requires_grad),
-            )
-        )
-    return tuple(costs)
 
 
 def _run_and_watch(

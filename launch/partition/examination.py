@@ -182,7 +182,7 @@ def _layers_table(place: MeasuredMachine, cuts: Sequence[range]) -> Table:
             cost.forward * 1e3,
             cost.backward * 1e3,
             cost.parameter_bytes / 1e6,
-            (cost.activation_bytes or 0) / 1e6,
+            cost.activation_bytes / 1e6,
             cost.output_bytes / 1e3,
             stage_of[index],
         ]
@@ -258,7 +258,7 @@ def _read(path: str) -> MeasuredMachine:
     try:
         found = json.loads(Path(path).read_text())["measured"]
         costs = tuple(LayerCost(**cost) for cost in found["costs"])
-        if not costs or any(cost.activation_bytes is None or not cost.forward + cost.backward >= 0 for cost in costs):
+        if not costs or any(type(cost.activation_bytes) is not int or not cost.compute >= 0 for cost in costs):
             raise ValueError("costs that were not measured")
         return MeasuredMachine(path, str(found["device"]), costs, int(found["process_bytes"]))
     except OSError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 
 from thinwire.compress import parse
 from thinwire.compress.stores.space import by_medium
@@ -17,18 +15,10 @@ from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
-from thinwire.models.costs import time_layers
 from thinwire.models.lora import note_on_lora
-from thinwire.models.partition import partition
 from thinwire.models.precision import arithmetic_note
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.stage import CompressedStage
-
-WORSE_THAN_BEST_CUT = 1.5
-"""If the slowest stage computes so many times as long as in the best cut, the run prints the best cut."""
-LEAST_MICROBATCH_SECONDS = 0.005
-"""Seconds of one micro-batch. If the slowest stage takes less, the run prints nothing."""
 
 
 class Notes:
@@ -54,7 +44,6 @@ class Notes:
         gathered = collectives.gather(
             self._where, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in self._trainer.stages}
         )
-        cut = None if self._resumption.first else uneven_cut(self._assembly)
         if gathered is not None and self._trainer.reports:
             recipe, stage = self._recipe, self._trainer.stages[0]
             steps, per_epoch = recipe.training.steps, self._steps_per_epoch
@@ -72,7 +61,6 @@ class Notes:
                 recipe.optimizer.note_on_freezing(steps, per_epoch),
                 arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", stage.device.type),
                 batch_norm_warning([*chain(*gathered)], recipe.pipeline.microbatch_size),
-                cut,
             )
         self._show_stores()
 
@@ -93,47 +81,3 @@ class Notes:
         gathered = collectives.gather(self._where, dict.fromkeys(here, (here, by_medium(self._room.stores))))
         if gathered is not None and self._trainer.reports:
             show_stores({tuple(stages): taken for stages, taken in gathered})
-
-
-def uneven_cut(assembly: Assembly) -> str | None:
-    """A sentence with a better cut, in the process of the last stage; None if the cut is even enough. Collective.
-
-    Every process times the layers of its stages on one micro-batch. Nothing is timed if the recipe gives the cut, or
-    if the layers are not the user's own. A cut must be the same in every process, in a simulation, and when a run goes
-    on. Times differ from run to run, so they do not decide the cut: the user can put the better one into the recipe.
-    """
-    prepared = assembly.prepared
-    if prepared.blueprint.counted or prepared.recipe.pipeline.layers is not None or len(prepared.cuts) < 2:
-        return None
-    trainer = assembly.trainer
-    spent = {stage.stage_index: _seconds(assembly, stage) for stage in trainer.stages}
-    gathered = collectives.gather(trainer.placement, spent)
-    return None if gathered is None else advice(gathered)
-
-
-def advice(times: Sequence[Sequence[float]]) -> str | None:
-    """The sentence for these times (seconds of each layer, by stage); None if the cut is even enough."""
-    seconds = [one for stage in times for one in stage]
-    if len(seconds) < len(times) or not all(times):
-        return None
-    best = partition(seconds, len(times))
-    slowest = max(sum(stage) for stage in times)
-    even = max(sum(seconds[layer] for layer in cut) for cut in best)
-    if slowest < LEAST_MICROBATCH_SECONDS or slowest < WORSE_THAN_BEST_CUT * even:
-        return None
-    ends = [0, *accumulate(len(stage) for stage in times)]
-    stage = max(range(len(times)), key=lambda index: sum(times[index]))
-    return (
-        f"stage {stage} (layers {ends[stage]} to {ends[stage + 1] - 1}) computes {1e3 * slowest:.0f} ms a micro-batch; "
-        f"the slowest stage of the best cut takes {1e3 * even:.0f} ms; to use the best cut: --pipeline.layers "
-        f"'{json.dumps([len(cut) for cut in best])}'"
-    )
-
-
-def _seconds(assembly: Assembly, stage: CompressedStage) -> list[float]:
-    """Seconds of each layer of a stage; empty if a layer cannot be copied or run alone."""
-    try:
-        _, inputs, side = assembly.prepared.stage_inputs(stage.stage_index, stage.device)
-        return time_layers(module_of(stage), inputs, side)
-    except Exception:  # of the user's code: training runs it again, and reports
-        return []

@@ -5,7 +5,7 @@ from torch import nn
 from support.pipelined import reset
 from thinwire.models import large_weights
 from thinwire.models.architectures.chain import Chain
-from thinwire.models.costs import LayerCost, count, measure
+from thinwire.models.costs import measure
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, LayerSpec
 
@@ -93,18 +93,6 @@ def test_tuples_integers_and_layers_without_gradients():
     [alone, _] = measure(blueprint_of(pair=Pair, back=Back), torch.randn(5, 4), repetitions=1)
     assert alone.backward == 0
     assert alone.forward > 0
-
-
-def test_counted():
-    costs = count(BLUEPRINT, torch.empty(5, 6, device="meta"))
-    assert costs[0] == LayerCost(
-        name="first", forward=7.0, backward=14.0, parameter_bytes=112, activation_bytes=None, output_bytes=80
-    )
-    measured = measure(BLUEPRINT, torch.randn(5, 6), repetitions=1, warmup=0)
-    for field in ("name", "parameter_bytes", "output_bytes"):
-        assert [getattr(cost, field) for cost in costs] == [getattr(cost, field) for cost in measured]
-    with pytest.raises(ModelError, match="the costs of 'first' were counted"):
-        costs[0].memory(parameter_copies=4, microbatches=1)
 
 
 def test_no_repetition_is_an_error():

@@ -10,7 +10,7 @@ from support.family_cases import LENGTH, apart, inputs
 from support.pipelined import drawn, reset
 from thinwire.models import precision as module
 from thinwire.models.architectures.chain import Chain
-from thinwire.models.costs import count
+from thinwire.models.costs import measure
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
 from thinwire.models.precision import arithmetic_note, check_precision
@@ -99,9 +99,11 @@ def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow()
 
 
 @pytest.mark.slow
-def test_counted_costs_know_the_size_of_narrow_weights():
+def test_measured_costs_know_the_size_of_narrow_weights():
     model, (ids, _) = apart("gpt2"), inputs("gpt2")
-    wide, narrow = count(model, ids), count(replace(model, weights_dtype=torch.bfloat16), ids)
+    wide, narrow = (
+        measure(each, ids, repetitions=1, warmup=0) for each in (model, replace(model, weights_dtype=torch.bfloat16))
+    )
     assert [cost.parameter_bytes for cost in wide] == [2 * cost.parameter_bytes for cost in narrow]
     assert wide[1].output_bytes == 2 * narrow[1].output_bytes
 
