@@ -11,6 +11,8 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/'
 WORKERS = --numprocesses auto --dist loadfile --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
+# Numba keeps what it compiles: once here, and not once in each process of the tests
+KERNELS = $(BIN)/pytest --quiet tests/compress/test_fused.py -k kernels_for_the_cpu >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
 # also where a shell says otherwise: each worker would rewrite the assertions of all tests, and each new interpreter
 # compile what has changed since the installation
@@ -33,7 +35,7 @@ test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then ch
 browser:
 	@sh tests/support/browser.sh
 
-test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: one to two minutes.
+test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: about a minute on two cores.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
 
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.
@@ -94,6 +96,7 @@ $(VENV)/compiled: $(VENV)/installed
 
 $(VENV)/compiled-%: $(VENV)/installed-%
 	@$(COMPILE)
+	@$(KERNELS)
 	@touch $(VENV)/compiled $@
 
 $(BIN)/pip:
