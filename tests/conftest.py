@@ -1,3 +1,5 @@
+"""What all tests share. torch is imported where it is used: the process that only hands out the tests needs none."""
+
 import datetime
 import gc
 import os
@@ -5,14 +7,12 @@ import random
 import signal
 from functools import cache
 
-import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import settings
 
 from support import no_sync  # noqa: F401 - it acts when it is imported
 from support.needs import left_out
+from support.unwanted import nothing_wanted
 
 # properties are tried on the same examples in every run, however slow the machine is
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -31,8 +31,15 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Do not import a file of which no test is wanted, as in `-m "not slow"`."""
+    return True if nothing_wanted(collection_path, config.option.markexpr or "") else None
+
+
 def pytest_collection_modifyitems(items):
     """Files that start processes come first, then slow ones: they take longest."""
+    import torch
+
     ranks = {item.path: 2 for item in items}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -94,6 +101,8 @@ def answers_ctrl_c():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -103,6 +112,9 @@ def same_numbers():
 
     `torch.manual_seed` would format the stack for each kind of device that is not there, which takes a millisecond.
     """
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
@@ -111,6 +123,8 @@ def same_numbers():
 @pytest.fixture
 def alone():
     """A process group of this process only."""
+    import torch.distributed as dist
+
     dist.init_process_group(
         "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=30)
     )
