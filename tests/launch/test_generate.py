@@ -49,20 +49,25 @@ def write(folder, name):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder with a recipe for each model, and a run of the one of llama, `run`."""
+def recipes(tmp_path_factory):
+    """A folder with a recipe for each model."""
     folder = tmp_path_factory.mktemp("generate")
     for name in SIZES:
         write(folder, name)
-    with chdir(folder):
-        simulate("llama.yaml", folder / "run")
     return folder
 
 
+@pytest.fixture(scope="module")
+def run(recipes):
+    """A run of the recipe of llama, `run`."""
+    with chdir(recipes):
+        return simulate("llama.yaml", recipes / "run")
+
+
 @pytest.fixture
-def folder(made, monkeypatch):
-    monkeypatch.chdir(made)
-    return made
+def folder(recipes, run, monkeypatch):
+    monkeypatch.chdir(recipes)
+    return recipes
 
 
 def generated(capsys, place, *options, tokens=24):
@@ -160,6 +165,7 @@ def test_settings_by_which_transformers_writes_another_text_are_named(folder, tm
     assert said in told if named else "settings" not in told
 
 
+@pytest.mark.slow
 def test_an_answer_that_the_model_has_no_room_for_is_announced(folder, capsys):
     """It ended at the model's last position without a word."""
     assert cli.main(["generate", "gpt2.yaml", "--prompt", PROMPT, "--tokens", "53"]) == 0
@@ -215,17 +221,27 @@ def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
     [
         (["deberta-tiny", "--prompt", "a"], "only a language model answers prompts, and data of kind pairs are for"),
         (["gpt2.yaml", "--prompt", "a" * 64], "a prompt must be shorter than the model's 64 positions, got 64 tokens"),
-        (["run", "--prompt", ""], "a prompt must have at least one token, got none"),
-        (["run", "--prompt", "a", "--temperature", "-1"], "argument --temperature: must be a number of at least 0"),
-        (["run", "--prompt", "a", "--top-p", "2"], "argument --top-p: must be above 0 and at most 1, got '2'"),
-        (["run", "--prompt", "a", "--top-p", "0.5"], "--top-p needs a --temperature above 0, without which the most"),
-        (["run", "--prompt", "a", "--tokens", "0"], "argument --tokens: must be a whole number of at least 1, got '0'"),
-        (["run", "--prompt", "a", "--codec", "auto"], "an answer needs the names of codecs"),
-        (["run"], "the following arguments are required: --prompt"),
+        (["gpt2.yaml", "--prompt", ""], "a prompt must have at least one token, got none"),
+        (
+            ["gpt2.yaml", "--prompt", "a", "--temperature", "-1"],
+            "argument --temperature: must be a number of at least 0",
+        ),
+        (["gpt2.yaml", "--prompt", "a", "--top-p", "2"], "argument --top-p: must be above 0 and at most 1, got '2'"),
+        (
+            ["gpt2.yaml", "--prompt", "a", "--top-p", "0.5"],
+            "--top-p needs a --temperature above 0, without which the most",
+        ),
+        (
+            ["gpt2.yaml", "--prompt", "a", "--tokens", "0"],
+            "argument --tokens: must be a whole number of at least 1, got '0'",
+        ),
+        (["gpt2.yaml", "--prompt", "a", "--codec", "auto"], "an answer needs the names of codecs"),
+        (["gpt2.yaml"], "the following arguments are required: --prompt"),
         (["nowhere", "--prompt", "a"], "RUN|RECIPE must be the folder of a run"),
     ],
 )
-def test_mistakes_are_sentences(folder, capsys, arguments, said):
+def test_mistakes_are_sentences(recipes, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(recipes)
     capsys.readouterr()
     assert cli.main(["generate", *arguments]) == 2
     told = capsys.readouterr()

@@ -316,6 +316,7 @@ def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simula
         assert (got["weights_digest"], got["held_out"]) == (wanted["weights_digest"], wanted["held_out"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [[], ["--replicas.sync.every", "2"]], ids=["every step", "every 2 steps"])
 def test_a_warm_up_is_one_between_replicas_too(folder, sync):
     """So few bits would move the weights otherwise."""

@@ -53,6 +53,7 @@ def test_a_bench_without_a_contender_draws_the_others():
     assert len(axes.get_lines()) == 2 + 1 + 1
 
 
+@pytest.mark.slow
 def test_the_loss_beside_it_is_that_of_the_study():
     _, axes = draw(BENCH)
     scores = json.loads(STUDY)["tables"][0]

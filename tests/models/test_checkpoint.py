@@ -211,6 +211,7 @@ def test_a_head_that_is_stored_is_read_whatever_the_configuration_says_of_ties(s
         torch.testing.assert_close(state["lm_head.weight"], model.lm_head.weight.detach(), **IDENTICAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_of_a_tied_pair_one_stored_tensor_gives_both(lost, saved, tmp_path):
     model = saved("llama", tie_word_embeddings=False)

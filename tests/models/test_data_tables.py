@@ -130,6 +130,7 @@ def test_csv_may_hold_the_words_none_and_na(tmp_path):
         read_labelled("pairs", Part(str(tmp_path / "rows.csv")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
     """pandas reads 10,000 rows at a time, and made 7 of the "007" in a part that had no letters."""

@@ -145,6 +145,7 @@ def test_the_shared_part_is_one_module_on_a_stage_and_alike_on_others():
     assert first.full_state()[name].data_ptr() != second.full_state()[name].data_ptr()
 
 
+@pytest.mark.slow
 def test_describing_a_boundary_takes_no_memory():
     # each block would weigh 3 GB
     huge = apart("gpt2", n_layer=2, n_embd=8192, n_head=64)

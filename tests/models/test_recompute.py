@@ -69,6 +69,7 @@ def test_gradients_of_language_models_with_dropout_are_the_same_to_the_last_bit(
     assert not torch.equal(next(iter(different[1].values())), next(iter(runs[0][1].values())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "deberta-v2"])
 def test_gradients_of_classifiers_with_side_inputs_are_the_same(name):
     model = family(name)

@@ -70,6 +70,7 @@ def test_loss_and_gradients_of_three_stages_are_those_of_the_library(name, padde
     assert torch.equal(without, wanted["lm_head.weight"]), "the head is behind all routers"
 
 
+@pytest.mark.slow
 def test_with_lora_they_are_those_of_peft(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     unsplit, targets = with_noise(whole("mixtral", **WEIGHED)), ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -142,6 +142,7 @@ def test_accuracy_and_matthews():
     assert metrics == {"accuracy": 9 / 12, "matthews": pytest.approx(expected, rel=1e-15)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_matthews_is_that_of_scikit_learn(classes):
     sklearn_metrics = pytest.importorskip("sklearn.metrics")

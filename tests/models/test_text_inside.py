@@ -72,6 +72,7 @@ def run(stages, x):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TAKEN if name in CONFIG_MAPPING])
 def test_the_text_model_inside_is_cut_as_the_library_takes_it(name, tmp_path):
     whole(name, tmp_path / "whole")
@@ -93,6 +94,7 @@ def test_the_text_model_inside_is_cut_as_the_library_takes_it(name, tmp_path):
         build(tmp_path / "whole", "classification")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TAKEN if name in CONFIG_MAPPING])
 def test_an_adapter_of_the_text_model_is_one_of_the_whole(name, tmp_path):
     """PEFT names the whole; the router of Llama 4 is a Linear that returns two tensors, and has no matrices beside."""
@@ -136,6 +138,7 @@ def test_what_the_whole_says_of_all_its_parts_counts(tmp_path):
         build(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVED)
 def test_the_text_model_of_others_is_saved_as_the_page_shows(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -61,6 +61,7 @@ def test_a_language_model_whose_tokens_see_later_ones_is_refused():
         check_parity(AutoConfig.for_model("bert"), "causal-lm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mamba", "gemma3_text"])
 def test_a_copy_computes_token_by_token_what_it_computes_of_all_at_once(name):
     """Windows of 4 tokens, states of a recurrence, positions that are counted by the cache."""

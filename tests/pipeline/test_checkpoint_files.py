@@ -35,7 +35,8 @@ from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, TENSORS, digest
 @pytest.mark.parametrize("medium", ["memory", "disk"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("seed", range(3))  # whether rows of retired checkpoints are folded
+# whether rows of retired checkpoints are folded
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep, seed):
     wanted = undisturbed(tmp_path, 14)
     process = Process(tmp_path / "run", dist.HashStore(), keep=keep, medium=medium)

@@ -102,6 +102,7 @@ def test_a_gpu_tells_its_peak_and_what_is_held(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process takes is read from /proc")
 def test_what_started_a_process_does_not_count_as_its_memory():
     large = bytearray(1 << 30)

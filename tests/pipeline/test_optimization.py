@@ -62,6 +62,7 @@ def test_clipping_scales_to_the_norm_over_all_stages_and_never_up():
     torch.testing.assert_close(stages[1][0].grad, torch.tensor([0.8]))
 
 
+@pytest.mark.slow
 def test_the_norm_of_a_large_gradient_is_taken_in_parts():
     """torch copies what it adds up in float64: four times a gradient of bf16, and that of a head is the largest."""
     large = Parameter(torch.empty(40, 2**18, dtype=torch.bfloat16))
