@@ -114,6 +114,7 @@ class Recipe:
             self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries
         )
         mistakes += together.of_clients(self.clients, self.replicas)
+        mistakes += together.of_keys(self.wire, self.replicas)
         gradients = self.compression.possible(self.num_boundaries, "gradients")
         gradients.append(compress.parse(self.compression.shared))
         mistakes += together.of_computing(

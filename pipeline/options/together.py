@@ -90,6 +90,16 @@ def _of_narrow_weights(
     return [f"model.dtype must be fp32 for {other}, got {model.dtype}" for other, there in beside.items() if there]
 
 
+def of_keys(wire: WireOptions, replicas: ReplicaOptions) -> list[str]:
+    """A sentence if there are keys for messages that nothing encrypts."""
+    if wire.keys is None or wire.transport == "zmq" or replicas.elastic:
+        return []
+    return [
+        f"wire.keys needs wire.transport zmq, because {wire.transport} encrypts nothing, got {wire.keys}; set "
+        f"wire.transport to zmq, or drop the keys"
+    ]
+
+
 def of_replicas(
     replicas: ReplicaOptions,
     compression: CompressionOptions,

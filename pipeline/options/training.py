@@ -12,8 +12,9 @@ from thinwire import compress
 from thinwire.errors import broken
 from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean
+from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.changes import beyond
+from thinwire.pipeline.options.changes import beyond, changed
 from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
@@ -22,6 +23,17 @@ _USUAL = {"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.9}
 """What these take where the recipe leaves it out."""
 _USUAL_OF = {"muon": {"momentum": 0.95}}
 """What one of them takes in place of that; here as torch does."""
+_OF_ADAM = ("adamw", "muon", "quantized-adam")
+_USED_BY = {
+    "betas": ("name", _OF_ADAM),
+    "eps": ("name", _OF_ADAM),
+    "momentum": ("name", ("sgd", "muon")),
+    "freeze_after": ("name", ("quantized-adam",)),
+    "min_lr": ("schedule", ("linear", "cosine", "wsd")),
+    "cosine_steps": ("schedule", ("cosine",)),
+    "decay_steps": ("schedule", ("wsd",)),
+}
+"""Of each field the optimizers, or the schedules, that use it. Of another optimizer, its arguments say what it uses."""
 MOST_STEPS = 10**9
 """The most steps and epochs of a run: more than anyone waits for."""
 MOST_LR = 1e30
@@ -127,7 +139,7 @@ class OptimizerOptions:
         )
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
         mistakes += self._mistakes_of_name()
-        if mistakes:
+        if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
     @property
@@ -186,6 +198,18 @@ class OptimizerOptions:
             f"optimizer.arguments must not have {name}, which would not follow the recipe; set optimizer.{name}"
             for name in ("lr", "weight_decay")
             if name in self.arguments
+        ]
+
+    def _without_effect(self) -> list[str]:
+        """A sentence for each field that this optimizer, or this schedule, does not use."""
+        usual = self.usual()
+        return [
+            f"optimizer.{field} must be left out for optimizer.{chosen} {getattr(self, chosen)}, got {value}; "
+            f"{listed(users)} {'uses' if len(users) == 1 else 'use'} it"
+            for field, value in changed(self).items()
+            if field in _USED_BY and value != usual.get(field)
+            for chosen, users in [_USED_BY[field]]
+            if getattr(self, chosen) not in users and not (self.of_another and field in _USUAL)
         ]
 
     def _mistakes_of_freezing(self) -> list[str]:

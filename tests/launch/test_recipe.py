@@ -115,7 +115,8 @@ def test_paths_of_any_option_may_begin_with_the_users_home(tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     clients = "clients: {count: 2, division: order, outlines: [~/a, b]}\n"
     (tmp_path / "r.yaml").write_text("data: {name: ~/text, evaluation: ~/other}\n" + clients)
-    found = parse([f"{tmp_path}/r.yaml", "--model.name=~/model", "--output=~/run", "--wire.keys=~/keys"])
+    wire = ["--wire.transport=zmq", "--wire.keys=~/keys"]
+    found = parse([f"{tmp_path}/r.yaml", "--model.name=~/model", "--output=~/run", *wire])
     assert (found.data.name, found.data.evaluation) == (f"{tmp_path}/text", f"{tmp_path}/other")
     paths = found.model.name, found.output, found.wire.keys
     assert paths == (f"{tmp_path}/model", f"{tmp_path}/run", f"{tmp_path}/keys")

@@ -15,6 +15,8 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.optimization import _set_lr, clip, ends_of, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions
 
+FREEZING = {"quantized-adam": {"freeze_after": "1 step"}}
+
 
 @pytest.mark.parametrize(
     ("options", "expected"),
@@ -122,7 +124,8 @@ def test_parameters_without_gradients_count_for_nothing():
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
 def test_the_optimizer_has_the_recipes_numbers(name, kind):
-    options = OptimizerOptions(name=name, lr=0.3, weight_decay=0.2, betas=(0.8, 0.9), eps=1e-5, momentum=0.7)
+    own = {"momentum": 0.7} if name == "sgd" else {"betas": (0.8, 0.9), "eps": 1e-5}
+    options = OptimizerOptions(name=name, lr=0.3, weight_decay=0.2, **own)
     optimizer = make_optimizer([Parameter(torch.ones(1))], options)
     (group,) = optimizer.param_groups
     assert isinstance(optimizer, kind)
@@ -133,7 +136,7 @@ def test_the_optimizer_has_the_recipes_numbers(name, kind):
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "quantized-adam"])
 def test_a_stage_without_parameters_has_an_optimizer_too(name):
-    optimizer = make_optimizer([], OptimizerOptions(name=name, freeze_after="1 step"))
+    optimizer = make_optimizer([], OptimizerOptions(name=name, **FREEZING.get(name, {})))
     optimizer.step()
     optimizer.zero_grad()
     assert optimizer.param_groups[0]["params"] == []
@@ -175,7 +178,7 @@ def weights():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "quantized-adam", "muon", "NAdam"])
 def test_norms_and_biases_may_stay_out_of_the_decay(name):
-    options = OptimizerOptions(name=name, weight_decay=0.5, no_decay=True, lr=0.1, freeze_after="1 step")
+    options = OptimizerOptions(name=name, weight_decay=0.5, no_decay=True, lr=0.1, **FREEZING.get(name, {}))
     parameters = weights()
     for parameter in parameters:
         parameter.grad.zero_()
@@ -215,6 +218,13 @@ def test_another_optimizer_has_its_own_numbers():
         ({"max_grad_norm": 0.0}, "optimizer.max_grad_norm must be above 0, because nothing moves by gradients of"),
         ({"cosine_steps": 0}, "optimizer.cosine_steps must be at least 1 or null, got 0"),
         ({"decay_steps": 0}, "optimizer.decay_steps must be at least 1 or null, got 0"),
+        ({"momentum": 0.5}, "momentum must be left out for optimizer.name adamw, got 0.5; sgd and muon use it"),
+        ({"name": "sgd", "betas": (0.5, 0.9)}, "betas must be left out for optimizer.name sgd, got (0.5, 0.9); adamw"),
+        ({"freeze_after": "2 steps"}, "must be left out for optimizer.name adamw, got 2 steps; quantized-adam uses it"),
+        ({"name": "NAdam", "freeze_after": "2 steps"}, "must be left out for optimizer.name NAdam, got 2 steps"),
+        ({"schedule": "constant", "min_lr": 1e-4}, "min_lr must be left out for optimizer.schedule constant"),
+        ({"schedule": "linear", "cosine_steps": 9}, "cosine_steps must be left out for optimizer.schedule linear"),
+        ({"decay_steps": 9}, "decay_steps must be left out for optimizer.schedule cosine, got 9; wsd uses it"),
         ({"name": "muon", "arguments": {"nesterof": False}}, "optimizer.nesterof is no argument of muon; leave it out"),
         ({"name": "muon", "arguments": {"lr": 0.1}}, "optimizer.arguments must not have lr, which would not follow"),
         ({"name": "NAdam", "arguments": {"weight_decay": 0.1}}, "must not have weight_decay, which would not follow"),
