@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.errors.names import first_of
 from thinwire.models.data.chats import ChatSamples, ChatTokens, in_words
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.mixture import mix
@@ -269,6 +270,12 @@ def _columns(options: DataOptions) -> tuple[Columns, Collection[str]]:
 def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:
     """The examples to train on and those to evaluate on."""
     training, *rest = attempt(*(partial(read_labelled, options.chosen_kind, part, columns) for part in _parts(options)))
+    unused = sorted({*range(training.num_labels)} - {*training.labels.unique().tolist()})
+    if unused and not training.classes:
+        columns.report(
+            f"no sample of {options.name} has label {first_of([*map(str, unused)])}, and there are {training.num_labels} "
+            f"classes, numbered from 0"
+        )
     training, *rest = [
         part.select(range(min(len(part), limit or len(part))))
         for part, limit in zip((training, *rest), options.limits, strict=False)

@@ -120,6 +120,13 @@ def test_labels_that_number_too_many_classes_are_refused(tmp_path, labels):
         read_labelled("pairs", Part(str(tmp_path / "rows.parquet")))
 
 
+def test_a_run_names_labels_that_no_sample_has(tmp_path):
+    """Labels 1 to 3 gave four classes without a word."""
+    path = write_json(tmp_path / "rows.jsonl", [{"text": "words", "label": 1 + row % 3} for row in range(6)])
+    options = DataOptions(name=str(path), kind="pairs", block_size=4, held_out=0.5)
+    assert load(options).notes[-1] == f"no sample of {path} has label 0, and there are 4 classes, numbered from 0"
+
+
 def test_csv_may_hold_the_words_none_and_na(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\nNone,0\nNA,1\n,0\n")
     with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 2"):
