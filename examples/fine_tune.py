@@ -22,6 +22,8 @@ PROMPT = "The capital of France is"
 def fine_tune(output: Path, options: Sequence[str]) -> Path:
     """Train, export and score. Gives the folder of the fine-tuned model."""
     run, model = output / "run", output / "model"
+    if model.exists():
+        raise SystemExit(f"{model} must be new, but an earlier run exported there; remove it, or name another OUTPUT")
     commands = [
         ["train", str(RECIPE), "--output", str(run), *options],
         ["export", str(run), "--to", str(model)],

@@ -164,6 +164,15 @@ def test_fine_tuning_starts_from_the_folder_and_ends_better(tmp_path):
     assert 0 < moved < 0.2, "the weights of the folder are where training starts"
 
 
+def test_fine_tuning_says_before_training_where_it_has_exported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from fine_tune import fine_tune
+
+    (tmp_path / "model").mkdir()
+    with pytest.raises(SystemExit, match="model must be new, but an earlier run exported there; remove it"):
+        fine_tune(tmp_path, ["--overwrite"])
+
+
 def test_own_codec_keeps_the_rules(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     from own_codec import Ternary

@@ -77,3 +77,5 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
             raise PipelineError(
                 f"{name} must {does} each of the {samples} samples of a pass, got {len(given)} on stage {stage}"
             )
+        if name == "lengths" and bool((given < 0).any()):
+            raise PipelineError(f"lengths must be at least 0, got {int(given.min())} on stage {stage}")

@@ -111,6 +111,7 @@ def test_feedback_by_sample_works_in_a_loop_of_ones_own(alone):
             "step",
             "lengths must be of each of the 8 samples of a pass, got 4 on stage 0",
         ),
+        (Pass(lengths=torch.arange(-1, 7)), "step", "lengths must be at least 0, got -1 on stage 0"),
         (Pass(sample_ids=torch.arange(7)), "step", "must name each of the 8 samples of a pass, got 7 on stage 0"),
     ],
 )
