@@ -46,6 +46,10 @@ _PLAIN: Mapping[str, Sequence[Any]] = {
     "use_bdlora": [None],
     "kasa_config": [None],
     "alora_invocation_tokens": [None],
+    "lora_bias": [False],
+    "layer_replication": [None],
+    "target_parameters": [None],
+    "trainable_token_indices": [None],
     "bias": ["none"],
     "rank_pattern": [{}],
     "alpha_pattern": [{}],
@@ -83,9 +87,16 @@ class AdaptedWeights:
         frozen, own = self._divide(names)
         more = [] if self.adapter is None else self.adapter.unread(own)
         source = "" if self.adapter is None else self.adapter.source
+        others = [name for name in more if not is_adapter(name)]
         require(
             (
-                not more,
+                not others,
+                f"an adapter to start from must hold no weights but its matrices, and that of {source} has "
+                f"{first_of(others)}; merge it into its model with merge_and_unload of PEFT, and name the result as "
+                f"model.name",
+            ),
+            (
+                not more or bool(others),
                 f"the adapter of {source} must have the targets of model.lora.targets, and has {first_of(more)}; name "
                 "the targets it was trained with",
             )

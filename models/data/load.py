@@ -273,8 +273,8 @@ def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelle
     unused = sorted({*range(training.num_labels)} - {*training.labels.unique().tolist()})
     if unused and not training.classes:
         columns.report(
-            f"no sample of {options.name} has label {first_of([*map(str, unused)])}, and there are {training.num_labels} "
-            f"classes, numbered from 0"
+            f"no sample of {options.name} has label {first_of([*map(str, unused)])}, and there are "
+            f"{training.num_labels} classes, numbered from 0"
         )
     training, *rest = [
         part.select(range(min(len(part), limit or len(part))))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from support.family_cases import ALL, BATCH, LABELS, LENGTH, VOCABULARY, inputs, library_side, whole
@@ -285,6 +285,10 @@ def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
     for said, lora in refusals.items():
         with pytest.raises(ModelError, match=re.escape(said)):
             check_weights(adapted(folder, "bert", weights=str(tmp_path / "adapter"), **lora))
+    more = load_file(tmp_path / "adapter" / WEIGHTS_FILE) | {"base_model.model.bert.embeddings.weight": torch.ones(1)}
+    save_file(more, tmp_path / "adapter" / WEIGHTS_FILE)
+    with pytest.raises(ModelError, match=r"must hold no weights but its matrices, and .* has bert.embeddings.weight;"):
+        check_weights(adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter")))
     config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text()) | {"init_lora_weights": "pissa"}
     (tmp_path / "adapter" / CONFIG_FILE).write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"must be a plain LoRA, and .*config.json has init_lora_weights pissa"):
@@ -296,7 +300,8 @@ def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
 PLAIN = [{}, *({"init_lora_weights": start} for start in (True, False, "gaussian", "eva", "orthogonal"))]
 NOT_PLAIN = [
     *({"init_lora_weights": start} for start in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
-    *({field: True} for field in ("use_dora", "use_rslora", "use_qalora")),
+    *({field: True} for field in ("use_dora", "use_rslora", "use_qalora", "lora_bias")),
+    *({field: [1]} for field in ("target_parameters", "trainable_token_indices", "layer_replication")),
     *({field: {"any": 1}} for field in ("use_bdlora", "kasa_config", "rank_pattern", "alpha_pattern")),
     *({"bias": "all"}, {"alora_invocation_tokens": [1, 2]}),
 ]
