@@ -99,7 +99,7 @@ class AdaptedWeights:
                 not more or bool(others),
                 f"the adapter of {source} must have the targets of model.lora.targets, and has {first_of(more)}; name "
                 "the targets it was trained with",
-            )
+            ),
         )
         return self.base.unread([*frozen.values(), *self.heads])
 
