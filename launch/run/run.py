@@ -172,6 +172,10 @@ class Run:
         """
         return self._done is not None and self.ask_to_stop()
 
+    def finish_writing(self, seconds: float) -> None:
+        """Wait so long at most for a checkpoint that is being written: the run fails, and can go on from it."""
+        self._resumption.checkpoints.finish_writing(seconds)
+
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
         for wire, _ in self.trainer.stages[0].all_ends:

@@ -46,6 +46,8 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
 
 _POLL = 0.02
+_GRACE = 2.0
+"""Seconds that a process with a lost peer waits for a checkpoint that is being written."""
 
 
 def work(prepared: Prepared, pulse: Pulse) -> int:
@@ -116,7 +118,10 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         if attendance is not None:
             attendance.close(agent.report)
     except Exception as error:
-        # 4. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
+        # 4. let a checkpoint that is being written become whole; of a peer that is gone its part may never come
+        if run is not None:
+            run.finish_writing(_GRACE if isinstance(error, PeerError) else prepared.recipe.wire.timeout)
+        # 5. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages, replica))
         if attendance is not None and isinstance(error, StoppedError):
             attendance.close(agent.report)  # it may have given its weights to another replica

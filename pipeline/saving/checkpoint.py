@@ -205,6 +205,11 @@ class Checkpoints:
                 f"checkpoints are complete"
             ) from failure
 
+    def finish_writing(self, seconds: float) -> None:
+        """Wait so long at most until the checkpoint that is being written is complete, or has failed: the run ends."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def check(self) -> None:
         """Raise CheckpointError if the checkpoint that is being written has failed already. Waits for nothing."""
         if self._failure is not None:

@@ -288,6 +288,29 @@ def test_a_killed_stage_is_named_and_the_weights_of_the_last_save_stay(folder):
     assert said["running"] and said["steps"] in (step, step - 2), "killed between the two, it says so of the set before"
 
 
+FAILING = """
+from torch.nn.functional import cross_entropy
+
+calls = []
+
+
+def third(output, targets):
+    calls.append(1)
+    assert len(calls) <= 4, "two steps of two micro-batches"
+    return cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum")
+"""
+
+
+def test_a_run_that_fails_finishes_the_checkpoint_that_it_is_writing(folder):
+    """The first one was lost if the step behind it failed."""
+    (folder / "failing.py").write_text(FAILING)
+    options = ["--training.loss", "failing:third", "--checkpoint.every", "2 steps", "--output", "failing"]
+    command = completed([*THINWIRE, "train", "tiny.yaml", *options], folder)
+    assert command.status == 1 and "two steps of two micro-batches" in command.stderr
+    said = "the newest checkpoint is that of step 2; thinwire train --resume failing goes on from there"
+    assert command.stderr.splitlines()[-1] == said
+
+
 def test_an_interrupted_launcher_leaves_no_process(folder):
     with started([*THINWIRE, "train", "tiny.yaml", *ENDLESS, "--output", "interrupted"], folder) as command:
         command.wait_until(lambda: len(metrics(folder / "interrupted")) >= 2)
