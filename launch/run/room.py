@@ -17,6 +17,7 @@ from pathlib import Path
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.console import show_stores
 from thinwire.launch.run.elastic.own import beginning
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
@@ -109,6 +110,13 @@ class Room:
     def check_stores(self) -> None:
         """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
         check_space(self._everyone(self._stores()))
+
+    def show_stores(self) -> None:
+        """Print the final size of the stores of all processes before training fills them; collective."""
+        here = tuple(stage.stage_index for stage in self._trainer.stages)
+        gathered = collectives.gather(self._where, dict.fromkeys(here, (here, by_medium(self.stores))))
+        if gathered is not None and self._trainer.reports:
+            show_stores({tuple(stages): taken for stages, taken in gathered})
 
     def wait(self, trouble: str | None, unwritten: int, asked: Callable[[], bool]) -> bool:
         """Wait until weights and metrics fit on every disk. Collective.

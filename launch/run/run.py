@@ -1,26 +1,34 @@
-"""One process of a run: it trains its stages, and calls what saves, reports and notes after each step."""
+"""One process of a run: it trains its stages, and calls what saves and reports after each step."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.compress import parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
 from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.folders import claim_folder
 from thinwire.launch.run.heartbeat import Doing
-from thinwire.launch.run.notes import Notes
 from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.saving import Saves
+from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.progress import counting
+from thinwire.launch.shared.tables import say
+from thinwire.models.batch_norm import batch_norm_warning, batch_norms
+from thinwire.models.lora import note_on_lora
+from thinwire.models.precision import arithmetic_note
 from thinwire.pipeline.errors import EvaluationStoppedError
+from thinwire.pipeline.options.durations import in_steps
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.trainer import StepRecord
@@ -52,8 +60,8 @@ class Run:
         self.trainer = self.assembly.trainer
         with writing(self.recipe.folder):
             runs = claim_folder(self.recipe, where)
-        room = Room(self.assembly)
-        room.check()
+        self._room = Room(self.assembly)
+        self._room.check()
         self._resumption = Resumption(self.assembly, runs)
         saved = self._resumption.saved
         # the codecs that auto chose are in use before the checkpoint is restored
@@ -67,13 +75,12 @@ class Run:
         if attendance is not None:
             attendance.on_stop = self.ask_to_stop
         self.reporting = Reporting(self.assembly, self._resumption, self._choosing, self._is_asked)
-        parts = self.assembly, room, self._resumption, self._choosing, self.reporting
-        self._saves, self._notes = Saves(*parts, self._is_asked), Notes(*parts)
+        self._saves = Saves(self.assembly, self._room, self._resumption, self._choosing, self.reporting, self._is_asked)
         self._callbacks = (
             self.reporting.evaluate_if_due,
             self._saves.best_if_better,
             self._saves.compare_if_due,
-            self._notes.choose,
+            self._choose,
             # last: they must hold the changes by this step's evaluation and choice
             self._saves.weights_if_due,
             self._saves.checkpoint_if_due,
@@ -84,7 +91,7 @@ class Run:
     def go(self) -> None:
         """Train, evaluate with compression on and off, save, and report."""
         self.reporting.begin()
-        self._notes.show()
+        self._say_notes()
         self.reporting.look_before_training()
         first = self.trainer.first_step(self._resumption.first)
         if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
@@ -96,6 +103,42 @@ class Run:
             self.trainer.train(self._after_step, first)
         with counting(self.trainer.reports):
             self._end()
+
+    def _say_notes(self) -> None:
+        """Print notes before training starts: where the run goes on, the data, auto, batch normalization, stores."""
+        trainer, prepared, recipe = self.trainer, self.assembly.prepared, self.recipe
+        norms = collectives.gather(
+            trainer.placement, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
+        )
+        if norms is not None and trainer.reports:
+            steps, per_epoch = recipe.training.steps, prepared.steps_per_epoch
+            evaluated = in_steps(recipe.training.evaluate_every, per_epoch)
+            say(
+                *self._resumption.notes,
+                self.reporting.note,
+                *prepared.data.notes,
+                *(prepared.prompts.notes if prepared.prompts else ()),
+                note_on_lora(prepared.blueprint),
+                *trainer.stages[0].wire.gpus.notes,
+                recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,
+                self._choosing.note,
+                recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
+                recipe.optimizer.note_on_freezing(steps, per_epoch),
+                arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", trainer.stages[0].device.type),
+                batch_norm_warning([*chain(*norms)], recipe.pipeline.microbatch_size),
+            )
+        self._room.show_stores()
+
+    def _choose(self, done: int) -> None:
+        """Let auto choose if it has measured enough. Print what it chose, and check the room for its stores."""
+        costly = None if self.assembly.prepared.data.held_out is None else self.reporting.costly
+        if not self._choosing.choose(last=done == self.recipe.training.steps, costly=costly):
+            return
+        for choice in self._choosing.choices:
+            self.reporting.say(str(choice))
+        if any(parse(choice.codec).feedback is not None for choice in self._choosing.choices):
+            self._room.check_stores()
+            self._room.show_stores()
 
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done  # later than the step if a replica took the weights of another
