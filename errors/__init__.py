@@ -16,7 +16,6 @@ ThinwireError             thinwire.errors
 │   └── EvaluationStoppedError  an evaluation that a process was asked to stop
 ├── ClusterError          thinwire.launch      hosts that this machine cannot have
 ├── FailedError           thinwire.launch      work that began and failed
-│   ├── BenchError        a process of a bench that ended before its work was done
 │   └── OutputError       what a run has to write cannot be written
 └── StoppedError          thinwire.launch      work that its user stopped
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from os import environ, killpg
+from os import environ
 from types import FrameType
 from typing import IO
 
-from thinwire.launch.shared.exit_codes import ended
+from thinwire.launch.shared.exit_codes import ended, signal_group
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.05
@@ -77,9 +77,7 @@ class HostCommand:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every process of the command's process group."""
         self._signalled = True
-        if self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                killpg(self.process.pid, number)
+        signal_group(self.process, number)
 
     def finish(self) -> None:
         """Wait until the command has ended and all its output is written."""

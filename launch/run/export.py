@@ -27,7 +27,7 @@ from thinwire.errors.names import first_of
 from thinwire.launch.run.assembly import model_of
 from thinwire.launch.run.model_files import change_config, copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import SavedRun, weights_of
+from thinwire.launch.run.saved import SavedRun, require_base, weights_of
 from thinwire.launch.run.tables import scores_of
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
@@ -93,11 +93,7 @@ def merged(run: SavedRun, dtype: str | None = None) -> SavedRun:
     )
     model = model_of(wide, run.recipe.data.task, run.facts.num_labels)
     whole = build_stage(model, range(len(model.layers)), seed=run.recipe.training.seed)
-    if set(whole.base.values()) != run.base:
-        raise OptionsError(
-            f"{options.name} must hold the weights that the adapter was trained with, and they have changed; put them "
-            f"back, or export without --merged"
-        )
+    require_base(options.name, [whole], run.base, ", or export without --merged")
     for name, tensor in whole.saved_state().items():
         tensor.detach().copy_(run.weights[name])
     recipe = replace(run.recipe, model=replace(wide, lora=LoraOptions()))

@@ -16,8 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import yaml
-
 from thinwire import compress
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
@@ -33,7 +31,7 @@ from thinwire.launch.run.fields import (
     steps_to,
     words,
 )
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
+from thinwire.launch.run.yaml_text import descriptions, dump_yaml, fields_in, packaged_names, read_named
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions
@@ -168,12 +166,7 @@ class Recipe:
 
 def packaged() -> dict[str, str]:
     """The packaged recipes: name -> purpose."""
-    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in packaged_names()}
-
-
-def packaged_names() -> list[str]:
-    """The names of the packaged recipes."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+    return descriptions(PACKAGED)
 
 
 def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parser:
@@ -243,7 +236,7 @@ def check_place(place: str, options: Sequence[str], prog: str) -> None:
     files = (folder / "recipe.yaml", folder / "manifest.json", *folder.glob("step-*/manifest.json"))
     if any(path.is_file() for path in files):
         return
-    known = packaged_names()
+    known = packaged_names(PACKAGED)
     if place not in known and not folder.is_file():
         raise OptionsError(
             "RUN|RECIPE must be the folder of a run, a checkpoint or an export, a packaged recipe, or the path of a "
@@ -295,25 +288,8 @@ def _dotted(part: str, mistake: str) -> str:
 
 def _load(named: str) -> dict[str, Any]:
     """The fields of a recipe, by its packaged name or its path. The default name of a run is the name of the file."""
-    known = packaged_names()
-    path = Path(named)
-    if named in known:
-        return dict(yaml.safe_load((PACKAGED / f"{named}.yaml").read_text()))
-    if not path.is_file():
-        raise OptionsError(
-            f"RECIPE must be a packaged name or the path of a YAML file, got {named!r}{did_you_mean(named, known)}; "
-            f"known: {', '.join(known)}"
-        )
-    try:
-        with path.open() as file:
-            text = file.read(10 * MOST_CHARACTERS)  # a file has no end, or claims to be larger than any memory
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError(f"{path} cannot be read: {error}") from error
-    loaded = load_yaml(text, str(path))
-    if not isinstance(loaded, dict):
-        got = "nothing" if loaded is None else type(loaded).__name__
-        raise OptionsError(f"{path} must hold the fields of a recipe, got {got}")
-    mistakes: list[str] = []
+    path, mistakes = Path(named), list[str]()
+    loaded = fields_in(read_named(named, PACKAGED, "RECIPE must be a packaged name"), str(path), "recipe")
     read = converted(Recipe, loaded, "", mistakes)
     if mistakes:
         raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])

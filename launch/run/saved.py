@@ -106,10 +106,15 @@ def check_base(place: str, model: ModelOptions, stages: Iterable[Module]) -> Non
     trained = recipe.parse([str(saved.recipe)]).model
     if (trained.dtype == "fp32") != (model.dtype == "fp32"):  # an option rounds them, or does not
         return
-    if {line for stage in stages if isinstance(stage, Stage) for line in stage.base.values()} != saved.base:
+    require_base(model.name, stages, saved.base)
+
+
+def require_base(name: str, stages: Iterable[Module], base: frozenset[str], instead: str = "") -> None:
+    """Raise OptionsError if the frozen weights of these stages of a model are not those with the lines `base`."""
+    if {line for stage in stages if isinstance(stage, Stage) for line in stage.base.values()} != base:
         raise OptionsError(
-            f"{model.name} must hold the weights that the adapter was trained with, and they have changed; put them "
-            f"back"
+            f"{name} must hold the weights that the adapter was trained with, and they have changed; put them back"
+            f"{instead}"
         )
 
 

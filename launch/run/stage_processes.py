@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from thinwire.launch.run import failures, parent
 from thinwire.launch.run.heartbeat import VARIABLE, Hearing
+from thinwire.launch.shared.exit_codes import Running, signal_group
 from thinwire.launch.shared.interfaces import loopback
 from thinwire.pipeline.errors import CheckpointError
 
@@ -63,13 +64,8 @@ def environments(num_processes: int, threads: int, folder: Path) -> list[dict[st
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 
 
-class Process(Protocol):
+class Process(Running, Protocol):
     """A started process, in a session of its own so that only the launcher gets Ctrl-C."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Its return code; None while it runs."""
 
     def wait(self) -> int:
         """Wait until it has ended; its return code."""
@@ -122,14 +118,14 @@ class StageProcesses:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes."""
         for process in self._processes:
-            _signal(process, number)
+            signal_group(process, number)
 
     def lose_silent(self) -> bool:
         """Kill the processes that have been silent for too long; whether there are any."""
         running = {rank: process.pid for rank, process in enumerate(self._processes) if process.poll() is None}
         self._silent = self._hearing.silent(running)
         for rank in self._silent:
-            _signal(self._processes[rank], signal.SIGKILL)
+            signal_group(self._processes[rank], signal.SIGKILL)
             self._processes[rank].wait()
         return bool(self._silent)
 
@@ -147,7 +143,7 @@ class StageProcesses:
     def close(self) -> None:
         """Kill what still runs, and wait for it."""
         for process in self._processes:
-            _signal(process, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
             process.wait()
         self._hearing.close()
 
@@ -199,12 +195,6 @@ def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool
         if processes.lose_silent():
             return
         time.sleep(_POLL)
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
 
 
 class FileWords:

@@ -1,4 +1,4 @@
-"""Reading the YAML of a recipe. It is measured first: a few hundred bytes with aliases can fill the memory.
+"""Reading the YAML of a recipe or a study. It is measured first: a few hundred bytes with aliases can fill the memory.
 
 Nothing is built before the length of the text, its depth and its number of values (with aliases) are checked.
 """
@@ -6,11 +6,14 @@ Nothing is built before the length of the text, its depth and its number of valu
 from __future__ import annotations
 
 import re
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
 
+from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
 
 MOST_CHARACTERS = 200_000
@@ -36,6 +39,43 @@ def load_yaml(text: str, where: str) -> Any:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             said = f"line {error.problem_mark.line + 1}: {error.problem}"
         raise OptionsError(f"{where} is not valid YAML: {said}") from error
+
+
+def packaged_names(folder: Traversable) -> list[str]:
+    """The names of packaged YAML files."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def descriptions(folder: Traversable) -> dict[str, str]:
+    """What packaged YAML files say of themselves, by name."""
+    texts = {name: (folder / f"{name}.yaml").read_text() for name in packaged_names(folder)}
+    return {name: yaml.safe_load(text)["description"] for name, text in texts.items()}
+
+
+def read_named(named: str, folder: Traversable, must: str) -> str:
+    """The text of a packaged YAML file, or of one at a path. OptionsError, beginning with `must`, if there is none."""
+    known, path = packaged_names(folder), Path(named)
+    if named in known:
+        return (folder / f"{named}.yaml").read_text()
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else repr(named)
+        raise OptionsError(
+            f"{must} or the path of a YAML file, got {got}{did_you_mean(named, known)}; known: {', '.join(known)}"
+        )
+    try:
+        with path.open() as file:
+            return file.read(10 * MOST_CHARACTERS)  # a file has no end, or claims to be larger than any memory
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError(f"{path} cannot be read: {error}") from error
+
+
+def fields_in(text: str, where: str, what: str) -> dict[Any, Any]:
+    """The fields in a YAML text of a recipe or a study. OptionsError as `load_yaml`, or if it holds none."""
+    loaded = load_yaml(text, where)
+    if not isinstance(loaded, dict):
+        got = "nothing" if loaded is None else type(loaded).__name__
+        raise OptionsError(f"{where} must hold the fields of a {what}, got {got}")
+    return loaded
 
 
 def dump_yaml(value: Any) -> str:

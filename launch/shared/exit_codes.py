@@ -1,10 +1,12 @@
-"""Exit statuses: the status of each kind of error, and a sentence for the status of another process."""
+"""Exit statuses: that of each kind of error, a sentence for that of another process, and a signal to one that runs."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from thinwire.errors import ThinwireError
 
@@ -83,3 +85,19 @@ def ended(returncode: int) -> str:
         said = f"was killed by {signal.Signals(-returncode).name}"
         return f"{said} {FOR_MEMORY}" if returncode == -signal.SIGKILL else said
     return f"exited with status {returncode}"
+
+
+class Running(Protocol):
+    """A started process that leads a session of its own."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its return code; None while it runs."""
+
+
+def signal_group(process: Running, number: signal.Signals) -> None:
+    """Send a signal to a process, and to all that it started in its session, while it runs."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 
 from thinwire.compress.stores.marks import claim
 from thinwire.launch.hosts.commands import gathered_signals
+from thinwire.launch.run.yaml_text import descriptions
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one, written
 from thinwire.launch.shared.control_groups import cores
@@ -26,7 +27,7 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, State, cells_of, check, find
-from thinwire.launch.study.definition import Options, packaged, read_study
+from thinwire.launch.study.definition import PACKAGED, Options, read_study
 from thinwire.launch.study.engine import Job, Runner, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
@@ -52,7 +53,7 @@ _OF_CELLS = {
 def main(argv: Sequence[str]) -> int:
     """Run a study, write its report, or list the packaged studies; return the exit status."""
     if not argv:
-        show([Table("the packaged studies", ("study", "question"), list(packaged().items()))])
+        show([Table("the packaged studies", ("study", "question"), list(descriptions(PACKAGED).items()))])
         return OK
     if argv[0] == "report":
         from thinwire.launch.study.report import main as report

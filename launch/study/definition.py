@@ -10,11 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import read_fields
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.run.yaml_text import fields_in, read_named
 from thinwire.launch.shared.links import Wires
 from thinwire.pipeline.errors import OptionsError
 
@@ -208,41 +205,14 @@ class Study:
         return wanted, self.scales[wanted]
 
 
-def packaged() -> dict[str, str]:
-    """The packaged studies: name -> question."""
-    return {name: yaml.safe_load((PACKAGED / f"{name}.yaml").read_text())["description"] for name in names()}
-
-
-def names() -> list[str]:
-    """The names of the packaged studies."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in PACKAGED.iterdir() if entry.name.endswith(".yaml"))
-
-
 def read_study(named: str) -> Study:
     """A study by packaged name or path. OptionsError with every mistake in it."""
-    path = Path(named)
-    if named in names():
-        return parse_study((PACKAGED / f"{named}.yaml").read_text(), named, named)
-    if not path.is_file():
-        got = "a folder" if path.is_dir() else repr(named)
-        raise OptionsError(
-            f"NAME must be a packaged study or the path of a YAML file, got {got}"
-            f"{did_you_mean(named, names())}; known: {', '.join(names())}"
-        )
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError(f"{path} cannot be read: {error}") from error
-    return parse_study(text, str(path), path.stem)
+    return parse_study(read_named(named, PACKAGED, "NAME must be a packaged study"), named, Path(named).stem)
 
 
 def parse_study(text: str, where: str, name: str) -> Study:
     """The study in a YAML text; `name` is what it is called where it does not say so."""
-    loaded = load_yaml(text, where)
-    if not isinstance(loaded, Mapping):
-        got = "nothing: it is empty" if loaded is None else type(loaded).__name__
-        raise OptionsError(f"{where} must hold the fields of a study, got {got}")
-    study: Study = read_fields(Study, {"name": name, **loaded}, where)
+    study: Study = read_fields(Study, {"name": name, **fields_in(text, where, "study")}, where)
     if mistakes := _mistakes(study):
         raise OptionsError([f"{where}: {mistake}" for mistake in mistakes])
     return study

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,7 @@ from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
 from thinwire.launch.shared.environment import environment
-from thinwire.launch.shared.exit_codes import ended
+from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
@@ -101,9 +100,8 @@ class Job:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its processes."""
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
+        if self.process is not None:
+            signal_group(self.process, number)
 
     def ended(self, study: Study) -> str:
         """How it ended, in a sentence."""

@@ -5,7 +5,6 @@ import pytest
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch import cli
-from thinwire.launch.bench.links.contests import BenchError
 from thinwire.launch.hosts.namespaces import ClusterError
 from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, ended, status_of, working
 from thinwire.models.errors import ModelError
@@ -20,7 +19,6 @@ CASES = [
     (PeerError, 1, 1),
     (WireError, 1, 1),
     (FailedError, 1, 1),
-    (BenchError, 1, 1),
     (StoppedError, 130, 130),
 ]
 

@@ -15,10 +15,11 @@ from support.commands import THINWIRE, completed, started
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
+from thinwire.launch.run.yaml_text import packaged_names
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
 from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weights_digest
-from thinwire.launch.study.definition import Claim, Row, Scale, Side, names, parse_study, read_study
+from thinwire.launch.study.definition import PACKAGED, Claim, Row, Scale, Side, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.results import COLUMNS, read_results
@@ -89,7 +90,7 @@ def test_parts_of_a_study_must_fit_together():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "s.yaml must hold the fields of a study, got nothing: it is empty"),
+        ("", "s.yaml must hold the fields of a study, got nothing"),
         ("recipe: t\nseeds: []\nrows: {one: {}}", "s.yaml: seeds must hold at least one seed, got none"),
         ("recipe: t\nrows: {' ': {}}", "s.yaml: rows must have names of some letters, got ' '"),
         (
@@ -406,7 +407,7 @@ def test_a_study_prints_every_half_minute_how_far_it_is(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", packaged_names(PACKAGED))
 def test_a_packaged_study_names_recipes_that_can_be_read(name):
     from thinwire.launch.run import recipe
 

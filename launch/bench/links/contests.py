@@ -33,10 +33,6 @@ _PRINT_SECONDS = 60.0
 """How often a line of progress is printed where no terminal shows it."""
 
 
-class BenchError(FailedError):
-    """A process of the bench ended before its work was done."""
-
-
 def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
     """Run all contenders at all bandwidths, and return the measurements and the prepared recipe. Needs root.
 
@@ -191,7 +187,7 @@ class _Workers:
             process.wait()
 
     def measure(self, index: int, view: Status, aside: Console) -> None:
-        """Measure one contest, on links that have its bandwidth. BenchError if a process ends before.
+        """Measure one contest, on links that have its bandwidth. FailedError if a process ends before.
 
         The view shows the turns that were taken, and the time that is left; where `aside` is no terminal, a line a
         minute does.
@@ -204,7 +200,7 @@ class _Workers:
             if failed := {rank: code for rank, process in enumerate(self._processes) if (code := process.poll())}:
                 rank = min(failed, key=failed.__getitem__)  # one that a signal killed; the others have lost a peer
                 said = Path(self._plan.folder, f"output-{rank}").read_text(errors="replace")
-                raise BenchError(f"process {rank} of the bench {ended(failed[rank])}:\n{said}")
+                raise FailedError(f"process {rank} of the bench {ended(failed[rank])}:\n{said}")
             now = time.monotonic()
             progress = self._progress(index, self._turns() - before, now - began)
             view.update(progress)
