@@ -79,6 +79,23 @@ class Layer(nn.Module):
         }
 
 
+class Chain(Layer):
+    """Runs its parts in order; the result of one, a tensor or a tuple, is the next one's arguments."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        # the names of parts have dots, which those of submodules may not
+        self.sequence = nn.ModuleList(parts.values())
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The result of the last part."""
+        result: Tensor | tuple[Tensor, ...] = tensors
+        for module in self.sequence:
+            result = module(*as_tuple(result))
+        return result
+
+
 class Weights(Protocol):
     """The values of a whole model; a stage takes only its own. Unless a class says otherwise, they are all there."""
 

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from thinwire.errors.imports import find
-from thinwire.models.architectures.chain import Chain
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Initialize, LayerSpec, parameters_on_meta
+from thinwire.models.layers import Blueprint, Chain, Initialize, LayerSpec, parameters_on_meta
 from thinwire.models.tensors import holds_parameters
 
 

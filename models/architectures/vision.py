@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors.calls import first_line
-from thinwire.models.architectures.chain import Chain
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Initialize, Layer, LayerSpec, parameters_on_meta
+from thinwire.models.layers import Blueprint, Chain, Initialize, Layer, LayerSpec, parameters_on_meta
 from thinwire.models.tensors import holds_parameters
 
 _RESNETS = (

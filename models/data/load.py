@@ -24,8 +24,7 @@ from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part
 from thinwire.models.data.samples import Data, Samples
 from thinwire.models.data.sources import read_chats, read_labelled, read_texts, stream_texts
-from thinwire.models.data.stream import TextStream
-from thinwire.models.data.texts import TextBlocks
+from thinwire.models.data.texts import TextBlocks, TextStream
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed

@@ -1,6 +1,6 @@
 """The sources of data, as a table. The first source that fits is read.
 
-To add a source, write a function that reads it (bundled.py has the simplest) and a row of `SOURCES`. Bundled data and
+To add a source, write a function that reads it (`read_digits` is a simple one) and a row of `SOURCES`. Bundled data and
 plain text files do not import `datasets`, which takes seconds.
 """
 
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
 from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
-from thinwire.models.data.bundled import read_digits, read_halves, read_paragraphs, read_topics
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
 from thinwire.models.data.own import read_own_chats, read_own_pairs, read_own_pictures, read_own_texts
-from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path
+from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path, require_no_split
 from thinwire.models.errors import ModelError, require
 
 if TYPE_CHECKING:
@@ -24,6 +26,62 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from thinwire.models.data.chats import ChatTokens
+
+
+_PARAGRAPH = 40
+"""A paragraph has at least this many characters."""
+
+
+def read_topics(part: Part, columns: Columns) -> list[str]:
+    """The topics of Python's documentation.
+
+    Releases of Python differ in their documentation, so all machines of a run need the same release.
+    """
+    from pydoc_data.topics import topics
+
+    require_no_split(part)
+    return [topics[topic] for topic in sorted(topics)]
+
+
+def read_halves(part: Part, columns: Columns) -> Labelled:
+    """The paragraphs of Python's documentation, each as a pair of halves. Every other pair is swapped (label 0)."""
+    halves = _halves(part)
+    labels = torch.arange(len(halves)) % 2
+    examples = [pair if label else pair[::-1] for pair, label in zip(halves, labels.tolist(), strict=True)]
+    return Labelled(examples, labels, 2)
+
+
+def read_paragraphs(part: Part, columns: Columns) -> list[Conversation]:
+    """The paragraphs of Python's documentation: one half is asked for with the other."""
+    asked = "Continue this paragraph of Python's documentation:\n\n"
+    return [
+        Conversation([{"role": "user", "content": asked + begin}, {"role": "assistant", "content": rest}])
+        for begin, rest in _halves(part)
+        if len(rest) >= _PARAGRAPH
+    ]
+
+
+def _halves(part: Part) -> list[tuple[str, str]]:
+    """The two halves of each paragraph of Python's documentation."""
+    from pydoc_data.topics import topics
+
+    require_no_split(part)
+    paragraphs = [" ".join(part.split()) for name in sorted(topics) for part in topics[name].split("\n\n")]
+    long = (paragraph.split(" ") for paragraph in dict.fromkeys(paragraphs) if len(paragraph) >= _PARAGRAPH)
+    return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in long]
+
+
+def read_digits(part: Part, columns: Columns) -> Labelled:
+    """1797 handwritten digits of 8 x 8 pixels."""
+    require_no_split(part)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ModelError("'digits' needs scikit-learn: pip install 'thinwire[digits]'") from error
+    digits = load_digits()
+    pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # stored as 0..16
+    return Labelled(list(pixels), torch.from_numpy(digits.target).long(), 10)
+
 
 ReadLabelled = Callable[[Part, Columns], Labelled]
 

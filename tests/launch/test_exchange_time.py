@@ -7,7 +7,7 @@ import pytest
 from support.recipe_runs import simulate
 from support.run_files import summary
 from support.toy import make_trainer
-from thinwire.launch.bench.links.replicas import replica_work
+from thinwire.launch.bench.links.results import replica_work
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.shared.links import Network

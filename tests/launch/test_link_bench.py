@@ -15,8 +15,7 @@ from support.processes import run
 from thinwire.launch import cli
 from thinwire.launch.bench.links import contests
 from thinwire.launch.bench.links.command import make_parser, pairs_of
-from thinwire.launch.bench.links.contenders import Codecs, make
-from thinwire.launch.bench.links.plain_torch import PlainPipeline
+from thinwire.launch.bench.links.contenders import Codecs, PlainPipeline, make
 from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.bench.links.worker import _Batches
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement

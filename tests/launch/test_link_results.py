@@ -3,7 +3,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from thinwire.launch.bench.links import replicas as of_replicas
 from thinwire.launch.bench.links import results
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
 from thinwire.launch.run.assembly import prepare
@@ -189,7 +188,7 @@ def test_the_limit_of_replicas_adds_the_exchange_over_the_measured_links(prepare
     [alone] = simulated(one, prepared, free_codecs=True).values()
     [limit] = simulated(found, replicas, free_codecs=True).values()
     # the first stage is done last: it sends half of its weights twice, as parts and as sums
-    [load] = loads(of_replicas.replica_work(replicas, "none").elements[0], 2, "ef(q(4))")
+    [load] = loads(results.replica_work(replicas, "none").elements[0], 2, "ef(q(4))")
     assert limit - alone == pytest.approx(2 * (load.longest / 1e6 + 0.001))
 
 
@@ -201,7 +200,7 @@ def added(monkeypatch, schedule, elements, spent=(), options=()):
             *("--replicas.count", "2", *options),
         ]
     )
-    monkeypatch.setattr(of_replicas, "weights_of", lambda prepared: elements)
+    monkeypatch.setattr(results, "weights_of", lambda prepared: elements)
     free = ChannelTiming(nbytes=1.0)
     course = time_step(
         timetable(schedule, len(elements), recipe.pipeline.num_processes, 4),
@@ -211,7 +210,7 @@ def added(monkeypatch, schedule, elements, spent=(), options=()):
     )
     size = recipe.pipeline.num_processes
     links = {(process, process + size): LinkSpeed(goodput=1e6, latency=0.001) for process in range(size)}
-    ends = of_replicas.ends_of_processes(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))
+    ends = results.ends_of_processes(SimpleNamespace(recipe=recipe), course, "none", links, list(spent))
     return max(ends) - course.seconds
 
 

@@ -4,9 +4,8 @@ from torch import nn
 
 from support.pipelined import drawn, gradients_of, reset, run, state_of
 from thinwire.compress import SlotCounts
-from thinwire.models.architectures.chain import Chain
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms, running_statistics
-from thinwire.models.layers import Blueprint, Layer, LayerSpec, build_stage, stage_output_examples
+from thinwire.models.layers import Blueprint, Chain, Layer, LayerSpec, build_stage, stage_output_examples
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.schedules import actions, build_merged, merge
 from thinwire.pipeline.stage import CompressedStage

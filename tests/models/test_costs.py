@@ -4,10 +4,9 @@ from torch import nn
 
 from support.pipelined import reset
 from thinwire.models import large_weights
-from thinwire.models.architectures.chain import Chain
 from thinwire.models.costs import measure
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint, LayerSpec
+from thinwire.models.layers import Blueprint, Chain, LayerSpec
 
 
 class Pair(nn.Module):

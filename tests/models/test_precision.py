@@ -9,10 +9,9 @@ from torch import nn
 from support.family_cases import LENGTH, apart, inputs
 from support.pipelined import drawn, reset
 from thinwire.models import precision as module
-from thinwire.models.architectures.chain import Chain
 from thinwire.models.costs import measure
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint, LayerSpec, build_stage, stage_output_examples
+from thinwire.models.layers import Blueprint, Chain, LayerSpec, build_stage, stage_output_examples
 from thinwire.models.precision import arithmetic_note, check_precision
 
 CPU = torch.device("cpu")
