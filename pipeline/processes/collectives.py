@@ -29,12 +29,11 @@ import torch
 import torch.distributed as dist
 from isal import isal_zlib
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from thinwire.errors.words import numbered, were
 from thinwire.pipeline.errors import MismatchError, WireError
 from thinwire.pipeline.processes.backends import arguments_beside
-from thinwire.pipeline.processes.placement import AXES, Placement
+from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
 
 LARGEST = 1 << 28
@@ -376,10 +375,9 @@ class StageNumbers:
 
 
 def connected(where: Placement, timeout: timedelta, across: timedelta | None = None) -> Placement:
-    """The same placement with its mesh; collective over the default group.
+    """The same placement with its groups; collective over the default group.
 
-    Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None. The groups of
-    both axes are made here, because a mesh gives those that it makes one time-out.
+    Stages of a pipeline wait `timeout` for each other, and replicas `across`, or as long if it is None.
     """
     if where.num_replicas == 1:
         return where
@@ -389,8 +387,7 @@ def connected(where: Placement, timeout: timedelta, across: timedelta | None = N
         pipeline = _new_group(range(first, first + size), timeout)
         counterparts = [rank - first + other * size for other in range(where.num_replicas)]
         replicas = _new_group(counterparts, timeout if across is None else across)
-    ranks = torch.arange(where.num_replicas * size).view(where.num_replicas, size)
-    return replace(where, mesh=DeviceMesh.from_group([replicas, pipeline], "cpu", ranks, mesh_dim_names=AXES))
+    return replace(where, pipeline=pipeline, across=replicas)
 
 
 def another_across(where: Placement, timeout: timedelta) -> dist.ProcessGroup | None:

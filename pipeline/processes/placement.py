@@ -11,10 +11,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-
-AXES = ("replica", "stage")
-"""Of the mesh of all processes. Along the second one are the processes of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +22,10 @@ class Placement:
     """Which of the pipelines this one is."""
     num_replicas: int = 1
     """Pipelines with processes of their own; a simulation has one, which does the work of all replicas."""
-    mesh: DeviceMesh | None = field(default=None, compare=False)
-    """All processes, (replica, stage): one row for each pipeline; None without replicas."""
-
-    @property
-    def pipeline(self) -> dist.ProcessGroup | None:
-        """The processes of this pipeline; None is the default group."""
-        return None if self.mesh is None else self.mesh.get_group("stage")
-
-    @property
-    def across(self) -> dist.ProcessGroup | None:
-        """The processes with the same stages, one of each replica, in their order; None without replicas."""
-        return None if self.mesh is None else self.mesh.get_group("replica")
+    pipeline: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The processes of this pipeline; None is the default group."""
+    across: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The processes with the same stages, one of each replica, in their order; None without replicas."""
 
     @property
     def num_stages(self) -> int:

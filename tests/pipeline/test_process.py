@@ -36,7 +36,7 @@ def test_the_counterparts_of_three_replicas_meet_in_rounds_of_disjoint_pairs():
     assert Placement({0: 0, 1: 1}).counterparts == []
 
 
-def meshed(rank):
+def grouped(rank):
     made, new_group = [], dist.new_group
 
     def seen(ranks, timeout, **others):
@@ -47,16 +47,14 @@ def meshed(rank):
     first = 2 * (rank // 2)
     where = Placement({0: first, 1: first + 1}, rank // 2, 3)
     where = collectives.connected(where, timedelta(seconds=50), timedelta(seconds=70))
-    axes = dict(zip(where.mesh.mesh_dim_names, where.mesh.get_coordinate(), strict=True))
     groups = [dist.get_process_group_ranks(group) for group in (where.pipeline, where.across)]
-    return where.mesh.mesh.tolist(), axes, groups, made
+    return groups, made
 
 
 @pytest.mark.processes
-def test_processes_are_a_mesh_whose_replicas_wait_longer_for_each_other_than_stages():
-    for rank, (ranks, axes, groups, made) in enumerate(run(meshed, 6)):
-        assert ranks == [[0, 1], [2, 3], [4, 5]]
-        assert axes == {"replica": rank // 2, "stage": rank % 2}
+def test_replicas_wait_longer_for_each_other_than_stages():
+    ranks = [[0, 1], [2, 3], [4, 5]]
+    for rank, (groups, made) in enumerate(run(grouped, 6)):
         assert groups == [ranks[rank // 2], [row[rank % 2] for row in ranks]]
         assert made == [(groups[0], 50), (groups[1], 70)]
 
