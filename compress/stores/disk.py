@@ -35,9 +35,7 @@ class DiskStore(Store):
     The next call, and every call after it, raises an error that the disk had in the background. Rows may then be
     missing: go back to a checkpoint.
 
-    The known slots are not in the file but in `state_dict`, so a file opened with `resume` counts as empty until
-    `load_state_dict`. To save a store larger than memory, take `state_dict(rows=False)` and copy the file before the
-    next write. To restore it, put the copy back and open it with `resume`; loading compares the two.
+    The known slots are not in the file, so it is of use to this store alone.
     """
 
     def __init__(
@@ -45,14 +43,13 @@ class DiskStore(Store):
         layout: StoreLayout,
         path: Path | str,
         *,
-        resume: bool = False,
         pending_bytes: int = 64 << 20,
         ahead_bytes: int = 64 << 20,
         open_file: Callable[..., SlotFile] = SlotFile,
     ) -> None:
         """Hold at most `pending_bytes` on the way to the disk and `ahead_bytes` read ahead, or one row of each."""
         super().__init__(layout)
-        self._file = open_file(Path(path), layout.nbytes, resume=resume)
+        self._file = open_file(Path(path), layout.nbytes)
         self._max_pending = max(1, pending_bytes // layout.row_bytes)
         self._max_ahead = max(1, ahead_bytes // layout.row_bytes)
         self._calls = threading.Lock()  # one caller at a time, held while waiting for the disk

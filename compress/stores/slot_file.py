@@ -21,17 +21,17 @@ from thinwire.errors.files import opened
 class SlotFile:
     """A file of `nbytes`, read and written at offsets, by any thread.
 
-    It is created if needed, and takes room on the disk only as it is written. A file with content is refused, unless
-    `resume` is set and it has this size. Nothing is deleted. While it is open, no other process can open it. Every
-    method may raise StoreError, which names the file and says what to do.
+    It is created if needed, and takes room on the disk only as it is written. A file with content is refused. Nothing
+    is deleted. While it is open, no other process can open it. Every method may raise StoreError, which names the file
+    and says what to do.
     """
 
-    def __init__(self, path: Path, nbytes: int, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, nbytes: int) -> None:
         self.path, self.nbytes = path, nbytes
         with self._explained("open"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
-            self._claim(resume)
+            self._claim()
         except BaseException:
             self.close()
             raise
@@ -80,7 +80,7 @@ class SlotFile:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             done += moved
 
-    def _claim(self, resume: bool) -> None:
+    def _claim(self) -> None:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"{self.path} is not a regular file; name a regular or a new file for the store")
@@ -89,19 +89,13 @@ class SlotFile:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise StoreError(f"{self.path} is in use by another store; give each store its own file") from error
-        if status.st_size == 0:
-            with self._explained(f"reserve {self.nbytes} bytes for"):
-                os.ftruncate(self._fd, self.nbytes)
-        elif not resume:
+        if status.st_size:
             raise StoreError(
                 f"{self.path} exists and holds {status.st_size} bytes, which a new store will not overwrite; "
                 f"move it away, or name another file"
             )
-        elif status.st_size != self.nbytes:
-            raise StoreError(
-                f"{self.path} must hold the {self.nbytes} bytes of this store, got {status.st_size}; open it with "
-                f"the settings it was made with"
-            )
+        with self._explained(f"reserve {self.nbytes} bytes for"):
+            os.ftruncate(self._fd, self.nbytes)
 
     def _check(self) -> None:
         status = os.fstat(self._fd)

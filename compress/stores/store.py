@@ -230,44 +230,23 @@ class Store(ABC):
         slots: list[int] = self._known.nonzero().flatten().tolist()
         return {slot: hashlib.sha256(self._load([slot]).cpu().numpy().data).hexdigest() for slot in slots}
 
-    def state_dict(self, *, rows: bool = True) -> dict[str, Any]:
-        """The store's content, for a store of the same layout in any medium; flushes first.
-
-        This copies every written row into memory. `rows=False` takes their digests instead, for a disk store whose
-        file is saved too.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """The store's content, for a store of the same layout in any medium: every written row; flushes first."""
         self.flush()
-        state = {"layout": dataclasses.asdict(self.layout), "known": self._known.clone()}
-        if not rows:
-            return state | {"digests": self.digests()}
-        return state | {"rows": self._load(self._known.nonzero().flatten().tolist()).cpu()}
+        rows = self._load(self._known.nonzero().flatten().tolist()).cpu()
+        return {"layout": dataclasses.asdict(self.layout), "known": self._known.clone(), "rows": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the store's content by what `state_dict` returned.
-
-        A state without rows is compared with the rows of this store; if one differs, the store becomes empty.
-        """
+        """Replace the store's content by what `state_dict` returned."""
         layout = StoreLayout(**state["layout"])
         if layout != self.layout:
             raise StoreError(
                 f"a store must have the layout of the saved one, {layout}, got {self.layout}; open it with the saved "
                 f"settings"
             )
-        slots: list[int] = state["known"].nonzero().flatten().tolist()
-        if "rows" in state:
-            self._put(slots, state["rows"])
+        self._put(state["known"].nonzero().flatten().tolist(), state["rows"])
         self._known.copy_(state["known"])
         self._unsaved.copy_(self._known)  # no snapshot has these rows
-        if "rows" in state:
-            return
-        found, saved = self.digests(), state["digests"]
-        if differing := [slot for slot in slots if found[slot] != saved[slot]]:
-            self._known.zero_()
-            self._unsaved.zero_()
-            raise StoreError(
-                f"{len(differing)} of {len(slots)} rows, slot {differing[0]} the first, are not as in the "
-                f"checkpoint, which has no rows itself; put back the store's file that was saved with the checkpoint"
-            )
 
     def snapshot(self) -> Snapshot:
         """The rows written since the last snapshot, as they are now; later writes do not change it.

@@ -64,8 +64,6 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     path.write_text("chapter 1")
     with pytest.raises(StoreError, match=f"{path} exists and holds 9 bytes, which a new store will not overwrite"):
         DiskStore(LAYOUT, path)
-    with pytest.raises(StoreError, match=f"{path} must hold the 960 bytes of this store, got 9"):
-        DiskStore(LAYOUT, path, resume=True)
     assert path.read_text() == "chapter 1"
 
 
@@ -75,22 +73,10 @@ def test_an_empty_file_will_do(tmp_path):
         store.write(slots(0), row(0))
 
 
-def test_a_run_goes_on_with_its_file(tmp_path):
-    with DiskStore(LAYOUT, tmp_path / "rows") as store:
-        values = store.write(slots(4, 2), rows(2))
-        state, digests = store.state_dict(rows=False), store.digests()
-    assert "rows" not in state
-    with DiskStore(LAYOUT, tmp_path / "rows", resume=True) as store:
-        assert not store.known(slots(4, 2)).any()
-        store.load_state_dict(state)
-        assert_identical(store.read(slots(4, 2)), values)
-        assert store.digests() == digests
-
-
 def test_no_two_stores_share_a_file(disk):
     _, file = disk
     with pytest.raises(StoreError, match=f"{file.path} is in use by another store; give each store its own file"):
-        DiskStore(LAYOUT, file.path, resume=True)
+        DiskStore(LAYOUT, file.path)
 
 
 @pytest.mark.parametrize(

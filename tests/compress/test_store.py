@@ -251,19 +251,6 @@ def test_a_state_of_another_layout_is_refused(medium):
         assert store.known(slots(1)).all()
 
 
-def test_a_state_without_rows_needs_the_rows_that_are_here(medium):
-    layout = StoreLayout(num_slots=4, row_shape=(2,))
-    with opened(medium, layout) as store:
-        store.write(slots(0, 2, 3), gaussian(3, 2))
-        state, expected = store.state_dict(rows=False), store.read(slots(0, 2, 3))
-        store.load_state_dict(state)
-        assert_identical(store.read(slots(0, 2, 3)), expected)
-        store.write(slots(2, 3), gaussian(2, 2, seed=1))
-        with pytest.raises(StoreError, match="2 of 3 rows, slot 2 the first, are not as in the checkpoint"):
-            store.load_state_dict(state)
-        assert not store.known(torch.arange(4)).any()
-
-
 @pytest.mark.slow
 def test_memory_is_used_only_for_rows_written():
     status = Path("/proc/self/statm")
@@ -324,7 +311,7 @@ def test_any_sequence_agrees_with_a_dictionary(medium, bits, row_shape, operatio
             elif operation == "flush":
                 store.flush()
             elif operation == "reload":
-                store.load_state_dict(store.state_dict(rows=len(indices) % 2 == 0))
+                store.load_state_dict(store.state_dict())
             assert store.known(torch.arange(6)).tolist() == [slot in model for slot in range(6)]
         assert set(store.digests()) == set(model)
 

@@ -17,7 +17,7 @@ BRIEFLY = 0.1  # seconds to see that something that must not happen does not
 class GatedFile(SlotFile):
     """A file whose reads and writes can be held up, counted, and made to fail."""
 
-    def __init__(self, path, nbytes, *, resume=False):
+    def __init__(self, path, nbytes):
         self.reads, self.writes = Counter(), Counter()  # begun, by slot
         self.may_read, self.may_write = threading.Event(), threading.Event()
         self.may_read.set()
@@ -25,7 +25,7 @@ class GatedFile(SlotFile):
         self.begun = threading.Condition()
         self.error = None
         self.largest_piece = nbytes
-        super().__init__(path, nbytes, resume=resume)
+        super().__init__(path, nbytes)
 
     def pread(self, buffer, offset):
         self._begin(self.reads, offset, self.may_read)
