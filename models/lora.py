@@ -3,7 +3,7 @@
 The names are those that PEFT gives the unsplit model. Beside `model.layers.3.mlp.up_proj.base_layer.weight`, which is
 the model's own weight, stand `model.layers.3.mlp.up_proj.lora_A.default.weight` and `lora_B`. In PEFT's files they have
 the prefix `base_model.model.` and no `default`. Heads that a pretrained model may lack, as those of classifiers, train
-in full, under their own names.
+in full, under their own names. Frozen weights beside it may have 4 bits: NF4 of QLoRA, by the library bitsandbytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,10 +189,10 @@ def note_on_lora(model: Blueprint) -> str | None:
     return f"LoRA trains {trains:,} of {all_of_it:,} parameters, {trains / all_of_it:.2%}, beside {modules} modules"
 
 
-def require_peft() -> None:
-    """Raise ModelError, with what to install, where PEFT is missing."""
-    lacks = find_spec("peft") is None
-    require((not lacks, "model.lora needs the library peft, which is not installed: pip install 'thinwire[lora]'"))
+def require_library(what: str, library: str, package: str) -> None:
+    """Raise ModelError, with the package to install, where a library is missing that a field needs."""
+    lacks = find_spec(library) is None
+    require((not lacks, f"{what} needs the library {library}, which is not installed: pip install {package}"))
 
 
 def is_adapter(name: str) -> bool:
@@ -375,3 +376,47 @@ def _save_config(of_model: Callable[[Path], None] | None, fields: Mapping[str, A
     written = json.loads((folder / CONFIG_FILE).read_text())
     written["target_modules"] = sorted(written["target_modules"])  # which PEFT holds as a set
     (folder / CONFIG_FILE).write_text(json.dumps(written, indent=2) + "\n")
+
+
+_BLOCK = 64
+"""Weights with one scale, a number of float32: 4.5 bits a weight."""
+
+
+def linears(layer: Layer) -> list[nn.Linear]:
+    """The linear modules of a layer whose weights do not train."""
+    modules = layer.full_modules().values()
+    linear = [each for each in modules if isinstance(each, nn.Linear) and is_linear(each)]
+    return [each for each in linear if not each.weight.requires_grad]
+
+
+def to_four_bits(blocks: range, index: int, layer: Layer) -> None:
+    """Replace the linear modules of a layer that do not train by such with weights of 4 bits, if it is a block."""
+    if index not in blocks:
+        return
+    for linear in linears(layer):
+        replace_module(layer, linear, FourBits(linear))
+
+
+class FourBits(nn.Module):
+    """A frozen linear module. Its weight is uint8 [numbers / 2, 1]; it computes in the type of its inputs."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """On the meta device only the bytes are as those of a weight with values."""
+        super().__init__()
+        weight = linear.weight.detach()
+        packed, state = torch.empty(weight.numel() // 2, 1, dtype=torch.uint8, device="meta"), None
+        if not weight.is_meta:
+            bits: Any = import_module("bitsandbytes")
+            packed, state = bits.functional.quantize_4bit(weight, blocksize=_BLOCK, quant_type="nf4")
+        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), linear.bias
+        self.given = {"shape": weight.shape, "dtype": weight.dtype, "blocksize": _BLOCK, "quant_type": "nf4"}
+        for name in ("absmax", "code"):
+            self.register_buffer(name, None if state is None else getattr(state, name), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The linear module's output."""
+        bits: Any = import_module("bitsandbytes")
+        given: dict[str, Any] = {**self.given, "absmax": self.absmax, "code": self.code}
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        found: Tensor = bits.matmul_4bit(x, self.weight.t(), quant_state=bits.functional.QuantState(**given), bias=bias)
+        return found

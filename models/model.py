@@ -13,9 +13,8 @@ from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.errors import ModelError, require
-from thinwire.models.four_bits import linears, require_bitsandbytes, to_four_bits
 from thinwire.models.layers import Blueprint, build_layers
-from thinwire.models.lora import require_peft, with_lora
+from thinwire.models.lora import linears, require_library, to_four_bits, with_lora
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.smollm2 import place_of
 from thinwire.models.tasks import TaskName
@@ -52,9 +51,9 @@ def check_name(options: ModelOptions) -> None:
                 f"model.lora needs a language model or a classifier of text, by its name or folder, got {options.name}",
             )
         )
-        require_peft()
+        require_library("model.lora", "peft", "'thinwire[lora]'")
         if options.dtype == "nf4":
-            require_bitsandbytes()
+            require_library("model.dtype nf4", "bitsandbytes", "bitsandbytes")
     if of_transformers:
         find_config(options)
 
@@ -178,8 +177,7 @@ def check_fits(model: Blueprint, *, vocab_size: int | None, block_size: int | No
 
 def _with_weights(made: Blueprint, options: ModelOptions, num_labels: int | None = None) -> Blueprint:
     """The same model with the weights that the options ask for. Not for models of transformers."""
-    from thinwire.models.architectures.vision import HEADS, TORCHVISION_CLASSES, VISION
-    from thinwire.models.architectures.vision_weights import weights_folder
+    from thinwire.models.architectures.vision import HEADS, TORCHVISION_CLASSES, VISION, weights_folder
     from thinwire.models.checkpoint import open_checkpoint
 
     if options.weights == FRESH:

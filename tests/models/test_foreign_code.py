@@ -9,7 +9,7 @@ import torch
 from torchvision.models import ResNet18_Weights
 
 from support.data_files import write_tokenizer
-from thinwire.models.architectures.vision_weights import weights_folder
+from thinwire.models.architectures.vision import weights_folder
 from thinwire.models.data.tokenizer import load_tokenizer, make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.model import blueprint

@@ -197,7 +197,7 @@ def test_a_base_of_4_bits_never_lies_in_memory_as_a_whole(folder, monkeypatch):
 def test_weights_of_4_bits_are_for_lora_and_for_linear_modules(folder, monkeypatch):
     with pytest.raises(ModelError, match=r"dtype nf4 needs model\.lora, because weights of 4 bits do not train"):
         ModelOptions(name="gpt2", dtype="nf4")
-    monkeypatch.setattr("thinwire.models.four_bits.find_spec", lambda name: None)
+    monkeypatch.setattr("thinwire.models.lora.find_spec", lambda name: None if name == "bitsandbytes" else name)
     with pytest.raises(ModelError, match=r"nf4 needs the library bitsandbytes, .*: pip install bitsandbytes"):
         adapted(folder, "gpt2", dtype="nf4")
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torchvision.models import ResNet18_Weights, get_model
 
-from thinwire.models.architectures.vision_weights import weights_folder
+from thinwire.models.architectures.vision import weights_folder
 from thinwire.models.errors import ModelError
 
 
