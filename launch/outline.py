@@ -32,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
         write_for_user(options.to, text.encode())
     held_out = f" and {len(data.held_out)}" if data.held_out else ""
     told = "their labels, " if options.labels else "no label, "
+    told += "the names of the classes, " * bool(data.classes)
+    told += "the tokens in each, " * (data.training.lengths is not None)
     print(
         f"{options.to} has the number of samples ({len(data.training)}{held_out}), {told}the shape of one, and a digest"
     )

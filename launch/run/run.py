@@ -121,6 +121,7 @@ class Run:
                 note_on_lora(prepared.blueprint),
                 *trainer.stages[0].wire.gpus.notes,
                 recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,
+                recipe.compression.note_on_warmup(steps, per_epoch),
                 self._choosing.note,
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
                 recipe.optimizer.note_on_freezing(steps, per_epoch),

@@ -200,6 +200,12 @@ class CompressionOptions:
             return None
         return f"auto compresses nothing: compression.measure of {self.measure} is as long as all {steps} steps"
 
+    def note_on_warmup(self, steps: int, steps_per_epoch: int) -> str | None:
+        """A sentence if nothing is compressed in so many steps, because all belong to the warm-up."""
+        if not steps or not self.warms_up(steps - 1, steps_per_epoch):
+            return None
+        return f"nothing is compressed in training: compression.warmup of {self.warmup} is as long as all {steps} steps"
+
     def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
         """The same options with the chosen codec in place of each auto, by boundary and channel."""
         boundaries = dict(self.boundaries)

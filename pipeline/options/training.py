@@ -295,6 +295,11 @@ class TrainingOptions:
             mistakes.append(f'training.best must be like "min loss" or "max accuracy", got {self.best!r:.60}')
         if self.patience is not None and (self.patience < 1 or self.best is None):
             mistakes.append(f"training.patience must be at least 1, and needs training.best, got {self.patience}")
+        elif self.patience is not None and not mistakes and read_duration(self.evaluate_every)[0] == 0:
+            mistakes.append(
+                f"training.evaluate_every must be at least 1 step beside training.patience, which counts evaluations, "
+                f"got {self.evaluate_every!r}"
+            )
         if not 0 <= self.label_smoothing < 1:
             mistakes.append(f"training.label_smoothing must lie in [0, 1), got {self.label_smoothing}")
         if self.prompts and self.compile:

@@ -80,6 +80,7 @@ def test_the_best_weights_are_never_those_of_steps_that_the_run_took_back(capsys
     ("fields", "said"),
     [
         ({"best": "loss"}, 'training.best must be like "min loss" or "max accuracy", got \'loss\''),
+        ({"patience": 2, "best": "min loss"}, "evaluate_every must be at least 1 step beside training.patience"),
         ({"patience": 2}, "training.patience must be at least 1, and needs training.best, got 2"),
     ],
 )

@@ -21,6 +21,7 @@ from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import SECTIONS
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
@@ -255,6 +256,13 @@ def test_auto_says_when_it_measures_until_the_end(capsys):
     ran("--output", "run", "--compression.activations", "auto", "--compression.measure", "5 steps")
     said = capsys.readouterr().out
     assert "auto compresses nothing: compression.measure of 5 steps is as long as all 2 steps" in said
+
+
+def test_a_run_says_when_all_of_it_is_a_warm_up(capsys):
+    ran("--output", "run", "--compression.warmup", "1 epoch")
+    told = "nothing is compressed in training: compression.warmup of 1 epoch is as long as all 2 steps"
+    assert told in capsys.readouterr().out
+    assert CompressionOptions(warmup="1 step").note_on_warmup(2, 5) is None
 
 
 def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypatch):

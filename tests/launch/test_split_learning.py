@@ -106,7 +106,8 @@ def test_the_server_never_opens_the_data(recipe, labels, machines, capsys):
     for folder in machines:
         (folder / "split.yaml").write_text(recipe)
     assert cli.main(["outline", "split.yaml", "--to", str(server / "outline.json"), *labels]) == 0
-    assert ("their labels" if labels else "no label") in capsys.readouterr().out
+    told = f"{'their labels' if labels else 'no label'}, the names of the classes, the shape of one, and a digest"
+    assert told in capsys.readouterr().out
     port = free_port()
     command = [*THINWIRE, "train", "split.yaml", "--output", "run"]
     with started(command, client, **environment(CLIENT, port)) as at_client:
