@@ -29,7 +29,7 @@ from thinwire.launch.shared.exit_codes import (
 )
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
 Main = Callable[[Sequence[str]], int]
 """A function from arguments to an exit status. It raises `ThinwireError` for mistakes and failures."""
@@ -124,12 +124,15 @@ def _main(argv: Sequence[str] | None) -> int:
 
         print(f"thinwire {version('thinwire')}")
         return OK
-    if command not in COMMANDS and command not in (others := _installed()):
-        from thinwire.errors.names import did_you_mean
+    if command not in COMMANDS:
+        if command not in (others := _installed()):
+            from thinwire.errors.names import did_you_mean
 
-        known = [*COMMANDS, *others]
-        hint = did_you_mean(command, known)
-        return _print_error(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
+            known = [*COMMANDS, *others]
+            hint = did_you_mean(command, known)
+            return _print_error(f"thinwire has no command {command!r}{hint}; known: {', '.join(known)}", MISTAKE)
+        for sentence in _clashes(command):
+            print(sentence, file=sys.stderr)
     return run(lambda rest: _load(command)(rest), arguments[1:])
 
 
@@ -166,15 +169,34 @@ def _print_error(sentence: str, status: int) -> int:
     return status
 
 
-def _installed() -> dict[str, EntryPoint]:
-    """The commands of other installed packages, by name. If two have the same name, the first."""
+def _entries() -> EntryPoints:
+    """The commands that other installed packages say they have."""
     from importlib import metadata  # takes as long as all else that a command of Thinwire imports first
 
+    return metadata.entry_points(group=COMMAND_GROUP)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    """The commands of other installed packages, by name. If two have the same name, the first."""
     found: dict[str, EntryPoint] = {}
-    for entry in metadata.entry_points(group=COMMAND_GROUP):
+    for entry in _entries():
         if entry.name not in COMMANDS:
             found.setdefault(entry.name, entry)
     return found
+
+
+def _clashes(command: str | None = None) -> list[str]:
+    """A sentence for each installed command (or for `command` alone) whose name another command has."""
+    taken = dict.fromkeys(COMMANDS, "Thinwire")
+    sentences = []
+    for entry in _entries():
+        owner = taken.setdefault(entry.name, _package(entry))
+        if owner != _package(entry) and command in (None, entry.name):
+            sentences.append(
+                f"thinwire {entry.name} is the command of {owner}, and that of {_package(entry)} ({entry.value}) is "
+                "left out; give its entry point another name"
+            )
+    return sentences
 
 
 def _package(entry: EntryPoint) -> str:
@@ -222,4 +244,4 @@ def _help() -> str:
             f"  {name:<10} {purpose} (from {_package(entry)})" if purpose else f"  {name:<10} from {_package(entry)}"
         )
     closing = ["thinwire train --help explains every field of a recipe; thinwire --version prints the version."]
-    return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *closing])
+    return "\n".join(["usage: thinwire COMMAND ...", "", *lines, "", *_clashes(), *closing])

@@ -19,7 +19,8 @@ from typing import Any
 
 from thinwire.compress.stores.durable import write_for_user, write_own
 from thinwire.compress.stores.marks import stray
-from thinwire.errors.files import SIGNATURE, read_object
+from thinwire.errors.files import SIGNATURE, read_object, read_text
+from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.arguments import Parser, run_folder, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
@@ -102,7 +103,7 @@ def read_traces(run: Path) -> list[StageTrace]:
     paths = sorted(run.glob("trace/stage-*.json"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise OptionsError(f"{run} has no trace; train with --trace to record the last steps")
-    traces, mistakes = list[StageTrace](), list[str]()
+    traces, mistakes = [], _absent(run)
     for path in paths:
         try:
             traces.append(StageTrace.from_json(read_object(path)))
@@ -111,6 +112,19 @@ def read_traces(run: Path) -> list[StageTrace]:
     if mistakes:
         raise OptionsError(mistakes)
     return traces
+
+
+def _absent(run: Path) -> list[str]:
+    """A sentence for each stage of the recipe that has no trace. Empty if the folder has no recipe."""
+    recipe = run / "recipe.yaml"
+    if not recipe.is_file():
+        return []
+    try:
+        count = int(load_yaml(read_text(recipe), str(recipe))["pipeline"]["num_stages"])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return [f"{recipe} must be the recipe of a run, and has no pipeline.num_stages"]
+    files = [run / f"trace/stage-{stage}.json" for stage in range(count)]
+    return [f"{path} is missing; the run has {count} stages" for path in files if not path.is_file()]
 
 
 def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:

@@ -311,7 +311,7 @@ def installed(monkeypatch):
     def install(*commands):
         add_module(monkeypatch, "own_commands", OWN)
         entries = [_entry(*command) for command in commands]
-        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
+        monkeypatch.setattr(cli, "_entries", lambda: entries)
 
     return install
 
@@ -346,6 +346,28 @@ def test_a_mistake_in_a_command_of_another_package_is_one_sentence(installed, ca
     told = capsys.readouterr().err
     assert told.startswith(f"the command size of their-package, {value}, {said}")
     assert len(told.splitlines()) == 1
+
+
+def test_a_command_whose_name_is_taken_is_told(installed, capsys):
+    installed(
+        ("recipes", "own_commands:main", "their-package"),
+        ("size", "own_commands:main", "their-package"),
+        ("size", "own_commands:takes_nothing", "another-package"),
+    )
+    left_out = "is left out; give its entry point another name"
+    ours = f"thinwire recipes is the command of Thinwire, and that of their-package (own_commands:main) {left_out}"
+    theirs = (
+        "thinwire size is the command of their-package, and that of another-package (own_commands:takes_nothing) "
+        f"{left_out}"
+    )
+    assert cli.main(["recipes"]) == 0
+    assert capsys.readouterr().err == "", "a command of Thinwire does not look for others"
+    assert cli.main(["size"]) == 0
+    assert capsys.readouterr().err.splitlines() == [theirs]
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert {ours, theirs} <= set(listed)
+    assert len([line for line in listed if line.startswith("  size ")]) == 1
 
 
 def test_help_imports_little():

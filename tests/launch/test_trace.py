@@ -175,6 +175,15 @@ def test_a_newer_run_without_a_trace_removes_the_old_one(traces, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
+def test_a_stage_without_a_trace_is_named(traces, tmp_path, capsys):
+    """A run of two stages whose second file was gone had "steps of 1 stages"."""
+    save_traces(tmp_path, traces)
+    (tmp_path / "recipe.yaml").write_text(f"pipeline: {{num_stages: {len(traces) + 1}}}")
+    assert cli.main(["trace", str(tmp_path)]) == 2
+    said = f"{tmp_path}/trace/stage-{len(traces)}.json is missing; the run has {len(traces) + 1} stages\n"
+    assert capsys.readouterr().err == said
+
+
 def test_what_cannot_be_read_or_written_has_status_2(traces, tmp_path, capsys):
     (tmp_path / "nothing").mkdir()
     assert cli.main(["trace", str(tmp_path / "nothing")]) == 2
