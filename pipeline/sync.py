@@ -29,6 +29,7 @@ from thinwire.pipeline.replicas.local_steps import LocalSteps
 from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
+from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stage import CompressedStage
 
@@ -57,7 +58,11 @@ class PipelineBatch:
 
 @dataclass(eq=False)
 class Sync:
-    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one."""
+    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one.
+
+    Attributes:
+        exchanges: what the stages spent on exchanges.
+    """
 
     stages: Sequence[CompressedStage]
     """Those of this process."""
@@ -70,6 +75,7 @@ class Sync:
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
 
     def __post_init__(self) -> None:
+        self.exchanges = StepExchanges(self.stages, self.where, self.replicas.count)
         self._progress = Progress(0, 1)
         self._losses: list[Tensor] = []
 
@@ -88,6 +94,7 @@ class Sync:
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
         self._progress, self._losses = progress, []
+        self.exchanges.begin()
 
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
         """The samples of each replica here, in turn; after each one comes `after_backward`.

@@ -21,11 +21,12 @@ from thinwire.models.tasks import Task
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import Section, spending
 from thinwire.pipeline.measuring.spans import Work
-from thinwire.pipeline.measuring.step_traffic import StageExchanged, StepTraffic
+from thinwire.pipeline.measuring.step_traffic import StepTraffic
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.optimization import Update
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged, step_exchanged
 from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.stage import CompressedStage
 from thinwire.pipeline.sync import PipelineBatch, Sync
@@ -53,9 +54,8 @@ class StepRecord:
     """Bytes of the tensors in those frames, uncompressed."""
     skipped: bool = False
     """Whether no stage stepped, because a gradient of fp16 was not finite."""
-    exchanged: Sequence[StageExchanged] = ()
-    """What the stages of the first replica exchanged with the others, in the process that reports; elsewhere nothing,
-    and if they did not."""
+    exchanged: StepExchanged | None = None
+    """What the stages of the first replica exchanged with the others, in the process that reports; None if nothing."""
 
 
 class Batches(Protocol):
@@ -110,8 +110,8 @@ class Trainer:
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
         timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
-        meters = {stage.stage_index: stage.meter for stage in runner.stages}
-        self.traffic, self.tracer = StepTraffic(meters, placement, timeout), Tracer(meters, trace)
+        self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout)
+        self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
 
     @property
@@ -180,7 +180,7 @@ class Trainer:
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
-        nbytes, uncompressed, exchanged = self.traffic.end()
+        nbytes, uncompressed, exchanges = self.traffic.end(self.sync.exchanges.report())
         seconds, spent = time.perf_counter() - started, spending(meters)
         return StepRecord(
             step=step,
@@ -194,7 +194,7 @@ class Trainer:
             bytes=nbytes,
             uncompressed=uncompressed,
             skipped=scale.skipped > skipped,
-            exchanged=exchanged if self.reports and self.sync.replicas.count > 1 else (),
+            exchanged=step_exchanged(step, exchanges) if self.reports else None,
         )
 
     def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:

@@ -22,15 +22,17 @@ def room_before_waiting(rank):
     [stage] = trainer.stages
     without = []
 
-    def noted(traffic):
+    def noted(traffic, beside):
         if stage.ends.upstream is not None and stage.ends.upstream.incoming._room != OPTIONS["microbatches"]:
             without.append(len(records))
-        return end(traffic)
+        return end(traffic, beside)
 
     StepTraffic.end = noted
     records = []
     trainer.train(records.append)
-    told = [(each.step, [stage.stage for stage in each.exchanged]) for each in records if each.exchanged]
+    told = [
+        (each.exchanged.step, [stage.stage for stage in each.exchanged.stages]) for each in records if each.exchanged
+    ]
     return told, without, [each.bytes for each in records]
 
 
@@ -63,8 +65,9 @@ def test_who_says_nothing_is_named():
 def test_a_simulation_knows_its_own(alone):
     trainer = make_trainer(0, **OPTIONS, simulated=True)
     records = [trainer.train_step(step) for step in range(2)]
-    stages = records[0].exchanged
-    assert [sum(each.exchanged[stage.stage_index].bytes for each in records) for stage in trainer.stages] == [
+    assert [record.exchanged.step for record in records] == [0, 1]
+    stages = records[0].exchanged.stages
+    assert [sum(each.exchanged.stages[stage.stage_index].bytes for each in records) for stage in trainer.stages] == [
         stage.meter.exchanged for stage in trainer.stages
     ]
     assert all(stage.seconds > 0 for stage in stages)

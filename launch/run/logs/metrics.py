@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.measuring.step_traffic import StageExchanged
+from thinwire.pipeline.replicas.step_exchanges import StepExchanged
 from thinwire.pipeline.trainer import StepRecord
 
 _GROWN = 1000.0
@@ -156,7 +156,7 @@ class MetricsLog:
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
         values = asdict(record)
-        exchanged = values.pop("exchanged")
+        values.pop("exchanged")
         self._logs["metrics"].add(_line(values))
         points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
         points |= {
@@ -168,14 +168,24 @@ class MetricsLog:
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
         self._add(record.step, points)
-        if exchanged:
-            self._logs["exchanges"].add(_line({"step": record.step, "stages": exchanged}))
-            self._add(record.step, _exchange_points(record.exchanged))
+        if record.exchanged is not None:
+            self._exchanged(record.exchanged)
         if record.loss is not None:
             self._steps.append(record.step)
             self._losses.append(record.loss)
         if record.grad_norm:
             self._compare(record.step, record.grad_norm)
+
+    def _exchanged(self, exchanged: StepExchanged) -> None:
+        """Log what all stages exchanged with other replicas in a step."""
+        self._logs["exchanges"].add(_line(asdict(exchanged)))
+        points: dict[str, float] = {}
+        for of in exchanged.stages:
+            points |= {
+                f"bytes/to and from replicas, stage {of.stage}": of.bytes,
+                f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
+            }
+        self._add(exchanged.step, points)
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
@@ -231,12 +241,6 @@ class MetricsLog:
             file.close()
         if self._hooks is not None:
             self._hooks.close()
-
-
-def _exchange_points(exchanged: Sequence[StageExchanged]) -> dict[str, float]:
-    """The curves of what all stages exchanged with other replicas in a step."""
-    nbytes = {f"bytes/to and from replicas, stage {each.stage}": each.bytes for each in exchanged}
-    return {**nbytes, **{f"seconds/exchange between replicas, stage {each.stage}": each.seconds for each in exchanged}}
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
