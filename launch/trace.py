@@ -1,8 +1,8 @@
 """`thinwire trace RUN`: the recorded steps of a run in the Trace Event Format, for ui.perfetto.dev or chrome://tracing.
 
 There, each stage is a process. It has a lane for its steps, a lane for its work (compute, encode, wait and decode do
-not overlap), a lane for each direction of each of its boundaries, and a lane for the exchange with its replicas. An
-arrow joins the encoding of a frame to its decoding.
+not overlap), a lane for each direction of each of its boundaries, and a lane for the exchange with its replicas, with
+the part that the drain of the pipeline hid. An arrow joins the encoding of a frame to its decoding.
 
 A trace has three times for each frame: when the sender hands it to the transport, when the receiver begins to wait for
 it, and when that wait ends. If the receiver did wait, the frame arrived when the wait ended. If it did not wait, the
@@ -13,7 +13,7 @@ one after another, so a frame is on the wire only after the frame before it has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,20 @@ class Transfer:
     """Whether the receiver was waiting when the frame arrived. If not, it arrived at `end` or before."""
 
 
+@dataclass(frozen=True)
+class ExchangeSpan:
+    """One exchange of a stage with its replicas; times are in seconds of the common clock."""
+
+    stage: int
+    step: int
+    start: float
+    end: float
+    hidden: float
+    """Seconds of it before the last backward of the pipeline ended: the drain hid them."""
+    nbytes: int
+    """Bytes of the frames that the stage made; each may go to several replicas."""
+
+
 def read_traces(run: Path) -> list[StageTrace]:
     """The traces of all stages of a run, in stage order. OptionsError names every file that cannot be read."""
     if (said := stray(run / "trace")) is not None:
@@ -151,12 +165,31 @@ def transfers(traces: Sequence[StageTrace]) -> list[Transfer]:
     return found
 
 
+def exchanges(traces: Sequence[StageTrace]) -> list[ExchangeSpan]:
+    """The exchanges between replicas that the stages traced, step by step; empty without replicas."""
+    found: list[ExchangeSpan] = []
+    drained: dict[int, float] = {}
+    for trace in traces:
+        for step in trace.steps:
+            computed = max((span.end for span in step.spans if span.task in _PASSES), default=step.start)
+            drained[step.step] = max(computed, drained.get(step.step, computed))
+            # in a simulation, other replicas have their passes between the frames of the first
+            inside = [span for span in step.spans if span.task in EXCHANGE and span.start >= computed]
+            if inside:
+                nbytes = sum(frame.nbytes for frame in step.departures if frame.channel in EXCHANGE)
+                start, end = inside[0].start, inside[-1].end
+                found.append(ExchangeSpan(trace.stage, step.step, start, end, 0.0, nbytes))
+    return [replace(one, hidden=max(0.0, min(one.end, drained[one.step]) - one.start)) for one in found]
+
+
 def chrome_trace(traces: Sequence[StageTrace]) -> dict[str, Any]:
     """The traces of all stages as one JSON object of the Trace Event Format; times in microseconds from the start."""
     zero = min((step.start for trace in traces for step in trace.steps), default=0.0)
     events = [event for trace in traces for event in _stage_events(trace, zero)]
     for index, transfer in enumerate(transfers(traces)):
         events += _transfer_events(index, transfer, zero)
+    for exchange in exchanges(traces):
+        events += _exchange_events(exchange, zero)
     clocks = {
         f"stage {trace.stage}": {"error_us": 1e6 * trace.clock_error, "drift_ppm": 1e6 * trace.clock_drift}
         for trace in traces
@@ -183,7 +216,7 @@ def _stage_events(trace: StageTrace, zero: float) -> list[Event]:
 
 def _step_events(stage: int, step: StepTrace, zero: float) -> list[Event]:
     whole = _complete(f"step {step.step}", "step", (stage, STEPS), step.start - zero, step.end - zero, step=step.step)
-    return [whole, *_exchange_events(stage, step, zero)] + [
+    return [whole] + [
         _complete(
             name_of(span),
             span.kind,
@@ -225,16 +258,12 @@ def _transfer_events(index: int, transfer: Transfer, zero: float) -> list[Event]
     ]
 
 
-def _exchange_events(stage: int, step: StepTrace, zero: float) -> list[Event]:
-    """The exchange of a stage with its replicas in a step; empty without replicas."""
-    computed = max((span.end for span in step.spans if span.task in _PASSES), default=step.start)
-    # in a simulation, other replicas have their passes between the frames of the first
-    inside = [span for span in step.spans if span.task in EXCHANGE and span.start >= computed]
-    if not inside:
-        return []
-    nbytes = sum(frame.nbytes for frame in step.departures if frame.channel in EXCHANGE)
-    start, end = inside[0].start - zero, inside[-1].end - zero
-    return [_complete("exchange", "replicas", (stage, REPLICAS), start, end, step=step.step, bytes=nbytes)]
+def _exchange_events(exchange: ExchangeSpan, zero: float) -> list[Event]:
+    lane, start = (exchange.stage, REPLICAS), exchange.start - zero
+    facts = {"step": exchange.step, "bytes": exchange.nbytes, "hidden_us": _microseconds(exchange.hidden)}
+    whole = _complete("exchange", "replicas", lane, start, exchange.end - zero, **facts)
+    hidden = _complete("hidden by the drain", "replicas", lane, start, start + exchange.hidden, step=exchange.step)
+    return [whole, hidden] if exchange.hidden else [whole]
 
 
 def _complete(name: str, kind: str, lane: tuple[int, int], start: float, end: float, **args: Any) -> Event:

@@ -41,6 +41,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first, undone_if_stopped
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.replicas.step_exchanges import exchange_report
 from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.trainer import StepRecord
 
@@ -280,6 +281,8 @@ class Reporting:
         Raises MismatchError if the replicas of a stage hold other weights.
         """
         where, reports = self._where, [stage_report(stage) for stage in self._trainer.stages]
+        for report, stage in zip(reports, self._trainer.stages, strict=True):
+            report["exchange"] = exchange_report(stage, where)
         collectives.compare_replicas(
             where, {report["stage"]: weights_digest(report["digest_lines"]) for report in reports}
         )

@@ -23,6 +23,7 @@ from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
+from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stage import CompressedStage
 
 Activity = Literal["training", "evaluation", "saving"]
@@ -70,13 +71,12 @@ def module_of(stage: CompressedStage) -> Stage:
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:
-    """The report of one stage: size, seconds, traffic, device, peak memory of its process, digests of weights."""
+    """The report of one stage: size, seconds, traffic, its device, peak memory of its process, digests of weights."""
     return {
         "stage": stage.stage_index,
         "layers": len(module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
-        "exchange": dict(stage.meter.exchange),
         "traffic": written(stage.meter.sent),
         "device": described(stage.device),
         "peak_on_gpu": peak_on_gpu(stage.device),
@@ -118,7 +118,7 @@ def summarize(
 
     Args:
         recipe: the recipe of the run.
-        stages: the reports of all stages, in order.
+        stages: the reports of all stages, in order, each with that of its exchange.
         done: the number of steps done.
         metered_from: the first step that the reports of the stages count.
         codec_of: (boundary, channel) -> the expression of its codec.
@@ -171,8 +171,12 @@ def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, 
 
 def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:
     """Size, seconds and memory of each stage, and the seconds of its exchange between replicas, if it has one."""
-    left_out = ("digest_lines", "traffic", *(() if with_exchange else ("exchange",)))
-    return [{name: value for name, value in stage.items() if name not in left_out} for stage in stages]
+    gathered = ("digest_lines", "traffic", "exchange")
+    rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
+    if not with_exchange:
+        return rows
+    exchanges = reported([stage["exchange"] for stage in stages])
+    return [{**row, "exchange": exchange} for row, exchange in zip(rows, exchanges, strict=True)]
 
 
 def channel_rows(

@@ -8,6 +8,7 @@ known only after the frame arrives, because its header says when it departed.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,8 @@ them if the two cannot be distinguished: between processes whose clocks were nev
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
 NO_WORK = Work()
+RECENT = 100
+"""Exchanges whose beginning and end a meter keeps."""
 
 Route = tuple[int, str, str]
 """Boundary, channel, phase."""
@@ -73,9 +76,12 @@ class Meter:
     received: dict[Route, Traffic] = field(default_factory=dict)
     exchange: dict[str, float] = field(default_factory=dict)
     """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
+    exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """When each of the last exchanges began and ended, by this process's clock."""
     recording: Recording | None = None
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
     """Reports when a section begins and ends. Of a GPU it may first wait until all that was asked of it is done."""
+    _exchange_begun: float | None = None
     _open: list[tuple[Section, str, Work]] = field(default_factory=list)
     _since: float = 0.0
 
@@ -99,13 +105,28 @@ class Meter:
         return Wait(self.section("wait", what, work))
 
     @contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Count the time inside as a part of an exchange with other replicas."""
+    def exchanging(self, *, ends: bool = False) -> Iterator[None]:
+        """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
+        started = time.perf_counter()
+        self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
+        with self.beside_exchange():
+            yield
+        if ends:
+            self.exchanges.append((self._exchange_begun, time.perf_counter()))
+            self._exchange_begun = None
+
+    @contextmanager
+    def beside_exchange(self) -> Iterator[None]:
+        """Count the time inside with that of exchanges, which neither begin nor end with it."""
         started, before = time.perf_counter(), dict(self.seconds)
         yield
         spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}
         spent["other"] = time.perf_counter() - started - sum(spent.values())
         self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
+
+    def drop_exchange(self) -> None:
+        """Say that the exchange went on elsewhere: the next one has not begun."""
+        self._exchange_begun = None
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -140,12 +161,13 @@ class Meter:
             name: [[*route, asdict(carried)] for route, carried in getattr(self, name).items()]
             for name in ("sent", "received")
         }
-        seconds = {name: dict(getattr(self, name)) for name in ("seconds", "computing", "exchange")}
-        return seconds | traffic
+        exchange = {"exchange": dict(self.exchange)} if self.exchange else {}
+        return {"seconds": dict(self.seconds), "computing": dict(self.computing), **exchange, **traffic}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.seconds, self.computing, self.exchange = (dict(state[n]) for n in ("seconds", "computing", "exchange"))
+        self.seconds, self.computing = dict(state["seconds"]), dict(state["computing"])
+        self.exchange = dict(state.get("exchange", {}))
         for name in ("sent", "received"):
             setattr(self, name, {tuple(route): Traffic(**carried) for *route, carried in state[name]})
 

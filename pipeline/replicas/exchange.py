@@ -96,10 +96,11 @@ class Replicas:
 
     def add_up(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all here have submitted."""
+        rounds = list(zip(*(exchange.rounds for exchange in self.exchanges.values()), strict=True))
         # round by round: the frames of one stage travel while another one computes
-        for together in zip(*(exchange.rounds for exchange in self.exchanges.values()), strict=True):
+        for together in rounds:
             for exchange, go_on in zip(self.exchanges.values(), together, strict=True):
-                with exchange.meter.exchanging():
+                with exchange.meter.exchanging(ends=together is rounds[-1]):
                     go_on(progress)
 
     def finish(self, progress: Progress) -> None:

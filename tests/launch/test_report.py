@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
         choices = [asdict(choice) | {"hides": choice.hides} for choice in CHOICES]
         other = {**summary, "name": "other & <co>", "choices": choices, **OF_REPLICAS}
         for stage in other["stages"]:
-            stage["exchange"] = {"encode": 1.5, "wire": 2.5, "other": 1.0}
+            stage["exchange"] = {"encode": 1.5, "wire": 2.5, "other": 1.0, "hidden": 0.75}
         Path("other/summary.json").write_text(json.dumps(other))
         Path("bench.json").write_text(json.dumps(TABLES))
         Path("tiny/predict.json").write_text(json.dumps(document("prediction", [Table("Cells", ("n",), ((7,),))])))
@@ -147,7 +147,7 @@ def expect_content(page, folder):
         ["1 -> 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
     ]
     assert ["0", "to all replicas", "1.25", "9.92", "7.94", "4.03"] in page.rows
-    assert ["0", "5.0 s", "1.5 s 30%", "0.0 s 0%", "2.5 s 50%", "1.0 s 20%"] in page.rows
+    assert ["0", "5.0 s", "75%", "1.5 s 30%", "0.0 s 0%", "2.5 s 50%", "1.0 s 20%"] in page.rows
     assert {"stage 0", "stage 1"} <= set(page.text["span"])
     assert any("num_microbatches: 2" in text for text in page.text["code"])
     assert summary["weights_digest"] in page.text["code"]

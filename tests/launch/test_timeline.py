@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from thinwire.launch.trace import chrome_trace, read_traces, transfers
+from thinwire.launch.trace import ExchangeSpan, exchanges, read_traces, transfers
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.spans import Departure, Span
 from thinwire.pipeline.measuring.traces import StageTrace, StepTrace
@@ -104,31 +104,21 @@ def backward(start, end):
     return Span(start, end, "compute", "backward", 4, 0, None)
 
 
-def exchanges(traces):
-    """Stage, start and end in microseconds, and bytes of each exchange."""
-    events = chrome_trace(traces)["traceEvents"]
-    return [
-        (each["pid"], each["ts"], each["ts"] + each["dur"], each["args"]["bytes"])
-        for each in events
-        if each.get("cat") == "replicas"
-    ]
-
-
-def test_an_exchange_spans_from_its_first_part_to_its_last_sum():
+def test_the_drain_hides_an_exchange_until_the_last_backward_of_the_pipeline():
     traces = [
         stage(0, [backward(1.0, 5.0), *exchanged(5.0, 6.0)]),
         stage(1, [backward(1.0, 2.0), *exchanged(2.0, 7.0)], [Departure(2.1, "parts", 4, None, None, 640)]),
         stage(2, [backward(0.0, 1.0), *exchanged(1.0, 3.0)]),
     ]
     assert exchanges(traces) == [
-        (0, 5e6, 6e6, 0),
-        (1, 2e6, 7e6, 640),
-        (2, 1e6, 3e6, 0),
+        ExchangeSpan(0, 4, 5.0, 6.0, 0.0, 0),
+        ExchangeSpan(1, 4, 2.0, 7.0, 3.0, 640),
+        ExchangeSpan(2, 4, 1.0, 3.0, 2.0, 0),
     ]
     assert transfers(traces) == []
 
 
-def test_where_replicas_take_turns_an_exchange_begins_after_the_passes_of_all():
+def test_nothing_is_hidden_where_the_replicas_take_turns():
     """A simulation: replica 0 submits before the passes of replica 1."""
     turns = [backward(0.0, 1.0), *exchanged(1.0, 2.0), backward(2.0, 3.0), *exchanged(4.0, 5.0)]
-    assert exchanges([stage(0, turns)]) == [(0, 4e6, 5e6, 0)]
+    assert exchanges([stage(0, turns)]) == [ExchangeSpan(0, 4, 4.0, 5.0, 0.0, 0)]

@@ -166,11 +166,24 @@ def test_an_exchange_has_the_seconds_of_its_parts_by_section(clock):
         with meter.section("encode"):
             clock.now = 4.0
     clock.now = 10.0  # passes of another replica
-    with meter.exchanging(), meter.waiting("") as wait:
+    with meter.exchanging(ends=True), meter.waiting("") as wait:
         wait.departed = 13.0
         clock.now = 14.0
     told = {"encode": 2.0, "neighbour": 3.0, "wire": 1.0, "other": 1.0}
     assert meter.exchange == {**NOTHING, **told}
+    assert list(meter.exchanges) == [(1.0, 14.0)]
     again = Meter()
     again.load_state_dict(meter.state_dict())
     assert again.exchange == meter.exchange
+
+
+def test_an_exchange_that_was_dropped_is_none_of_the_next_one(clock):
+    """The exchange after it seemed to have begun many steps before."""
+    meter = Meter()
+    with meter.exchanging():
+        clock.now = 2.0
+    meter.drop_exchange()
+    clock.now = 50.0
+    with meter.exchanging(ends=True):
+        clock.now = 51.0
+    assert list(meter.exchanges) == [(50.0, 51.0)]

@@ -137,10 +137,12 @@ class PresentSteps(LocalSteps):
         self._send(progress)
         samples = (done - self._held) * self._samples
         what = "waiting for the exchange with the other replicas"
-        with self._stages[0].meter.exchanging(), self._waiting(what):
+        with self._stages[0].meter.beside_exchange(), self._waiting(what):
             answer = self._attendance.exchange(done, samples, self._mail.collect(), last=last)
         if isinstance(answer, Taken):
             self._mail.discard()
+            for stage in self._stages:
+                stage.meter.drop_exchange()
             self._take(answer, steps)
             self._taken_after = answer.step
             return
