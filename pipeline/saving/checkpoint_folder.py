@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -272,10 +272,10 @@ def is_checkpoint(path: Path) -> bool:
     return is_step(path) or path.name == "base" or path.name.startswith("passed-over-")
 
 
-def remove_checkpoints(folder: Path, runs: Collection[str] | None = None) -> None:
-    """Remove all checkpoints that a run made (one of these runs), and their folder if nothing else is in it."""
+def remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints that a run made, and their folder if nothing else is in it."""
     for path in filter(is_checkpoint, folder.glob("*")):
-        remove(path, runs)
+        remove(path)
     with suppress(OSError):
         folder.rmdir()
 
