@@ -23,6 +23,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import StageState, WeightsCheckpoint
+from thinwire.pipeline.saving.checkpoint_folder import has_manifests
 from thinwire.pipeline.training_state import collect
 
 
@@ -209,8 +210,9 @@ class Saves:
             try:
                 files[str(index)] = saving.write(index, module.saved_state(), values)
             except OSError as error:
+                kept = "; the weights before these are still there, for all stages" * has_manifests(saving.folder)
                 return files, (
                     f"the weights of stage {index} cannot be saved in {folder}: {error.strerror or error}; free some "
-                    f"space; the weights before these are still there, for all stages"
+                    f"space{kept}"
                 )
         return files, None

@@ -417,7 +417,7 @@ class WeightsCheckpoint:
     """
 
     def __init__(self, folder: Path, step: int, run: str) -> None:
-        self._folder, self._step, self._run = folder, step, run
+        self.folder, self._step, self._run = folder, step, run
         self._path = step_folder(folder, step)
 
     def write(self, stage: int, weights: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, str]:
@@ -425,7 +425,7 @@ class WeightsCheckpoint:
 
         OSError if the disk has no room.
         """
-        claim(self._folder, self._run)
+        claim(self.folder, self._run)
         claim(self._path, self._run)
         (self._path / MANIFEST).unlink(missing_ok=True)  # of another run with as many steps
         part = self._path / f"stage-{stage}"
@@ -438,7 +438,7 @@ class WeightsCheckpoint:
         """Write the manifest, with the digests of all stages, and remove those before. All have written."""
         manifest = Manifest(self._step, {"weights_only": True}, files)
         write_durably(self._path / MANIFEST, manifest.text().encode())
-        for path in [*steps_of(self._folder), *self._folder.glob("passed-over-*")]:
+        for path in [*steps_of(self.folder), *self.folder.glob("passed-over-*")]:
             if path != self._path:
                 remove(path)  # other processes remove it as well
         for part in _parts_of(self._path):

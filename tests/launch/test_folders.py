@@ -247,10 +247,15 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, mo
         assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk), "--wait_for_space", "0"]) == 1
         said = capsys.readouterr().err
         assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
+        assert said.endswith("free some space; the weights before these are still there, for all stages\n")
         assert newest(disk).step == 1
         assert sorted(path.name for path in (disk / "weights").iterdir()) == ["step-00000001", MARK]
         assert not list(disk.rglob("*part"))
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
+
+    with mounted(tmp_path / "small", f"size={taken // 2048}k") as disk:
+        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk), "--wait_for_space", "0"]) == 1
+        assert capsys.readouterr().err.endswith("free some space\n"), "no weights were before these"
 
 
 @needs_root
