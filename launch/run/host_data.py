@@ -69,7 +69,7 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     if own is not None and isinstance(own.training, JoinedSamples):
         return own  # a launcher has joined them
     if not recipe.clients.outlines:
-        return own or read_outline(str(recipe.data.outline), labels=_has_loss(recipe, rank))
+        return own or _outlined(recipe, labels=_has_loss(recipe, rank))
     require(
         (
             recipe.data.outline is None,
@@ -83,6 +83,17 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     labels = own is None and _has_loss(recipe, rank)
     paths = recipe.clients.outlines
     return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
+
+
+def _outlined(recipe: Recipe, *, labels: bool) -> Data:
+    """The data of data.outline. ModelError if it is of images with other channels than the recipe says."""
+    path, wanted = str(recipe.data.outline), recipe.data.channels
+    data = read_outline(path, labels=labels)
+    channels = data.training.example(1).shape[1:2]
+    fits = wanted is None or channels == (wanted,)
+    told = f"data.outline must be of images with as many channels as data.channels, {wanted}, got {list(channels)}"
+    require((fits, f"{told} in {path}; write it anew with thinwire outline"))
+    return data
 
 
 def _has_loss(recipe: Recipe, rank: int | None) -> bool:
