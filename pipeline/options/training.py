@@ -14,7 +14,7 @@ from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options.changes import beyond, changed
+from thinwire.pipeline.options.changes import beyond
 from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
@@ -202,15 +202,16 @@ class OptimizerOptions:
 
     def _without_effect(self) -> list[str]:
         """A sentence for each field that this optimizer, or this schedule, does not use."""
-        usual = self.usual()
-        return [
-            f"optimizer.{field} must be left out for optimizer.{chosen} {getattr(self, chosen)}, got {value}; "
-            f"{listed(users)} {'uses' if len(users) == 1 else 'use'} it"
-            for field, value in changed(self).items()
-            if field in _USED_BY and value != usual.get(field)
-            for chosen, users in [_USED_BY[field]]
-            if getattr(self, chosen) not in users and not (self.of_another and field in _USUAL)
-        ]
+        usual, mistakes = self.usual(), list[str]()
+        for field, (chosen, users) in _USED_BY.items():
+            own, value, default = getattr(self, chosen), getattr(self, field), getattr(OptimizerOptions, field)
+            if own in users or value in (default, usual.get(field)) or (self.of_another and field in _USUAL):
+                continue
+            mistakes.append(
+                f"optimizer.{field} must be {'null' if default is None else default} for optimizer.{chosen} {own}, got "
+                f"{value}; {listed(users)} {'uses' if len(users) == 1 else 'use'} it"
+            )
+        return mistakes
 
     def _mistakes_of_freezing(self) -> list[str]:
         if self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0:
