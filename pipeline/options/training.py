@@ -203,12 +203,12 @@ class OptimizerOptions:
     def _without_effect(self) -> list[str]:
         """A sentence for each field that this optimizer, or this schedule, does not use."""
         usual, mistakes = self.usual(), list[str]()
-        for field, (chosen, users) in _USED_BY.items():
-            own, value, default = getattr(self, chosen), getattr(self, field), getattr(OptimizerOptions, field)
-            if own in users or value in (default, usual.get(field)) or (self.of_another and field in _USUAL):
+        for name, (chosen, users) in _USED_BY.items():
+            own, value, default = getattr(self, chosen), getattr(self, name), getattr(OptimizerOptions, name)
+            if own in users or value in (default, usual.get(name)) or (self.of_another and name in _USUAL):
                 continue
             mistakes.append(
-                f"optimizer.{field} must be {'null' if default is None else default} for optimizer.{chosen} {own}, got "
+                f"optimizer.{name} must be {'null' if default is None else default} for optimizer.{chosen} {own}, got "
                 f"{value}; {listed(users)} {'uses' if len(users) == 1 else 'use'} it"
             )
         return mistakes
