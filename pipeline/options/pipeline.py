@@ -44,6 +44,10 @@ class WireOptions:
         ]
         if not 1 <= self.connections <= 64:
             mistakes.append(f"wire.connections must be from 1 to 64, got {self.connections}")
+        elif self.connections > 1 and self.transport != "zmq":
+            mistakes.append(
+                f"wire.connections must be 1 for wire.transport {self.transport}, got {self.connections}; zmq has several"
+            )
         if mistakes:
             raise OptionsError(mistakes)
 
