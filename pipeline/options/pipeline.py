@@ -46,7 +46,8 @@ class WireOptions:
             mistakes.append(f"wire.connections must be from 1 to 64, got {self.connections}")
         elif self.connections > 1 and self.transport != "zmq":
             mistakes.append(
-                f"wire.connections must be 1 for wire.transport {self.transport}, got {self.connections}; zmq has several"
+                f"wire.connections must be 1 for wire.transport {self.transport}, got {self.connections}; zmq may have "
+                f"several"
             )
         if mistakes:
             raise OptionsError(mistakes)
