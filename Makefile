@@ -11,8 +11,8 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/'
 WORKERS = --numprocesses auto --dist loadfile --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
-# Numba keeps what it compiles: once here, and not once in each process of the tests
-KERNELS = $(BIN)/pytest --quiet tests/compress/test_fused.py -k kernels_for_the_cpu >/dev/null 2>&1 || true
+# pytest keeps the tests as it compiles them, and Numba its kernels: once here, and not once in each worker
+COMPILE_TESTS = $(BIN)/pytest --quiet -k kernels_for_the_cpu >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
 # also where a shell says otherwise: each worker would rewrite the assertions of all tests, and each new interpreter
 # compile what has changed since the installation
@@ -96,7 +96,7 @@ $(VENV)/compiled: $(VENV)/installed
 
 $(VENV)/compiled-%: $(VENV)/installed-%
 	@$(COMPILE)
-	@$(KERNELS)
+	@$(COMPILE_TESTS)
 	@touch $(VENV)/compiled $@
 
 $(BIN)/pip:
