@@ -182,7 +182,7 @@ def test_own_codec_keeps_the_rules(monkeypatch):
 
 
 def test_own_codec_trains_a_recipe(tmp_path):
-    script = (EXAMPLES / "own_codec.py").read_text().replace('"20"', '"2"')
+    script = (EXAMPLES / "own_codec.py").read_text().replace('"20"', '"2", "--data.limit", "40000"')
     (tmp_path / "own_codec.py").write_text(script)
     printed = said([sys.executable, "own_codec.py"], tmp_path, COLUMNS="200")
     rows = re.findall(r"ef\(own_codec\.Ternary\).* ([0-9.]+) +0 *$", printed, re.MULTILINE)

@@ -129,11 +129,10 @@ def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, o
 
 
 @pytest.mark.parametrize("inside", ["weights", "best/again", "replaced", "checkpoints/more/again"])
-def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch, capsys, inside):
+def test_a_run_within_what_another_run_removes_is_refused(folder, tmp_path, capsys, inside):
     """It was trained, and gone when the other run saved or was replaced."""
-    monkeypatch.chdir(tmp_path)
     folders.mark(tmp_path / "outer", "1")
-    assert cli.main(["simulate", "gpt2-tiny", "--output", f"outer/{inside}"]) == 2
+    assert cli.main(["simulate", "tiny.yaml", "--output", f"outer/{inside}"]) == 2
     inner = tmp_path / "outer" / inside.partition("/")[0]
     assert capsys.readouterr().err == (
         f"output must name a new folder or that of a run, because a run replaces files there: {inner} belongs to the "
@@ -141,13 +140,13 @@ def test_a_run_within_what_another_run_removes_is_refused(tmp_path, monkeypatch,
     )
     for field in ("checkpoint.folder", "compression.store_folder"):
         options = ["--output", "mine", "--checkpoint.every", "1 steps", f"--{field}", f"outer/{inside}"]
-        assert cli.main(["simulate", "gpt2-tiny", *options]) == 2
+        assert cli.main(["simulate", "tiny.yaml", *options]) == 2
         assert capsys.readouterr().err == (
             f"{field} must name a folder that no other run removes: {inner} belongs to the run in {tmp_path}/outer; "
             f"name another folder\n"
         )
     assert [path.name for path in (tmp_path / "outer").rglob("*") if path.is_dir()] == ["weights"], "none was made"
-    assert cli.main(["simulate", "gpt2-tiny", *TINY["gpt2-tiny"], *SHORT, "--output", "outer/again"]) == 0
+    assert cli.main(["simulate", "tiny.yaml", "--output", "outer/again"]) == 0
 
 
 def test_an_export_within_what_a_run_removes_is_refused(tmp_path, capsys):
@@ -161,18 +160,17 @@ def test_an_export_within_what_a_run_removes_is_refused(tmp_path, capsys):
     )
 
 
-def test_files_beside_those_of_a_run_stay(tmp_path, monkeypatch):
+def test_files_beside_those_of_a_run_stay(folder, tmp_path):
     """A run removed every *.part, weights/step-N and replica-N, and took any metrics-N.jsonl for its own."""
-    monkeypatch.chdir(tmp_path)
-    options = [*TINY["gpt2-tiny"], *SHORT, "--output", ".", "--save_every", "1", "--checkpoint.every", "1 steps"]
+    options = ["--output", ".", "--save_every", "1", "--checkpoint.every", "1 steps"]
     names = ("film.part", "weights/film.part", "replica-1/x", "step-12/x", "base/img", "metrics-2024.jsonl", "stores/x")
     names += ("checkpoints/step-12/img", "checkpoints/passed-over-00000009/x", "checkpoints/film.part")
-    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
+    assert cli.main(["simulate", "tiny.yaml", *options]) == 0
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
     for more in (["--training.steps", "3"], ["--overwrite"]):
-        assert cli.main(["simulate", "gpt2-tiny", *options, *more]) == 0
+        assert cli.main(["simulate", "tiny.yaml", *options, *more]) == 0
         assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "mine")
 
 
@@ -295,23 +293,22 @@ def results_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_does_not_replace_another_unless_it_is_told_to(tmp_path, capsys):
+def test_a_run_does_not_replace_another_unless_it_is_told_to(folder, capsys):
     """The second run once replaced the first without a word."""
-    options = [*TINY["gpt2-tiny"], *SHORT, "--output", str(tmp_path)]
-    assert cli.main(["simulate", "gpt2-tiny", *options]) == 0
-    first = results_of(tmp_path)
+    run = folder / "run"
+    options = ["--output", str(run)]
+    assert cli.main(["simulate", "tiny.yaml", *options]) == 0
+    first = results_of(run)
     capsys.readouterr()
     for command in ("train", "simulate"):
-        assert cli.main([command, "gpt2-tiny", *options]) == 2
+        assert cli.main([command, "tiny.yaml", *options]) == 2
         said = capsys.readouterr().err
-        assert all(way in said for way in ("--overwrite", "--output", f"--resume {tmp_path}")), said
-        assert (
-            said.startswith(f"output must name a folder without a run, but {tmp_path} holds one") and said[-1] == "\n"
-        )
-    assert results_of(tmp_path) == first
-    assert cli.main(["simulate", "gpt2-tiny", *options, "--training.seed", "7", "--overwrite"]) == 0
-    assert results_of(tmp_path) != first
-    assert cli.main(["simulate", str(tmp_path / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
+        assert all(way in said for way in ("--overwrite", "--output", f"--resume {run}")), said
+        assert said.startswith(f"output must name a folder without a run, but {run} holds one") and said[-1] == "\n"
+    assert results_of(run) == first
+    assert cli.main(["simulate", "tiny.yaml", *options, "--training.seed", "7", "--overwrite"]) == 0
+    assert results_of(run) != first
+    assert cli.main(["simulate", str(run / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
 
 
 def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
