@@ -153,7 +153,7 @@ def test_a_batch_needs_as_many_samples():
         prepared("--pipeline.microbatch_size", "60")
     train, held_out = caught.value.mistakes
     assert "a step needs 120 samples, and there are 99 to train on" in train
-    assert "it needs 120 samples, and there are 24 held out" in held_out
+    assert "it needs 120 samples, and there are 8 held out" in held_out
 
 
 def test_a_process_builds_the_stages_of_its_rank_only():

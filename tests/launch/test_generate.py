@@ -13,7 +13,7 @@ from support.data_files import write_tokenizer
 from support.recipe_runs import export, simulate
 from support.run_files import summary
 from support.tiny_model import layers
-from support.tiny_run import alone
+from support.tiny_run import TEXT, alone
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
@@ -35,7 +35,7 @@ SIZES = {
 }
 RECIPE = """
 model: {{name: {name}, config: {{{sizes}, initializer_range: 0.4}}}}
-data: {{name: text, block_size: 16, held_out: 0.2}}
+data: {{name: text, block_size: 16, held_out: 0.08}}
 pipeline: {{num_stages: 3, num_microbatches: 2, microbatch_size: 2}}
 compression: {{activations: none, gradients: none}}
 training: {{steps: 1}}
@@ -45,7 +45,7 @@ PROMPT = "Where is it?"
 
 def write(folder, name):
     (folder / f"{name}.yaml").write_text(RECIPE.format(name=name, sizes=SIZES[name]))
-    (folder / "text").write_bytes(bytes(range(32, 132)) * 20)
+    (folder / "text").write_bytes(TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_tokenizer_says_what_ends_an_answer_of_a_type_unless_the_recipe_does
     """A fresh llama stopped at token 2, whatever that was; so did transformers with the exported one."""
     words = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "words", pairs=False), eos_token="[SEP]")
     words.save_pretrained(tmp_path / "words")
-    (tmp_path / "text").write_text("why did it go\n" * 100)
+    (tmp_path / "text").write_text("why did it go\n" * 300)
     sizes = yaml.safe_load(f"{{{SIZES['llama']}}}")
     options = ["--data.tokenizer", str(tmp_path / "words"), "--data.name", str(tmp_path / "text")]
     options += ["--model.config", json.dumps(sizes | config), "--training.prompts", '["why"]', "--training.steps", "0"]

@@ -26,7 +26,7 @@ from thinwire.pipeline.replicas.shared import bytes_of_step
 pytestmark = pytest.mark.processes
 
 STEPS, MICROBATCHES = 3, 2
-TEXT = "some words, many times; " * 83 + "the end."
+TEXT = "some words, many times; " * 72 + "the end."
 RECIPE = f"""
 description: As small as can be.
 {SMALL}
@@ -36,8 +36,8 @@ training: {{steps: 3}}
 """
 # payload and header of a micro-batch of 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes
 FRAME_BYTES = {"activations": 16 * 32 // 2 + 2 * 32 + 64, "gradients": 16 * 32 + 2 * 32 + 64}
-# the text is 2000 bytes, a fifth held out, blocks of 16 with a byte behind: 24 samples in batches of 4
-EVALUATION_BATCHES = 6
+# the text is 1736 bytes, of which 139 are held out in blocks of 16 with a byte behind: 8 samples in batches of 4
+EVALUATION_BATCHES = 2
 FILES = [
     "evaluations.jsonl",
     "loss.png",
@@ -149,7 +149,7 @@ def test_the_summary_scores_held_out_text_both_ways(trained, folder):
     scores = summary(folder / "trained")["held_out"]
     assert set(scores) == {"on", "off"}
     for score in scores.values():
-        assert score["num_targets"] == 24 * 16
+        assert score["num_targets"] == 8 * 16
         assert score["perplexity"] == math.exp(score["loss"])
     assert 0 < abs(scores["on"]["loss"] - scores["off"]["loss"]) < 0.1
 

@@ -21,6 +21,7 @@ from support.commands import THINWIRE, completed
 from support.data_files import write_reviews
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
 from support.run_files import losses, metrics, summary, weights_of
+from support.tiny_run import TEXT
 from thinwire.launch import cli
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import make_sampler, prepare
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = """
 model: {name: tiny, weights: pretrained, lora: {rank: 4}}
-data: {name: text, block_size: 16, held_out: 0.2}
+data: {name: text, block_size: 16, held_out: 0.08}
 pipeline: {num_stages: 3, num_microbatches: 2, microbatch_size: 2}
 compression: {activations: none, gradients: none}
 optimizer: {name: sgd, momentum: 0, weight_decay: 0, lr: 0.5, schedule: constant}
@@ -61,7 +62,7 @@ def made(tmp_path_factory):
         torch.manual_seed(1)
         LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True)).save_pretrained(folder / "tiny")
     (folder / "lora.yaml").write_text(RECIPE)
-    (folder / "text").write_bytes(bytes(range(32, 132)) * 20)
+    (folder / "text").write_bytes(TEXT)
     with chdir(folder):
         simulate("lora.yaml", folder / "trained")
     return folder
@@ -190,7 +191,8 @@ def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monk
     RobertaForSequenceClassification(config).save_pretrained("tiny")
     write_reviews(tmp_path / "text.parquet", names)
     (tmp_path / "lora.yaml").write_text(RECIPE)
-    run = simulate("lora.yaml", tmp_path / "run", "--data.name", "text.parquet", "--data.kind", "pairs")
+    reviews = ["--data.name", "text.parquet", "--data.kind", "pairs", "--data.held_out", "0.2"]
+    run = simulate("lora.yaml", tmp_path / "run", *reviews)
     adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))
     assert cli.main(["export", str(run), "--to", str(tmp_path / "merged"), "--merged"]) == 0
     merged = loaded_as_its_readme_says(tmp_path / "merged")

@@ -267,7 +267,7 @@ def test_a_run_says_when_all_of_it_is_a_warm_up(capsys):
 
 def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypatch):
     compared = []
-    options = ["--debug.check_buffers", "true", "--training.steps", str(STEPS_PER_EPOCH + 1), "--data.held_out", "0.2"]
+    options = ["--debug.check_buffers", "true", "--training.steps", str(STEPS_PER_EPOCH + 1)]
     with alone():
         ready = prepared("--output", "run", "--compression.activations", "aqsgd(q(4))", *options)
         run = Run(ready, simulated_placement(ready.recipe))
