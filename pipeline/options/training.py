@@ -205,7 +205,9 @@ class OptimizerOptions:
         usual, mistakes = self.usual(), list[str]()
         for name, (chosen, users) in _USED_BY.items():
             own, value, default = getattr(self, chosen), getattr(self, name), getattr(OptimizerOptions, name)
-            if own in users or value in (default, usual.get(name)) or (self.of_another and name in _USUAL):
+            # a momentum of 0 is what the others have, too
+            harmless = not value or value in (default, usual.get(name)) or (self.of_another and name in _USUAL)
+            if harmless or own in users:
                 continue
             mistakes.append(
                 f"optimizer.{name} must be {'null' if default is None else default} for optimizer.{chosen} {own}, got "

@@ -25,7 +25,7 @@ from support.faults.plan import Extent, Plan, drawn
 from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
-from thinwire.launch.run import notes, outputs, reporting
+from thinwire.launch.run import outputs, reporting, room
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.recipe import dump
@@ -142,8 +142,8 @@ class Fuzzed:
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
         for shown in ("save_picture", "say", "show_summary", "show_slower_links"):
             patch.setattr(reporting, shown, lambda *_: None)
-        for shown in ("say", "show_stores"):
-            patch.setattr(notes, shown, lambda *_: None)
+        patch.setattr(run_module, "say", lambda *_: None)
+        patch.setattr(room, "show_stores", lambda *_: None)
         for module in (reporting, outputs):
             patch.setattr(module, "dump", lambda _: self.text)
 

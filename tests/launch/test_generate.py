@@ -260,7 +260,7 @@ def lines(path):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_prompts_are_answered_at_each_evaluation_in_processes_as_in_one(folder, capsys):
-    often = ["--training.steps", "2", "--training.evaluate_every", "1 step", "--data.limit", "700"]
+    often = ["--training.steps", "2", "--training.evaluate_every", "1 step", "--data.limit", "900"]
     here = simulate("qwen3.yaml", folder / "asked", *ASKED, *often)
     quiet = simulate("qwen3.yaml", folder / "quiet", *ASKED[-2:], *often)
     there = folder / "apart"
