@@ -12,6 +12,8 @@ from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
 SHAPE = (4, 6, 64)
+pytestmark = pytest.mark.slow
+
 FULL = ("warmup", "eval-off")
 """Kinds of passes in which rows go in full."""
 IDS = torch.arange(4)
@@ -75,7 +77,7 @@ def test_the_codecs_that_wait_for_the_gpu_are_known(expression):
         'aqsgd(q(4, grid="midrise"))',
     ],
 )
-@pytest.mark.parametrize("kind", ["train", "eval-on", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FULL)])
+@pytest.mark.parametrize("kind", ["train", "eval-on", *FULL])
 @pytest.mark.parametrize("seen", [0, 2, 4])
 def test_both_ends_of_a_channel_on_a_gpu_wait_for_nothing(expression, kind, seen):
     method = parse(expression if expression == 'q(4, grid="midrise")' else f'{expression[:-1]}, store="device")')

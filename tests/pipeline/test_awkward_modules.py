@@ -32,18 +32,13 @@ from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, Pipelin
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
 from thinwire.pipeline.split_backward import SplitBackward
 
+pytestmark = pytest.mark.slow
+
 WIDTH, ROWS, COUNT, STAGES = 6, 3, 4, 4
 CODECS = {
     "none": {"activations": "none", "gradients": "none"},
     "feedback": {"activations": "ef21(none)", "gradients": "ef(none)"},
 }
-EVERYDAY = {
-    ("1f1b", "none"),
-    ("1f1b", "feedback"),
-    ("interleaved-zero-bubble", "none"),
-    ("zbv-zero-bubble", "feedback"),
-}
-"""Whole and split backwards, and several stages a process in both orders; the others take three times as long."""
 
 
 class Plain(nn.Module):
@@ -281,14 +276,10 @@ def assert_gradients(found, wanted):
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
-def everyday(case, schedule, codec):
-    return pytest.param(case, schedule, codec, marks=[] if (schedule, codec) in EVERYDAY else pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("case", "schedule", "codec"),
     [
-        everyday(case, schedule, list(CODECS)[(row + column) % 2])
+        (case, schedule, list(CODECS)[(row + column) % 2])
         for row, case in enumerate(CASES)
         for column, schedule in enumerate(SCHEDULES)
     ],
@@ -419,7 +410,6 @@ def test_a_split_backward_adds_to_the_gradient_of_a_large_layer_once(monkeypatch
     torch.testing.assert_close(linear.weight.grad, wanted[1] + 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv-zero-bubble"])
 def test_compiled_stages_have_the_gradients_of_the_unsplit_model(schedule, alone):
     """The backward of a compiled layer runs whole. This backend of torch.compile needs no compiler of C++."""
