@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("compress", "errors", "models", "pipeline", "launch")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -14,6 +16,7 @@ def docstrings(path):
     return [text for node in nodes if isinstance(node, DOCUMENTED) if (text := ast.get_docstring(node))]
 
 
+@pytest.mark.slow
 def test_docstrings_say_what_it_is():
     for path in FILES:
         for text in docstrings(path):

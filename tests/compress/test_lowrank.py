@@ -264,6 +264,7 @@ def test_tensors_in_a_graph_are_taken_and_left_as_they_are():
 QUANTIZERS = ["q(8)", "q(4)", "normal.Normal(3)", "fp8"]
 
 
+@pytest.mark.slow
 @few
 @given(
     rank=st.integers(1, 9),

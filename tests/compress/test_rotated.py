@@ -106,6 +106,7 @@ def test_rows_are_decoded_alike_alone_and_among_others(monkeypatch):
     assert_identical(roundtrip(codec, x), y)
 
 
+@pytest.mark.slow
 @settings(few, max_examples=60)
 @given(plain=plain, shape=shapes, dtype=st.sampled_from(FLOATING), offset=st.integers(0, 7))
 def test_contract(plain, shape, dtype, offset):

@@ -20,6 +20,7 @@ def turns(turn, shuffle="never"):
     return Turns(CLIENTS, 3, seed=0, shuffle=shuffle, turn=turn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("division", ["random", "label", "order"])
 def test_each_sample_has_one_client(division):
     pieces = divide(load(DIGITS), 4, division, seed=0)
