@@ -21,6 +21,7 @@ from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import (
     MANIFEST,
+    NEW,
     Manifest,
     SavedStage,
     is_step,
@@ -58,9 +59,10 @@ def newest(run: Path) -> Manifest | None:
 
 def remove_leftovers(run: Path) -> None:
     """Remove incomplete weights of killed runs. No run may be saving in this folder."""
-    for path in steps_of(weights_folder(run)):
-        if not (path / MANIFEST).exists():
-            remove(path)
+    for folder in (weights_folder(run), best_folder(run)):
+        for path in [*steps_of(folder), *folder.glob(f"{NEW}*")]:
+            if not (path / MANIFEST).exists():
+                remove(path)
     for place in (run, weights_folder(run)):
         if run_of(place) is not None:
             remove_parts(place)

@@ -25,12 +25,14 @@ So a folder with a manifest is complete, and one without is ignored. Reading a c
 it is safetensors, JSON and plain rows. Every `step-`, `passed-over-` and `base` has the mark of its run
 (`compress/stores/marks.py`), and without that mark nothing is replaced or removed.
 
-The weights that a run saves are a checkpoint with nothing else in it, in a folder of their own.
+The weights that a run saves are a checkpoint with nothing else in it, in a folder of their own. They are written to
+`new-00000500`, which is renamed when it is whole.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -54,12 +56,14 @@ from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
+from thinwire.errors.files import MARK
 from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving.checkpoint_folder import (
     DIGEST,
     MANIFEST,
+    NEW,
     RETIRED,
     TENSORS,
     VALUES,
@@ -418,7 +422,7 @@ class WeightsCheckpoint:
 
     def __init__(self, folder: Path, step: int, run: str) -> None:
         self.folder, self._step, self._run = folder, step, run
-        self._path = step_folder(folder, step)
+        self._new = folder / f"{NEW}{step:08d}"
 
     def write(self, stage: int, weights: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, str]:
         """Write one stage's weights, named as in the unsplit model, and JSON values; the digests of the files by name.
@@ -426,28 +430,40 @@ class WeightsCheckpoint:
         OSError if the disk has no room.
         """
         claim(self.folder, self._run)
-        claim(self._path, self._run)
-        (self._path / MANIFEST).unlink(missing_ok=True)  # of another run with as many steps
-        part = self._path / f"stage-{stage}"
+        claim(self._new, self._run)
+        (self._new / MANIFEST).unlink(missing_ok=True)  # of a process that was killed before it gave it its name
+        part = self._new / f"stage-{stage}"
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
         digest = write_tensors(part / TENSORS, {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()})
         return _complete_part(part, values, {TENSORS: digest})
 
     def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
-        """Write the manifest, with the digests of all stages, and remove those before. All have written."""
+        """Write the manifest, with the digests of all stages, and remove those before. All have written.
+
+        Whoever is killed meanwhile leaves whole weights: those of the same step that were there get another name first.
+        """
         manifest = Manifest(self._step, {"weights_only": True}, files)
-        write_durably(self._path / MANIFEST, manifest.text().encode())
-        for path in [*steps_of(self.folder), *self.folder.glob("passed-over-*")]:
-            if path != self._path:
-                remove(path)  # other processes remove it as well
-        for part in _parts_of(self._path):
-            if str(_stage_of(part)) not in files:
-                shutil.rmtree(part, ignore_errors=True)
+        with (self.folder / MARK).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not self._new.is_dir():  # another process on this disk was first
+                return
+            write_durably(self._new / MANIFEST, manifest.text().encode())
+            path = step_folder(self.folder, self._step)
+            before = path.with_name(path.name.replace("step-", "passed-over-"))
+            remove(before)
+            with suppress(FileNotFoundError):
+                path.rename(before)
+            self._new.rename(path)
+            sync(self.folder)
+            others = [self.folder.glob(name) for name in ("passed-over-*", f"{NEW}*")]
+            for other in chain(steps_of(self.folder), *others):
+                if other != path:
+                    remove(other)
 
     def discard(self) -> None:
         """Remove a checkpoint that cannot be completed."""
-        remove(self._path)
+        remove(self._new)
 
 
 def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, str]:

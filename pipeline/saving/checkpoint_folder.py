@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MANIFEST, RETIRED = "manifest.json", "retired.json"
 """The name of a manifest, and its name once its checkpoint is retired: only rows of stores stay of it."""
+NEW = "new-"
+"""How the name of a checkpoint of weights begins until it is whole."""
 MOST_RETIRED = 64
 """Parts of a stage in retired checkpoints; if there are more, the oldest are folded into the base."""
 MANIFEST_FORMAT = 3

@@ -81,10 +81,25 @@ def test_a_run_killed_between_the_manifests_of_two_processes_leaves_whole_weight
 
 def test_another_run_of_the_same_length_is_not_mixed_with_the_one_before(tmp_path):
     save(tmp_path, 2)
-    begun(tmp_path, 2, (0,))
-    assert newest(tmp_path) is None
+    saving, files = begun(tmp_path, 2, ())
+    for stage in range(2):
+        assert steps(tmp_path) == [2, 2], "weights of the same step went before others were whole"
+        files[str(stage)] = saving[stage].write(stage, {f"layer{stage}": torch.full((3,), 5.0)}, {"run": {}})
+    for each in saving:
+        each.complete(files)
+    assert steps(tmp_path) == [5, 5] and names(tmp_path) == ["step-00000002", MARK]
+
+
+def test_a_run_killed_between_two_names_leaves_whole_weights_until_the_next_save(tmp_path):
     save(tmp_path, 2)
-    assert steps(tmp_path) == [2, 2]
+    saving, files = begun(tmp_path, 2)
+    saving[0].complete(files)
+    folder = weights_folder(tmp_path)
+    (folder / "step-00000002").rename(folder / "new-00000002")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["new-00000002", MARK]
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step-00000003", MARK] and steps(tmp_path) == [3, 3]
 
 
 def test_what_killed_runs_left_goes_with_the_next_save_or_start(tmp_path):
