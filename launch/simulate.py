@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
         check_memory(wanted, replicas=1)  # all replicas share one copy of the weights
     prepared = prepare(wanted)
     check_folders(wanted)
+    if wanted.data.outline is not None:
+        print(f"data.outline, {wanted.data.outline}, is not read: this process has the data", file=sys.stderr)
     with all_held(wanted), working():
         check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)

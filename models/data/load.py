@@ -21,9 +21,9 @@ from thinwire.models.data.images import Augmentation, ImageSamples, Normalizatio
 from thinwire.models.data.mixture import mix
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
-from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part
+from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part, is_split
 from thinwire.models.data.samples import Data, Samples
-from thinwire.models.data.sources import read_chats, read_labelled, read_texts, stream_texts
+from thinwire.models.data.sources import read_chats, read_labelled, read_texts, source_of, stream_texts
 from thinwire.models.data.texts import TextBlocks, TextStream
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
@@ -39,12 +39,36 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     """
     kind = options.chosen_kind
     read = _LOADERS[kind]
+    _require_rows(options)
     if not options.mixture:
         return read(options, seed)
     names = [options.name, *options.mixture]
     parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
     return mix(dict(zip(names, parts, strict=True)), shares)
+
+
+def _require_rows(options: DataOptions) -> None:
+    """Raise ModelError for fields about tables, which do nothing where no source is one."""
+    trained = [options.name, *options.mixture]
+    named = [options.evaluation] if options.evaluation and not is_split(options.evaluation) else []
+    folders = [name for name in trained if not Path(name).is_file()]
+    columns, label = "tables have columns", "tables have labels in a column"
+    subset = "folders and data sets on the hub have subsets"
+    require(
+        *(
+            (
+                any(source_of(Part(name), options.chosen_kind).stream for name in names),
+                f"{field} must be {usual} for {options.name}, because only {have}, got {value}",
+            )
+            for field, value, unset, usual, names, have in (
+                ("columns", options.columns, [], "[]", [*trained, *named], columns),
+                ("label", options.label, "label", "label", [*trained, *named], label),
+                ("subset", options.subset, None, "null", folders, subset),
+            )
+            if value != unset
+        )
+    )
 
 
 def _load_entry(options: DataOptions, seed: int) -> Data:

@@ -119,6 +119,10 @@ class DataOptions:
             ),
             (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (
+                self.label == "label" or kind not in ("text", "chat"),
+                f"label must be left out for kind {kind}: only pairs, tags and images have labels, got {self.label}",
+            ),
+            (
                 kind not in ("chat", "tags") or self.tokenizer != BYTES,
                 f"tokenizer must be that of a model{' with a chat template' * (kind == 'chat')} for kind {kind}, got "
                 f"{BYTES!r}",

@@ -122,7 +122,8 @@ def test_the_server_never_opens_the_data(recipe, labels, machines, capsys):
     stages = {path.name for path in (server / "run/weights").rglob("stage-*")}
     assert stages == ({"stage-1"} if labels else {"stage-1", "stage-2"})
     # one process that has everything gets the same
-    assert cli.main(["simulate", "split.yaml", "--output", "alone"]) == 0
+    assert cli.main(["simulate", "split.yaml", "--output", "alone", "--data.outline", "x.json"]) == 0
+    assert "data.outline, x.json, is not read: this process has the data\n" in capsys.readouterr().err
     ours, alone = summary((server if labels else client) / "run"), summary(client / "alone")
     for field in ("weights_digest", "train_loss", "held_out", "bytes_sent"):
         assert ours[field] == alone[field]

@@ -106,6 +106,16 @@ def test_what_is_wrong_with_pairs_is_told_all_at_once(tmp_path):
 
 
 @pytest.mark.usefixtures("hub_cache")
+def test_fields_of_tables_do_something_where_one_source_is_a_table(tmp_path):
+    """A subset of a file was ignored, without a word."""
+    path = write_json(tmp_path / "rows.jsonl", [{"body": "0123456789"}])
+    options = DataOptions(evaluation=str(path), columns=["body"], block_size=4)
+    assert len(load(options).held_out) == 2
+    with pytest.raises(ModelError, match=f"^subset must be null for {path}, because only folders and data sets"):
+        load(replace(options, name=str(path), evaluation=None, subset="cola"))
+
+
+@pytest.mark.usefixtures("hub_cache")
 def test_a_class_that_training_has_not_is_told(tmp_path):
     words = write_tokenizer(tmp_path / "words")
     training = write_json(tmp_path / "a.jsonl", PAIRS)
@@ -168,6 +178,7 @@ def test_digits():
         ({"name": "digits", "mean": [math.nan], "std": [0.5]}, ["have a finite value for each channel", "got [nan]"]),
         ({"name": "digits", "channels": 4, "image_size": -1}, ["must be 1 or 3, got 4", "at least 1, got -1"]),
         ({"evaluation": ""}, ["evaluation must be a split, a path or null"]),
+        ({"label": "class"}, ["label must be left out for kind text: only pairs, tags and images have labels"]),
     ],
 )
 def test_bad_options_are_named_all_at_once(options, messages):
@@ -183,6 +194,12 @@ def test_bad_options_are_named_all_at_once(options, messages):
         ({"name": "no/such/file"}, "got 'no/such/file': no such file or folder"),
         ({"evaluation": "test"}, "pydoc has no splits, got 'test'"),
         ({"evaluation": "nowhere.txt"}, "got 'nowhere.txt': no such file or folder"),
+        ({"columns": ["body"]}, r"^columns must be \[\] for pydoc, because only tables have columns, got \['body'\]$"),
+        ({"name": "digits", "label": "class"}, "^label must be label for digits, because only tables .*, got class$"),
+        (
+            {"subset": "cola", "evaluation": "own:texts"},
+            "^subset must be null for pydoc, .* the hub have subsets, got cola",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(options, message):
