@@ -186,7 +186,8 @@ class Pretrained:
     def chats(self, conversations: Sequence[Conversation], source: str) -> list[ChatTokens]:
         """The tokens of each conversation, in the words of the tokenizer's chat template.
 
-        A token belongs to an answer if its text begins in it. Answers are where the template marks them, or else what
+        A token belongs to an answer if some of its text does: where a prompt ends in a space, the first token of the
+        answer may begin with it. Answers are where the template marks them, or else what
         a message of the assistant adds to the template of the messages before it with its generation prompt. `source`
         names the conversations in errors.
 
@@ -205,10 +206,10 @@ class Pretrained:
             found = self._encode(_utf8(texts, self.name), add_special_tokens=False, return_offsets_mapping=True)
             tokens, offsets = found["input_ids"], found["offset_mapping"]
             for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
-                begins = torch.tensor(places_of, dtype=torch.int64).view(-1, 2)[:, 0]
+                begins, ends = torch.tensor(places_of, dtype=torch.int64).view(-1, 2).unbind(1)
                 counted = torch.zeros(len(begins), dtype=torch.bool)
                 for begin, end in self._answers(chat, text, place):
-                    counted |= (begins >= begin) & (begins < end)
+                    counted |= ((begins >= begin) | (ends > begin)) & (begins < end)
                 encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counted))
         return encoded
 

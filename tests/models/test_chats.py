@@ -162,6 +162,24 @@ def test_answers_count_and_what_ends_them(tmp_path, template):
     )
 
 
+@pytest.mark.parametrize("marks", ["{% generation %}", ""])
+def test_the_first_token_of_an_answer_counts_where_it_begins_with_a_space_of_the_prompt(tmp_path, marks):
+    """It did not, and a model never learned how its answers begin."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, " why": 1, "A:": 2, " a": 3, " mat": 4, "\n": 5}, "[UNK]"))
+    split = pre_tokenizers.Split(" ", "merged_with_next"), pre_tokenizers.Split("\n", "isolated")
+    words.pre_tokenizer = pre_tokenizers.Sequence(list(split))
+    answer = "{{ m.content }}\n"
+    template = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}\n{% else %}A: "
+    template += f"{marks}{answer}{marks.replace('generation', 'endgeneration')}"
+    template += "{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+    PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template).save_pretrained(str(tmp_path))
+    [found] = Pretrained(str(tmp_path)).chats([Conversation(said("why", "a mat"))], "a.jsonl")
+    assert found.tokens[found.counted].tolist() == [3, 4, 5] and not found.counted[:4].any()
+
+
 def test_a_template_that_changes_earlier_turns_is_refused(tmp_path):
     assert counted_words(tmp_path, Conversation(ASKED), FORGETS) == "user why did it [SEP] assistant THE CAT SAT [SEP]"
     with pytest.raises(ModelError, match=r"write the first 2 messages of row 0 of a\.jsonl alike whatever follows"):
