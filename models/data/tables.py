@@ -169,24 +169,35 @@ def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
 
 def _opened(part: Part, builder: Any) -> Splits:
     """The splits that `datasets` makes, from its cache if it has them."""
-    if hasattr(builder.config, "keep_default_na"):  # of CSV: "None" and "NA" are texts
+    if is_csv := hasattr(builder.config, "keep_default_na"):  # "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
-        files = chain(*(builder.config.data_files or {}).values())
-        builder.config.converters = dict.fromkeys(chain(*map(_texts_of_csv, files)), _text_of_csv)
+        builder.config.converters = _converters(builder, _TYPED)
     if part.streamed:
         return dict(builder.as_streaming_dataset())
-    builder.download_and_prepare()
+    try:
+        builder.download_and_prepare()
+    except Exception:
+        if not is_csv:
+            raise
+        builder.config.converters = _converters(builder, None)  # a later row may be the first one with text
+        builder.download_and_prepare()
     return dict(builder.as_dataset())
 
 
-def _texts_of_csv(path: str) -> list[str]:
-    """The columns of a CSV file in whose first rows there is text: what looks like a number there is text, too."""
+def _converters(builder: Any, rows: int | None) -> dict[str, Any]:
+    """How columns of CSV are read that are declared as text, or in whose first rows there is some.
+
+    What looks like a number there is text, too.
+    """
     import pandas
 
-    with suppress(ValueError, OSError):  # what cannot be read is told when it is
-        first = pandas.read_csv(path, nrows=_TYPED, keep_default_na=False, na_values=[""])
-        return [name for name in first if not pandas.api.types.is_numeric_dtype(first[name])]
-    return []
+    declared = builder.info.features or {}
+    found: dict[str, Any] = {name: _text_of_csv for name, feature in declared.items() if _is_text(feature)}
+    for path in chain(*(builder.config.data_files or {}).values()):
+        with suppress(ValueError, OSError):  # what cannot be read is told when it is
+            first = pandas.read_csv(path, nrows=rows, keep_default_na=False, na_values=[""], low_memory=False)
+            found |= {name: _text_of_csv for name in first if not pandas.api.types.is_numeric_dtype(first[name])}
+    return found
 
 
 def _text_of_csv(text: str) -> str | None:
@@ -459,6 +470,8 @@ def _columns(
     told = _named(table)
     missing = [name for name in chosen if name not in table.column_names]
     unfit = [name for name in chosen if name not in (*fitting, *missing)]
+    numbers = any(re.match("u?int|float", getattr(table.features[name], "dtype", "")) for name in unfit)
+    mend = "set kind or columns" + "; where digits are text, write CSV as JSON or parquet" * numbers
     require(
         (
             1 <= len(chosen) <= at_most,
@@ -466,10 +479,7 @@ def _columns(
             f"set kind or columns",
         ),
         (not missing, f"columns must name columns of {part.name}, got {', '.join(missing)}; it has {told}"),
-        (
-            not unfit,
-            f"columns must name {what} of {part.name}, got {', '.join(unfit)} of another type; set kind or columns",
-        ),
+        (not unfit, f"columns must name {what} of {part.name}, got {', '.join(unfit)} of another type; {mend}"),
     )
     return chosen
 

@@ -138,6 +138,19 @@ def test_csv_may_hold_the_words_none_and_na(tmp_path):
 
 
 @pytest.mark.slow
+def test_letters_of_csv_may_come_after_ten_thousand_rows_of_digits(tmp_path):
+    """It was told as "Failed to parse string: 'abc' as a scalar of type int64"."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,code\n" + "007,02\n" * 10_000)
+    with pytest.raises(ModelError, match=r"got text of another type; .*; where digits are text, write CSV as JSON or"):
+        read_texts(Part(str(path)))
+    path.write_text("text,code\n" + "007,02\n" * 10_000 + "abc,de\n")
+    assert read_texts(Part(str(path))) == ["007"] * 10_000 + ["abc"]
+    data = load(DataOptions(name=str(path), stream=1, limit=4, shuffle="never", held_out=0, block_size=3))
+    assert bytes(data.training.inputs(torch.tensor([0])).flatten().tolist()) == b"007", "it is known by now"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
     """pandas reads 10,000 rows at a time, and made 7 of the "007" in a part that had no letters."""
