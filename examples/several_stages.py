@@ -95,6 +95,8 @@ def train(folder: Path, steps: int) -> list[float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("give a folder for the state, and the step to train to")
     dist.init_process_group("gloo")
     found = train(Path(sys.argv[1]), int(sys.argv[2]))
     if dist.get_rank() == 1:

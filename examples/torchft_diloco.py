@@ -136,5 +136,7 @@ def train(replica: int, expression: str = "q(4)", exchanges: int = 8) -> None:
 
 
 if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 4:
+        raise SystemExit("give the number of this replica, and then a codec and how many exchanges, if not q(4) and 8")
     replica, expression, exchanges = [*sys.argv[1:], *("q(4)", "8")[len(sys.argv) - 2 :]]
     train(int(replica), expression, int(exchanges))

@@ -75,6 +75,18 @@ def test_gradients_that_overflow_once_spoil_no_later_ones(alone):
         assert all(bool(each.grad.isfinite().all()) == (factor == 1) for each in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("torchft_diloco", "give the number of this replica"), ("several_stages", "give a folder for")]
+)
+def test_an_example_without_its_arguments_says_what_to_give(name, told, monkeypatch):
+    """It ended in a traceback."""
+    if name == "torchft_diloco":
+        pytest.importorskip("torchft", reason="torchft is not installed")
+    monkeypatch.setattr(sys, "argv", [name])
+    with pytest.raises(SystemExit, match=told):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
 EXCHANGE = re.compile(r"replica \d  exchange (\d+) of (\d)  loss \S+  sent (\d+) bytes  sum of weights (.*)\n")
 
 
