@@ -198,6 +198,7 @@ class Pretrained:
         places = [f"row {row} of {source}" for row in range(len(conversations))]
         for chat, place in zip(conversations, places, strict=True):
             self._check_parts(chat.messages, place)
+            self._check_calls(chat.messages, place)
         if _GENERATION.search(self._tokenizer.get_chat_template()):
             return list(map(self._marked, conversations, places))
         encoded = []
@@ -243,6 +244,23 @@ class Pretrained:
                     f"{place}, and writes {str(lists[0])[:60]}; give each content as one text",
                 )
             )
+
+    def _check_calls(self, messages: Sequence[dict[str, Any]], place: str) -> None:
+        """Raise ModelError if the template leaves calls of tools out: the answer to learn would be an empty one."""
+        if not any(message.get("tool_calls") for message in messages):
+            return
+        bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
+        try:
+            written = self._render(messages, place) != self._render([{"content": "", **each} for each in bare], place)
+        except ModelError:  # of the messages as they are it is told later
+            return
+        require(
+            (
+                written,
+                f"the chat template of tokenizer {self.name!r} must write tool_calls, as in {place}, and leaves them "
+                f"out; take that of a model for tools, or write the calls into the content",
+            )
+        )
 
     def _marked(self, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""

@@ -201,6 +201,21 @@ def test_a_template_that_writes_parts_as_python_does_is_refused(tmp_path, templa
     assert counted_words(tmp_path, chat, reads) == "user why [SEP] assistant WHY [SEP]"
 
 
+@pytest.mark.parametrize("template", [CHAT, GENERATION])
+def test_a_template_that_leaves_calls_of_tools_out_is_refused(tmp_path, template):
+    """A model learned to answer nothing where it should have called a tool."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "mat", "arguments": {}}}]}
+    with pytest.raises(ModelError, match=r"must write tool_calls, as in row 0 of a\.jsonl, and leaves them out; take"):
+        counted_words(tmp_path, Conversation([ASKED[0], call]), template)
+    none = Conversation([ASKED[0], {**call, "content": "mat", "tool_calls": []}])
+    assert counted_words(tmp_path, none, template) == "user why did it [SEP] assistant MAT [SEP]"
+    writes = "message['content'] + (message.tool_calls or [{'function': {'name': ''}}])[0].function.name"
+    chat = Conversation([ASKED[0], call])
+    assert counted_words(tmp_path, chat, template.replace("message['content']", writes)) == (
+        "user why did it [SEP] assistant MAT [SEP]"
+    )
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):
     with pytest.raises(ModelError, match="must have a chat template, got none"):
         Pretrained(write_tokenizer(tmp_path)).chats([Conversation(ASKED)], "a.jsonl")
