@@ -23,7 +23,7 @@ from thinwire.models.data.options import DataOptions
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part, is_split
 from thinwire.models.data.samples import Data, Samples
-from thinwire.models.data.sources import read_chats, read_labelled, read_texts, source_of, stream_texts
+from thinwire.models.data.sources import read, source_of, stream_texts
 from thinwire.models.data.texts import TextBlocks, TextStream
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
@@ -38,10 +38,9 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
         ModelError: the data cannot be read, or do not fit the options; the message lists all mistakes.
     """
     kind = options.chosen_kind
-    read = _LOADERS[kind]
     _require_rows(options)
     if not options.mixture:
-        return read(options, seed)
+        return _LOADERS[kind](options, seed)
     names = [options.name, *options.mixture]
     parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
@@ -123,7 +122,7 @@ def _load_stream(options: DataOptions, seed: int) -> Data:
     tokenizer, rows, *rest = attempt(
         lambda: make_tokenizer(options.tokenizer),
         lambda: stream_texts(training, columns, buffer, seed),
-        *(partial(read_texts, part, columns) for part in evaluation),
+        *(partial(read, "text", part, columns) for part in evaluation),
     )
     tokens = partial(_tokens, tokenizer)
     told = repr((training, options.columns, options.tokenizer, buffer, limit, seed, _sizes(Path(options.name))))
@@ -156,7 +155,7 @@ def _load_text(options: DataOptions, seed: int) -> Data:
         return _load_stream(options, seed)
     columns, notes = _columns(options)
     tokenizer, *texts = attempt(
-        lambda: make_tokenizer(options.tokenizer), *(partial(read_texts, part, columns) for part in _parts(options))
+        lambda: make_tokenizer(options.tokenizer), *(partial(read, "text", part, columns) for part in _parts(options))
     )
     tokens, *rest = [
         part[:limit] if isinstance(part, Tensor) else tokenizer.tokens(part, limit)
@@ -193,7 +192,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, *parts = attempt(
         lambda: Pretrained(options.tokenizer),
-        *(partial(read_chats, part, columns) for part in _parts(options)),
+        *(partial(read, "chat", part, columns) for part in _parts(options)),
     )
     given = (each.tokens for part in parts for each in part if isinstance(each, ChatTokens))
     sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]
@@ -292,7 +291,7 @@ def _columns(options: DataOptions) -> tuple[Columns, Collection[str]]:
 
 def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:
     """The examples to train on and those to evaluate on."""
-    training, *rest = attempt(*(partial(read_labelled, options.chosen_kind, part, columns) for part in _parts(options)))
+    training, *rest = attempt(*(partial(read, options.chosen_kind, part, columns) for part in _parts(options)))
     unused = sorted({*range(training.num_labels)} - {*training.labels.unique().tolist()})
     if unused and not training.classes:
         columns.report(

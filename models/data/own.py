@@ -17,30 +17,10 @@ import torch
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find
 from thinwire.models.data.chats import conversation_of
-from thinwire.models.data.parts import Columns, Conversation, Labelled, Part, check_labels
+from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, check_labels
 from thinwire.models.errors import ModelError, require
 
 T = TypeVar("T")
-
-
-def read_own_texts(part: Part, columns: Columns) -> list[str]:
-    """The texts that the function returns."""
-    return _read(part, _check_texts, _bytes_of_texts)
-
-
-def read_own_chats(part: Part, columns: Columns) -> list[Conversation]:
-    """The conversations that the function returns: lists of messages, or tuples of questions and an answer."""
-    return _read(part, _check_chats, _bytes_of_chats)
-
-
-def read_own_pairs(part: Part, columns: Columns) -> Labelled:
-    """The texts or pairs of texts that the function returns, with a label each."""
-    return _read(part, _check_pairs, _bytes_of_labelled)
-
-
-def read_own_pictures(part: Part, columns: Columns) -> Labelled:
-    """The images that the function returns, with a label each."""
-    return _read(part, _check_pictures, _bytes_of_labelled)
 
 
 def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iterator[bytes]]) -> T:
@@ -176,3 +156,12 @@ def _words(value: Any) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} {kind} {list(value.shape)}"
     said = repr(value)
     return f"{type(value).__name__} {said if len(said) <= 40 else said[:37] + '...'}"
+
+
+OWN: dict[Kind, Callable[[Part, Columns], Any]] = {
+    "text": lambda part, columns: _read(part, _check_texts, _bytes_of_texts),
+    "chat": lambda part, columns: _read(part, _check_chats, _bytes_of_chats),
+    "pairs": lambda part, columns: _read(part, _check_pairs, _bytes_of_labelled),
+    "images": lambda part, columns: _read(part, _check_pictures, _bytes_of_labelled),
+}
+"""How a function is read, by the kind of samples that it returns."""

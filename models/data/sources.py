@@ -7,9 +7,10 @@ plain text files do not import `datasets`, which takes seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +18,9 @@ import torch
 from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
-from thinwire.models.data.own import read_own_chats, read_own_pairs, read_own_pictures, read_own_texts
+from thinwire.models.data.own import OWN
 from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path, require_no_split
 from thinwire.models.errors import ModelError, require
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from torch import Tensor
-
-    from thinwire.models.data.chats import ChatTokens
-
 
 _PARAGRAPH = 40
 """A paragraph has at least this many characters."""
@@ -83,7 +77,8 @@ def read_digits(part: Part, columns: Columns) -> Labelled:
     return Labelled(list(pixels), torch.from_numpy(digits.target).long(), 10)
 
 
-ReadLabelled = Callable[[Part, Columns], Labelled]
+Read = Callable[[Part, Columns], Any]
+"""Reads a part as samples of one kind, as `read` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +89,10 @@ class Source:
     """The name of the source. A user asks for bundled data by this name."""
     fits: Callable[[str], bool] | None = None
     """Whether a name in the options means this source. None for bundled data: only its own name does."""
-    texts: Callable[[Part, Columns], list[str] | Tensor] | None = None
-    """Reads texts, which are concatenated, or token ids; None if the source has no texts."""
+    readers: Mapping[Kind, Read]
+    """How it is read, by the kinds of samples that it can give, the usual one first."""
     stream: Callable[[Part, Columns, int, int], tables.Rows] | None = None
     """Reads texts row by row, shuffled within so many rows by a seed; None if the source is read at once."""
-    chats: Callable[[Part, Columns], list[Conversation] | list[ChatTokens]] | None = None
-    """Reads conversations; None if the source has none."""
-    labelled: Mapping[Kind, ReadLabelled] = field(default_factory=dict)
-    """Reads examples with labels, by kind: pairs of texts, words with tags, or images."""
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of samples that the source can give, the usual one first."""
-        return (*(("text",) if self.texts else ()), *(("chat",) if self.chats else ()), *self.labelled)
 
     def is_named(self, name: str) -> bool:
         """Whether a name in the options means this source."""
@@ -116,23 +102,11 @@ class Source:
 def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Source:
     """A source of rows."""
 
-    def split(part: Part, columns: Columns) -> Dataset:
-        return tables.open_split(part, columns, opened, RULE)
+    def opening(read: Callable[..., Any], part: Part, columns: Columns, *shuffled: int) -> Any:
+        return read(tables.open_split(part, columns, opened, RULE), part, columns, *shuffled)
 
-    return Source(
-        name=name,
-        fits=fits,
-        texts=lambda part, columns: tables.read_texts(split(part, columns), part, columns),
-        stream=lambda part, columns, buffer, seed: tables.stream_texts(
-            split(part, columns), part, columns, buffer, seed
-        ),
-        chats=lambda part, columns: tables.read_chats(split(part, columns), part, columns),
-        labelled={
-            "pairs": lambda part, columns: tables.read_pairs(split(part, columns), part, columns),
-            "tags": lambda part, columns: tables.read_tags(split(part, columns), part, columns),
-            "images": lambda part, columns: tables.read_pictures(split(part, columns), part, columns),
-        },
-    )
+    readers: Mapping[Kind, Read] = {kind: partial(opening, read) for kind, read in tables.READERS.items()}
+    return Source(name=name, fits=fits, readers=readers, stream=partial(opening, tables.stream_texts))
 
 
 def _can_be_on_hub(name: str) -> bool:
@@ -140,24 +114,18 @@ def _can_be_on_hub(name: str) -> bool:
 
 
 SOURCES: tuple[Source, ...] = (
-    Source(
-        name="a function of your own",
-        fits=is_path,
-        texts=read_own_texts,
-        chats=read_own_chats,
-        labelled={"pairs": read_own_pairs, "images": read_own_pictures},
-    ),
-    Source(name="pydoc", texts=read_topics, chats=read_paragraphs, labelled={"pairs": read_halves}),
-    Source(name="digits", labelled={"images": read_digits}),
-    Source(name="a file of text", fits=is_text_file, texts=read_lines),
-    Source(name="a folder of CIFAR-10", fits=holds_cifar10, labelled={"images": read_cifar10}),
+    Source(name="a function of your own", fits=is_path, readers=OWN),
+    Source(name="pydoc", readers={"text": read_topics, "chat": read_paragraphs, "pairs": read_halves}),
+    Source(name="digits", readers={"images": read_digits}),
+    Source(name="a file of text", fits=is_text_file, readers={"text": read_lines}),
+    Source(name="a folder of CIFAR-10", fits=holds_cifar10, readers={"images": read_cifar10}),
     _table("a file of examples", lambda name: Path(name).is_file(), tables.open_file),
     _table("a folder", lambda name: Path(name).is_dir(), tables.open_folder),
     _table("a data set on the hub", _can_be_on_hub, tables.open_on_hub),
 )
 """All sources. A name means the first source that fits it and can give the kind of samples."""
 
-BUNDLED: Mapping[str, tuple[Kind, ...]] = {source.name: source.kinds for source in SOURCES if source.fits is None}
+BUNDLED: Mapping[str, tuple[Kind, ...]] = {each.name: (*each.readers,) for each in SOURCES if each.fits is None}
 """Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
 
 RULE = (
@@ -175,26 +143,28 @@ def source_of(part: Part, kind: Kind) -> Source:
     for source in SOURCES:
         if not source.is_named(part.name):
             continue
-        if kind in source.kinds:
+        if kind in source.readers:
             return source
         if not Path(part.name).exists():  # what exists may be a table, too
-            readable = " or ".join(other.name for other in SOURCES if kind in other.kinds)
+            readable = " or ".join(other.name for other in SOURCES if kind in other.readers)
             raise ModelError(
                 f"data of kind {kind} must come from {readable}, got {part.name!r}, which gives "
-                f"{', '.join(source.kinds)}; take other data, or change data.kind"
+                f"{', '.join(source.readers)}; take other data, or change data.kind"
             )
     raise ModelError(f"{RULE}, got {part.name!r}: neither a file nor a folder")
 
 
-def read_texts(part: Part, columns: Columns = USUAL) -> list[str] | Tensor:
-    """The texts of a part: the rows of a table, or the lines of a file with their line ends. Or token ids, int32 [N].
+def read(kind: Kind, part: Part, columns: Columns = USUAL) -> Any:
+    """The samples of a part.
+
+    text: a list of texts, the rows of a table, or the lines of a file with their line ends; or token ids, int32 [N].
+    chat: a list of `Conversation`s, or of `ChatTokens`. Others: `Labelled` examples, which are tuples of one or two
+    texts (pairs), of one list of words (tags), or `Picture`s (images).
 
     Raises:
-        ModelError: the part cannot be read, or has no such column of text.
+        ModelError: the part cannot be read, has no such columns, or a row does not fit; the message lists all mistakes.
     """
-    read = source_of(part, "text").texts
-    assert read is not None, "a source of this kind has texts"
-    return read(part, columns)
+    return source_of(part, kind).readers[kind](part, columns)
 
 
 def stream_texts(part: Part, columns: Columns, buffer: int, seed: int) -> tables.Rows:
@@ -203,29 +173,7 @@ def stream_texts(part: Part, columns: Columns, buffer: int, seed: int) -> tables
     Raises:
         ModelError: the part cannot be read, is no table, or has no such column.
     """
-    read = source_of(part, "text").stream
-    require((read is not None, f"data.stream needs a table, a folder or a data set on the hub, got {part.name}"))
-    assert read is not None
-    return read(replace(part, streamed=True), columns, buffer, seed)
-
-
-def read_chats(part: Part, columns: Columns = USUAL) -> list[Conversation] | list[ChatTokens]:
-    """The conversations of a part, or their tokens if it has those.
-
-    Raises:
-        ModelError: the part cannot be read, or a row is no conversation.
-    """
-    read = source_of(part, "chat").chats
-    assert read is not None, "a source of this kind has conversations"
-    return read(part, columns)
-
-
-def read_labelled(kind: Kind, part: Part, columns: Columns = USUAL) -> Labelled:
-    """The examples of a part with their labels.
-
-    They are tuples of one or two texts ("pairs"), of one list of words ("tags"), or `Picture`s ("images").
-
-    Raises:
-        ModelError: the part cannot be read, or has no such columns; the message lists all mistakes.
-    """
-    return source_of(part, kind).labelled[kind](part, columns)
+    stream = source_of(part, "text").stream
+    require((stream is not None, f"data.stream needs a table, a folder or a data set on the hub, got {part.name}"))
+    assert stream is not None
+    return stream(replace(part, streamed=True), columns, buffer, seed)

@@ -30,7 +30,17 @@ from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
 from thinwire.models.data.files import read_bytes, require_text
-from thinwire.models.data.parts import TABLES, Columns, Conversation, Labelled, Part, Picture, check_labels, split_of
+from thinwire.models.data.parts import (
+    TABLES,
+    Columns,
+    Conversation,
+    Kind,
+    Labelled,
+    Part,
+    Picture,
+    check_labels,
+    split_of,
+)
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import nests_beyond, told_by
 from thinwire.models.tasks import IGNORE, MOST_CLASSES
@@ -609,3 +619,13 @@ def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple
     labels = torch.from_numpy(found.astype(np.int64))
     check_labels(labels, num_labels, f"column {column} of {part.name}")
     return labels, num_labels, tuple(getattr(feature, "names", None) or ())
+
+
+READERS: Mapping[Kind, Callable[..., Any]] = {
+    "text": read_texts,
+    "chat": read_chats,
+    "pairs": read_pairs,
+    "tags": read_tags,
+    "images": read_pictures,
+}
+"""How an open table is read, by the kind of samples."""

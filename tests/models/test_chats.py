@@ -13,7 +13,7 @@ from thinwire.models.data.chats import ChatSamples, ChatTokens, conversation_of,
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Conversation, Part
-from thinwire.models.data.sources import read_chats
+from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import Pretrained
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import IGNORE, LanguageModeling
@@ -45,9 +45,9 @@ TWICE = said("why", "a mat", "did it", "on the mat")
 def test_a_table_of_each_layout_is_the_same_conversation(tmp_path, row, first):
     for name in ("a.jsonl", "a.parquet"):
         path = write_rows(tmp_path / name, [row, row])
-        assert read_chats(Part(str(path))) == [Conversation(ASKED, first)] * 2
+        assert read("chat", Part(str(path))) == [Conversation(ASKED, first)] * 2
     (tmp_path / "a.json").write_text(json.dumps([row]))
-    assert read_chats(Part(str(tmp_path / "a.json"))) == [Conversation(ASKED, first)]
+    assert read("chat", Part(str(tmp_path / "a.json"))) == [Conversation(ASKED, first)]
 
 
 def test_questions_in_several_columns_are_one_message():
@@ -59,10 +59,10 @@ def test_questions_in_several_columns_are_one_message():
 def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
     path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED}, {"messages": [{"role": "user", "content": None}]}])
     with pytest.raises(ModelError, match=r"must be a list of messages, each with role and content .* in row 1 of"):
-        read_chats(Part(str(path)))
+        read("chat", Part(str(path)))
     path = write_json(tmp_path / "b.jsonl", [{"question": "why", "text": "did"}])
     with pytest.raises(ModelError, match=r"columns must name those of .* that hold conversations, got none; it has"):
-        read_chats(Part(str(path)))
+        read("chat", Part(str(path)))
     with pytest.raises(ModelError, match=r"from must be one of .*, got 'me' in here"):
         conversation_of([[{"from": "me", "value": "hello"}]], "here")
     with pytest.raises(ModelError, match=r"from must be one of .*, got \['human'\] in here"):
@@ -82,7 +82,7 @@ def test_an_answer_that_is_marked_not_to_count_is_refused():
 @uses_datasets
 def test_columns_that_no_template_sees_are_named(tmp_path):
     path, notes = write_json(tmp_path / "a.jsonl", [{"system": "be kind", "messages": ASKED, "tools": "[]"}]), []
-    read_chats(Part(str(path)), Columns(report=notes.append))
+    read("chat", Part(str(path)), Columns(report=notes.append))
     assert notes == [f"of {path}, column messages is read; not read: system, tools"]
 
 
@@ -90,7 +90,7 @@ def test_columns_that_no_template_sees_are_named(tmp_path):
 def test_messages_of_unlike_fields_are_read_as_they_are(tmp_path):
     parts = said([{"type": "text", "text": "why"}], "the cat")
     path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED}, {"messages": parts}])
-    assert read_chats(Part(str(path))) == [Conversation(ASKED), Conversation(parts)]
+    assert read("chat", Part(str(path))) == [Conversation(ASKED), Conversation(parts)]
 
 
 @uses_datasets
@@ -102,9 +102,9 @@ def test_an_object_of_parquet_has_no_fields_that_others_have(tmp_path):
     asked = [{"prompt": said(part), "completion": "the cat"} for part in parts]
     for name in ("a.parquet", "a.jsonl"):
         write = write_rows if name == "a.parquet" else write_json
-        chats = read_chats(Part(str(write(tmp_path / "calls" / name, rows))))
+        chats = read("chat", Part(str(write(tmp_path / "calls" / name, rows))))
         assert [chat.messages for chat in chats] == [row["messages"] for row in rows]
-        chats = read_chats(Part(str(write(tmp_path / "parts" / name, asked))))
+        chats = read("chat", Part(str(write(tmp_path / "parts" / name, asked))))
         assert [chat.messages[0]["content"] for chat in chats] == list(parts)
 
 
@@ -124,10 +124,10 @@ def texts(split):
 
 def test_a_function_of_ones_own_gives_messages_or_tuples(monkeypatch):
     add_module(monkeypatch, "own_chats", OWN)
-    assert read_chats(Part("own_chats:messages")) == [Conversation(ASKED)]
-    assert read_chats(Part("own_chats:pairs")) == [Conversation(ASKED, 1)]
+    assert read("chat", Part("own_chats:messages")) == [Conversation(ASKED)]
+    assert read("chat", Part("own_chats:pairs")) == [Conversation(ASKED, 1)]
     with pytest.raises(ModelError, match=r"must be a list of messages.* got 'why' in index 0 of own_chats:texts"):
-        read_chats(Part("own_chats:texts"))
+        read("chat", Part("own_chats:texts"))
 
 
 GENERATION = CHAT.replace(

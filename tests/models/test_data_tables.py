@@ -14,7 +14,7 @@ from thinwire.compress.stores.marks import claim
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Part
-from thinwire.models.data.sources import read_chats, read_labelled, read_texts
+from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -25,13 +25,13 @@ def test_a_path_is_no_pattern(tmp_path, name):
     """`datasets` read set1.jsonl in place of set[1].jsonl, and both for set?.jsonl."""
     write_json(tmp_path / "set1.jsonl", [{"text": "another"}])
     write_json(tmp_path / name, [{"text": "named"}])
-    assert read_texts(Part(str(tmp_path / name))) == ["named"]
+    assert read("text", Part(str(tmp_path / name))) == ["named"]
 
 
 def test_a_folder_that_would_be_a_pattern_is_refused(tmp_path):
     write_json(tmp_path / "set[1]" / "a.jsonl", [{"text": "named"}])
     with pytest.raises(ModelError, match=r"takes a path with \*, \? or \[ for a pattern: name the folder otherwise"):
-        read_texts(Part(str(tmp_path / "set[1]")))
+        read("text", Part(str(tmp_path / "set[1]")))
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -41,7 +41,7 @@ def test_a_file_that_was_replaced_is_read_again_whatever_its_time_says(tmp_path,
         write_json(path, [{"text": text}]).rename(tmp_path / "moved")
         os.utime(tmp_path / "moved", (1_700_000_000, 1_700_000_000))
         (tmp_path / "moved").rename(path)
-        assert read_texts(Part(str(path.parent if inside else path))) == [text]
+        assert read("text", Part(str(path.parent if inside else path))) == [text]
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_columns_that_tell_rows_apart_are_not_read_unless_named(tmp_path, row, k
     path, said = write_json(tmp_path / "rows.jsonl", [row]), []
     asked = Columns(report=said.append)
     if kind == "text":
-        assert read_texts(Part(str(path)), asked) == ["words"]
+        assert read("text", Part(str(path)), asked) == ["words"]
         assert said == [f"of {path}, column {columns} is read"]
     else:
         names = columns.split(" and ")
-        assert read_labelled("pairs", Part(str(path)), asked).examples == [tuple(row[name] for name in names)]
+        assert read("pairs", Part(str(path)), asked).examples == [tuple(row[name] for name in names)]
         assert said == [f"of {path}, column {columns} is read, and the class from label"]
     first = next(iter(row))
-    assert read_texts(Part(str(path)), Columns([first])) == [row[first]]
+    assert read("text", Part(str(path)), Columns([first])) == [row[first]]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_of_chats_no_other_column_is_taken_for_the_text(tmp_path, row):
     [lists] = [name for name in row if isinstance(row[name], list)]
     said = rf"got \[\]; it has .*; {lists} holds lists, which only data\.kind chat reads; set kind or"
     with pytest.raises(ModelError, match=said):
-        read_texts(Part(str(path)))
+        read("text", Part(str(path)))
 
 
 def test_a_run_says_which_columns_it_reads(tmp_path):
@@ -117,7 +117,7 @@ def test_labels_that_number_too_many_classes_are_refused(tmp_path, labels):
     pq.write_table(table, tmp_path / "rows.parquet")
     told = rf"must number the classes from 0, got {labels[1]} in row 1 of column label of .*, which has 2 rows"
     with pytest.raises(ModelError, match=told):
-        read_labelled("pairs", Part(str(tmp_path / "rows.parquet")))
+        read("pairs", Part(str(tmp_path / "rows.parquet")))
 
 
 def test_a_run_names_labels_that_no_sample_has(tmp_path):
@@ -130,11 +130,11 @@ def test_a_run_names_labels_that_no_sample_has(tmp_path):
 def test_csv_may_hold_the_words_none_and_na(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\nNone,0\nNA,1\n,0\n")
     with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 2"):
-        read_texts(Part(str(tmp_path / "rows.csv")))
+        read("text", Part(str(tmp_path / "rows.csv")))
     (tmp_path / "rows.csv").write_text("text,label\nNone,0\nNA,1\nnull,\n")
-    assert read_texts(Part(str(tmp_path / "rows.csv"))) == ["None", "NA", "null"]
+    assert read("text", Part(str(tmp_path / "rows.csv"))) == ["None", "NA", "null"]
     with pytest.raises(ModelError, match="column label must hold a label in every row, got none in row 2"):
-        read_labelled("pairs", Part(str(tmp_path / "rows.csv")))
+        read("pairs", Part(str(tmp_path / "rows.csv")))
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
     (tmp_path / "rows2.csv").write_text("text,label\n001,3\n" if inside else "")
     place = str(tmp_path if inside else path)
     texts = ["abc"] * 10_000 + ["007"] * 3 + ["001"] * inside
-    assert read_texts(Part(place)) == texts
+    assert read("text", Part(place)) == texts
     size = 3 * len(texts)
     data = load(DataOptions(name=place, stream=1, limit=size + 1, shuffle="never", held_out=0, block_size=3))
     assert bytes(data.training.inputs(torch.tensor([10_000, len(texts) - 1])).flatten().tolist()) == (
@@ -188,7 +188,7 @@ def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
 def test_tables_that_are_something_else_are_named(tmp_path, name, content, told):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=told):
-        read_texts(Part(str(tmp_path / name)))
+        read("text", Part(str(tmp_path / name)))
 
 
 def test_parquet_that_declares_very_many_classes_is_refused_before_they_take_memory(tmp_path):
@@ -198,23 +198,23 @@ def test_parquet_that_declares_very_many_classes_is_refused_before_they_take_mem
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet")
     for name in (tmp_path / "rows.parquet", tmp_path):
         with pytest.raises(ModelError, match=r"rows\.parquet must have at most 1000000 classes, and declares 10"):
-            read_labelled("pairs", Part(str(name)))
+            read("pairs", Part(str(name)))
 
 
 @pytest.mark.parametrize("suffix", [".md", ".text"])
 def test_a_folder_of_text_may_have_other_names(tmp_path, suffix):
     (tmp_path / f"a{suffix}").write_text("# One\n\ntwo")
-    assert read_texts(Part(str(tmp_path))) == ["# One\n", "\n", "two"]
+    assert read("text", Part(str(tmp_path))) == ["# One\n", "\n", "two"]
 
 
 def test_a_folder_of_text_holds_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 9)
     with pytest.raises(ModelError, match=r"a\.txt must hold text, and is no text: \d+ of its first 2304 bytes are"):
-        read_texts(Part(str(tmp_path)))
+        read("text", Part(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
-    ("read", "unread", "texts"),
+    ("taken", "unread", "texts"),
     [
         (["train_to_busan.txt"], ["dracula.txt", "emma.md"], ["a\n"]),
         (["train.jsonl"], ["extra.jsonl", "more/old.csv"], ["a"]),
@@ -222,25 +222,25 @@ def test_a_folder_of_text_holds_text(tmp_path):
         (["a.txt", "b/a.md"], [], ["a\n", "a\n"]),
     ],
 )
-def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, read, unread, texts):
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, taken, unread, texts):
     """A name that begins with train hid all other files, and only the most frequent format is read."""
     content = {".jsonl": '{"text": "a"}\n', ".csv": "text\na\n"}
-    of_the_hub = ["README.md", ".cache/a.jsonl"] if read[0].endswith(".jsonl") else []
-    for path in map(tmp_path.joinpath, (*read, *unread, *of_the_hub)):
+    of_the_hub = ["README.md", ".cache/a.jsonl"] if taken[0].endswith(".jsonl") else []
+    for path in map(tmp_path.joinpath, (*taken, *unread, *of_the_hub)):
         path.parent.mkdir(exist_ok=True)
         path.write_text(content.get(path.suffix, "a\n"))
     notes = []
-    assert read_texts(Part(str(tmp_path)), Columns(report=notes.append)) == texts
+    assert read("text", Part(str(tmp_path)), Columns(report=notes.append)) == texts
     assert notes[:-1] == [f"files of {tmp_path} that are not read: {', '.join(unread)}"] * bool(unread)
 
 
 def test_a_folder_holds_files_alone(tmp_path):
     write_json(tmp_path / "a.jsonl", [{"text": "a"}])
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    assert read_texts(Part(str(tmp_path))) == ["a"]
+    assert read("text", Part(str(tmp_path))) == ["a"]
     os.mkfifo(tmp_path / "b.jsonl")
     with pytest.raises(ModelError, match=r"b\.jsonl is neither a file nor a folder"):
-        read_texts(Part(str(tmp_path)))
+        read("text", Part(str(tmp_path)))
 
 
 def write_run(folder):
@@ -260,23 +260,25 @@ def test_what_a_run_wrote_is_not_read_as_data(tmp_path, monkeypatch, name, place
     content = {"a.txt": "one\n", "a.csv": "text\none\n", "a.jsonl": '{"text": "one"}\n'}[name]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_text(content)
-    before = read_texts(Part("data"))
+    before = read("text", Part("data"))
     write_run(tmp_path / "data" / place)
     with pytest.raises(ModelError, match=r"data must hold data alone, but .* would be read as data too, and a run of"):
-        read_texts(Part("data"))
+        read("text", Part("data"))
     shutil.rmtree("data")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name.replace("a.", "train.")).write_text(content)
     write_run(tmp_path / "data" / place)
     notes = []
-    assert read_texts(Part("data"), Columns(report=notes.append)) == before, "a name that says what it is for is enough"
+    assert read("text", Part("data"), Columns(report=notes.append)) == before, (
+        "a name that says what it is for is enough"
+    )
     assert not any("not read" in note for note in notes), "nobody misses what a run wrote"
 
 
 def test_the_folder_of_the_data_may_be_the_current_one(tmp_path, monkeypatch):
     write_json(tmp_path / "a.jsonl", [{"text": "a"}])
     monkeypatch.chdir(tmp_path)
-    assert read_texts(Part(".")) == ["a"]
+    assert read("text", Part(".")) == ["a"]
 
 
 def image_rows(path, *names):
@@ -292,7 +294,7 @@ def image_rows(path, *names):
 def test_a_row_may_name_an_image_in_the_folder_of_its_table(tmp_path):
     picture = png(random_pixels(1)[0])
     (tmp_path / "a.png").write_bytes(picture)
-    labelled = read_labelled("images", image_rows(tmp_path / "rows.parquet", tmp_path / "a.png", "a.png"))
+    labelled = read("images", image_rows(tmp_path / "rows.parquet", tmp_path / "a.png", "a.png"))
     assert labelled.examples == [picture, picture]
     assert labelled.place(1) == str(tmp_path / "a.png")
 
@@ -303,13 +305,13 @@ def test_a_row_names_no_other_file(tmp_path, name):
     (tmp_path / "table").mkdir()
     os.mkfifo(tmp_path / "table" / "a.fifo")
     with pytest.raises(ModelError, match=r"an image must .*, got .* in row 0"):
-        read_labelled("images", image_rows(tmp_path / "table" / "rows.parquet", name))
+        read("images", image_rows(tmp_path / "table" / "rows.parquet", name))
 
 
 def test_a_link_to_a_device_is_no_image(tmp_path):
     (tmp_path / "zero.png").symlink_to("/dev/zero")
     with pytest.raises(ModelError, match=r"an image must be a file of at most \d+ bytes, got zero\.png in row 0"):
-        read_labelled("images", image_rows(tmp_path / "rows.parquet", "zero.png"))
+        read("images", image_rows(tmp_path / "rows.parquet", "zero.png"))
 
 
 def test_an_image_that_cannot_be_read_is_told_by_its_own_row(tmp_path):
@@ -335,7 +337,7 @@ def test_token_ids_are_read_as_they_are(tmp_path):
     rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8, 9]}]
     for name in ("a.jsonl", "a.parquet"):
         path = str(write_rows(tmp_path / name, rows[:1]) if name == "a.parquet" else write_json(tmp_path / name, rows))
-        tokens = read_texts(Part(path))
+        tokens = read("text", Part(path))
         assert (tokens.tolist(), tokens.dtype) == ([5, 6, 7] if name == "a.parquet" else [5, 6, 7, 8, 9], torch.int32)
     data = load(DataOptions(name=str(tmp_path / "a.jsonl"), block_size=2, held_out=0))
     assert (data.training.inputs(torch.arange(2)).tolist(), data.vocab_size) == ([[5, 6], [7, 8]], 10)
@@ -356,13 +358,13 @@ def test_the_vocabulary_is_that_of_texts_and_token_ids(tmp_path):
 
 def test_token_ids_with_labels_are_conversations(tmp_path):
     path = Part(str(write_rows(tmp_path / "a.parquet", [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}])))
-    [chat] = read_chats(path)
+    [chat] = read("chat", path)
     assert (chat.tokens.tolist(), chat.counted.tolist()) == ([5, 6, 7], [False, True, False])
-    [chat] = read_chats(path, Columns(["input_ids"]))
+    [chat] = read("chat", path, Columns(["input_ids"]))
     assert chat.counted.tolist() == [True] * 3
     write_json(tmp_path / "b.jsonl", [{"input_ids": [5, 6], "labels": [6, -100]}])
     with pytest.raises(ModelError, match=r"labels must be -100 or the token itself, .* got others in row 0 of"):
-        read_chats(Part(str(tmp_path / "b.jsonl")))
+        read("chat", Part(str(tmp_path / "b.jsonl")))
     words = write_tokenizer(tmp_path / "words", pairs=False)
     data = load(DataOptions(name=path.name, kind="chat", tokenizer=words, block_size=4, held_out=0))
     assert data.training.targets(torch.tensor([0])).tolist() == [[6, -100, -100, -100]]
@@ -380,4 +382,4 @@ def test_token_ids_with_labels_are_conversations(tmp_path):
 def test_what_are_no_token_ids_is_told(tmp_path, rows, told):
     path = write_json(tmp_path / "a.jsonl", [{"input_ids": row} for row in rows])
     with pytest.raises(ModelError, match=told):
-        read_texts(Part(str(path)))
+        read("text", Part(str(path)))

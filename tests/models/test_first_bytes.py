@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinwire.models.data.parts import Part
-from thinwire.models.data.sources import read_texts
+from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 from thinwire.models.first_bytes import nests_beyond, not_text, told_by
 
@@ -50,7 +50,7 @@ def test_a_file_that_is_no_text_is_told_by_its_first_bytes(tmp_path, kind):
     content, told = FOREIGN[kind]
     (tmp_path / "train.bin").write_bytes(content)
     with pytest.raises(ModelError, match=f"train.bin must hold text, and is {told}"):
-        read_texts(Part(str(tmp_path / "train.bin")))
+        read("text", Part(str(tmp_path / "train.bin")))
 
 
 @pytest.mark.parametrize("content", [b"", TEXT, "é ü\r\n".encode("latin-1") * 99, "日本\n".encode() * 99, TEXT + b"\0"])

@@ -14,7 +14,7 @@ from PIL import Image
 from support.data_files import png, random_pixels, write_tokenizer
 from thinwire.models.data.images import decode, find_format
 from thinwire.models.data.parts import Labelled, Part
-from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights
@@ -130,8 +130,8 @@ def test_tables(tmp_path, chance):
     for name, content in hostile.items():
         (tmp_path / name).write_bytes(content)
         part = Part(str(tmp_path / name))
-        refusals = [refused(lambda part=part: read_texts(part))]
-        refusals += [refused(lambda part=part, kind=kind: read_labelled(kind, part)) for kind in ("pairs", "images")]
+        refusals = [refused(lambda part=part: read("text", part))]
+        refusals += [refused(lambda part=part, kind=kind: read(kind, part)) for kind in ("pairs", "images")]
         bad += all(refusals)
     assert len(hostile) > 35 and bad > 10
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from support.data_files import write_json, write_tokenizer
 from thinwire.models import hub
 from thinwire.models.data.parts import Part
-from thinwire.models.data.sources import read_texts
+from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.model import check_name
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # transformers and datasets are imported
 READERS = {
     "model": lambda name: check_name(ModelOptions(name=name)),
     "tokenizer": make_tokenizer,
-    "data": lambda name: read_texts(Part(name)),
+    "data": lambda name: read("text", Part(name)),
 }
 
 
@@ -138,6 +138,6 @@ def test_files_and_folders_ask_nobody(hub_that, tmp_path):
     """`datasets` counted on a server each file that it read."""
     rows, words = write_json(tmp_path / "rows.jsonl", [{"text": "a"}]), write_tokenizer(tmp_path / "words")
     with hub_that(hang_up) as server:
-        assert read_texts(Part(str(rows))) == ["a"]
+        assert read("text", Part(str(rows))) == ["a"]
         assert make_tokenizer(words).vocab_size > 1
     assert server.asked == []

@@ -4,7 +4,7 @@ import pytest
 
 from support.own_code import own_module
 from thinwire.models.data.parts import Part, evaluation_part
-from thinwire.models.data.sources import read_labelled, read_texts
+from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 
 OWN = """
@@ -85,19 +85,19 @@ def own_sources(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own_sources")
 def test_a_function_of_ones_own_is_asked_for_its_split():
-    assert read_texts(Part("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
-    assert read_labelled("images", Part("own_sources:pictures")).num_labels == 2
+    assert read("text", Part("own_sources:texts", "test")) == ["test 0", "test 1", "test 2"]
+    assert read("images", Part("own_sources:pictures")).num_labels == 2
     training = Part("own_sources:pictures")
     # the texts to train on were what was evaluated
-    assert read_texts(evaluation_part(training, "own_sources:texts")) == ["test 0", "test 1", "test 2"]
-    assert read_texts(evaluation_part(Part("own_sources:texts"), "held")) == ["held 0", "held 1", "held 2"]
+    assert read("text", evaluation_part(training, "own_sources:texts")) == ["test 0", "test 1", "test 2"]
+    assert read("text", evaluation_part(Part("own_sources:texts"), "held")) == ["held 0", "held 1", "held 2"]
 
 
 @pytest.mark.usefixtures("own_sources")
 def test_a_function_written_with_a_dot_is_answered_with_a_colon():
     """It was looked for on the hub."""
     with pytest.raises(ModelError, match=r"got 'own_sources\.texts' \(did you mean own_sources:texts\?\)"):
-        read_texts(Part("own_sources.texts"))
+        read("text", Part("own_sources.texts"))
 
 
 @pytest.mark.usefixtures("own_sources")
@@ -116,7 +116,7 @@ def test_a_function_written_with_a_dot_is_answered_with_a_colon():
 )
 def test_a_function_that_gives_no_texts_is_one_sentence(name, said):
     with pytest.raises(ModelError) as error:
-        read_texts(Part(name))
+        read("text", Part(name))
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
@@ -142,7 +142,7 @@ PICTURES = "must return images that are uint8 arrays [H, W] or [H, W, C] with 1 
 def test_examples_of_the_wrong_kind_are_one_sentence(name, kind, said):
     with pytest.raises(ModelError) as error:
         part = Part(f"own_sources:{name}")
-        read_texts(part) if kind == "text" else read_labelled(kind, part)
+        read("text", part) if kind == "text" else read(kind, part)
     assert str(error.value).startswith(f"own_sources:{name} {said}")
     assert "\n" not in str(error.value)
 
@@ -150,7 +150,7 @@ def test_examples_of_the_wrong_kind_are_one_sentence(name, kind, said):
 @pytest.mark.usefixtures("own_sources")
 def test_a_label_beyond_the_classes_is_told():
     with pytest.raises(ModelError, match=r"labels must lie in 0\.\.1, got 2 in row 1 of own_sources:wide_labels"):
-        read_labelled("pairs", Part("own_sources:wide_labels"))
+        read("pairs", Part("own_sources:wide_labels"))
 
 
 @pytest.mark.usefixtures("own_sources")
@@ -160,4 +160,4 @@ def test_a_function_that_gives_other_examples_at_each_call_is_refused(name, kind
     said = f"own_sources:{name} must return the same for split 'test' at each call"
     with pytest.raises(ModelError, match=said):
         part = Part(f"own_sources:{name}", "test")
-        read_texts(part) if kind == "text" else read_labelled(kind, part)
+        read("text", part) if kind == "text" else read(kind, part)

@@ -10,7 +10,7 @@ import torch
 from support.data_files import png, random_pixels, write_images, write_json, write_rows
 from thinwire.models.data import sources
 from thinwire.models.data.parts import Columns, Labelled, Part, check_labels, evaluation_part, local_path
-from thinwire.models.data.sources import Source, read_labelled, read_texts
+from thinwire.models.data.sources import Source, read
 from thinwire.models.errors import ModelError
 
 uses_datasets = pytest.mark.usefixtures("hub_cache")
@@ -19,7 +19,7 @@ TEXTS = [row["sentence"] for row in ROWS]
 
 
 def test_pydoc_is_every_topic_in_order():
-    texts = read_texts(Part("pydoc"))
+    texts = read("text", Part("pydoc"))
     assert texts == [topics[name] for name in sorted(topics)]
     assert 200_000 < len("".join(texts)) < 2_000_000
 
@@ -27,7 +27,7 @@ def test_pydoc_is_every_topic_in_order():
 def test_a_text_file_is_lines_that_join_to_it(tmp_path):
     content = b"\r\none\x0b\ntwo\xff\x00"
     (tmp_path / "text").write_bytes(content)
-    texts = read_texts(Part(str(tmp_path / "text")))
+    texts = read("text", Part(str(tmp_path / "text")))
     assert len(texts) == 3
     assert "".join(texts).encode(errors="surrogateescape") == content
 
@@ -36,8 +36,8 @@ def test_a_text_file_is_lines_that_join_to_it(tmp_path):
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_texts_of_tables(tmp_path, suffix):
     path = write_rows(tmp_path / f"rows{suffix}", ROWS)
-    assert read_texts(Part(str(path))) == TEXTS
-    labelled = read_labelled("pairs", Part(str(path)))
+    assert read("text", Part(str(path))) == TEXTS
+    labelled = read("pairs", Part(str(path)))
     assert labelled.examples == [(text,) for text in TEXTS]
     assert labelled.labels.tolist() == [0, 1, 0, 1]
     assert labelled.num_labels == 2
@@ -47,10 +47,10 @@ def test_texts_of_tables(tmp_path, suffix):
 def test_a_folder_of_text_keeps_the_ends_of_lines_and_names_its_splits(tmp_path):
     (tmp_path / "train.txt").write_text("one\n\ntwo")
     (tmp_path / "test.txt").write_text("three\n")
-    assert read_texts(Part(str(tmp_path))) == ["one\n", "\n", "two"]
-    assert read_texts(Part(str(tmp_path), "test")) == ["three\n"]
+    assert read("text", Part(str(tmp_path))) == ["one\n", "\n", "two"]
+    assert read("text", Part(str(tmp_path), "test")) == ["three\n"]
     with pytest.raises(ModelError, match="must be one of train, test, got 'dev'"):
-        read_texts(Part(str(tmp_path), "dev"))
+        read("text", Part(str(tmp_path), "dev"))
 
 
 @uses_datasets
@@ -64,10 +64,10 @@ def test_the_layout_of_the_hub(tmp_path):
     write_json(tmp_path / "cola" / "a.jsonl", ROWS)
     write_json(tmp_path / "cola" / "b.jsonl", ROWS[:1])
     write_json(tmp_path / "qnli" / "a.jsonl", [{"question": "why", "sentence": "it", "label": 1}])
-    assert read_texts(Part(str(tmp_path), "dev", "cola")) == TEXTS[:1]
-    assert read_labelled("pairs", Part(str(tmp_path), "train", "qnli")).examples == [("why", "it")]
+    assert read("text", Part(str(tmp_path), "dev", "cola")) == TEXTS[:1]
+    assert read("pairs", Part(str(tmp_path), "train", "qnli")).examples == [("why", "it")]
     with pytest.raises(ModelError, match=r"pick one among the available configs: \['cola', 'qnli'\]"):
-        read_texts(Part(str(tmp_path)))
+        read("text", Part(str(tmp_path)))
 
 
 def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
@@ -78,7 +78,7 @@ def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
         return {"validation": hub_cache.Dataset.from_list(ROWS)}
 
     monkeypatch.setattr(hub_cache, "load_dataset", load_dataset)
-    assert read_texts(Part("nyu-mll/glue", "validation", "cola")) == TEXTS
+    assert read("text", Part("nyu-mll/glue", "validation", "cola")) == TEXTS
     assert asked == [(("nyu-mll/glue", "cola"), {"streaming": False})]
 
 
@@ -104,7 +104,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys, con
     logged = []
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: logged.append(record.getMessage()))
     with pytest.raises(ModelError, match=message) as caught:
-        read_texts(Part(str(tmp_path / name)))
+        read("text", Part(str(tmp_path / name)))
     assert f"got '{tmp_path / name}': " in str(caught.value)
     assert logged == [] and capsys.readouterr().err == "", "told twice"
 
@@ -115,20 +115,20 @@ def test_texts_with_commas_that_are_not_quoted_are_told(tmp_path, inside):
     """`datasets` took what stood behind the comma for the text."""
     (tmp_path / "rows.csv").write_text("text,label\n" + "Hello number 7, how are you,1\n" * 3)
     with pytest.raises(ModelError, match="must have as many fields as its header, and have more"):
-        read_texts(Part(str(tmp_path if inside else tmp_path / "rows.csv")))
+        read("text", Part(str(tmp_path if inside else tmp_path / "rows.csv")))
 
 
 @uses_datasets
 def test_an_empty_folder_is_named(tmp_path):
     with pytest.raises(ModelError, match="doesn't contain any data files"):
-        read_texts(Part(str(tmp_path)))
+        read("text", Part(str(tmp_path)))
 
 
 @uses_datasets
 def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
     path = str(write_rows(tmp_path / "rows.parquet", ROWS))
     with pytest.raises(ModelError) as caught:
-        read_labelled("pairs", Part(path), Columns(["question", "idx"], "class"))
+        read("pairs", Part(path), Columns(["question", "idx"], "class"))
     for part in (
         "got question; it has sentence, label, idx",
         "got idx of another type",
@@ -137,7 +137,7 @@ def test_wrong_columns_are_told_all_at_once_with_those_there_are(tmp_path):
     ):
         assert part in str(caught.value), str(caught.value)
     with pytest.raises(ModelError, match=r"one column of images of .*, got \[\]; it has sentence, label, idx"):
-        read_labelled("images", Part(path))
+        read("images", Part(path))
 
 
 @uses_datasets
@@ -156,7 +156,7 @@ def test_labels_are_integers_in_range(tmp_path, label, message):
     rows = [{"text": "a", "label": first}, {"text": "b", "label": label}]
     path = write_rows(tmp_path / "rows.parquet", rows)
     with pytest.raises(ModelError, match=message):
-        read_labelled("pairs", Part(str(path)))
+        read("pairs", Part(str(path)))
 
 
 def test_the_first_label_out_of_range_is_told():
@@ -169,14 +169,14 @@ def test_the_first_label_out_of_range_is_told():
 def test_a_row_without_text_is_told(tmp_path):
     path = write_json(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": None}])
     with pytest.raises(ModelError, match="column text must hold a text in every row, got none in row 1"):
-        read_texts(Part(str(path)))
+        read("text", Part(str(path)))
 
 
 @uses_datasets
 def test_images_of_a_table_stay_encoded(tmp_path):
     pixels = random_pixels(3)
     path = write_images(tmp_path / "images.parquet", pixels, [1, 1, 0], names=["cat", "dog", "eel"])
-    labelled = read_labelled("images", Part(str(path)))
+    labelled = read("images", Part(str(path)))
     assert labelled.examples == [png(image) for image in pixels]
     assert labelled.labels.tolist() == [1, 1, 0]
     assert labelled.num_labels == 3, "the classes that are declared, not those that occur"
@@ -185,7 +185,7 @@ def test_images_of_a_table_stay_encoded(tmp_path):
 @uses_datasets
 def test_images_as_plain_bytes(tmp_path):
     path = write_rows(tmp_path / "images.parquet", [{"picture": png(random_pixels(1)[0]), "y": 1}])
-    labelled = read_labelled("images", Part(str(path)), Columns(["picture"], "y"))
+    labelled = read("images", Part(str(path)), Columns(["picture"], "y"))
     assert labelled.examples == [png(random_pixels(1)[0])]
 
 
@@ -197,21 +197,21 @@ def test_a_folder_of_images_has_its_folders_as_classes(tmp_path):
             folder.mkdir(parents=True)
             (folder / "1.png").write_bytes(png(random_pixels(1, seed=seed)[0]))
     for split in ("train", "test"):
-        labelled = read_labelled("images", Part(str(tmp_path), split))
+        labelled = read("images", Part(str(tmp_path), split))
         assert labelled.examples == [png(random_pixels(1, seed=seed)[0]) for seed in range(2)]
         assert labelled.labels.tolist() == [0, 1]
 
 
 def test_digits():
     sklearn_datasets = pytest.importorskip("sklearn.datasets")
-    labelled = read_labelled("images", Part("digits"))
+    labelled = read("images", Part("digits"))
     assert (len(labelled), labelled.num_labels) == (1797, 10)
     expected = sklearn_datasets.load_digits()
     assert labelled.labels.tolist() == expected.target.tolist()
     assert labelled.examples[5].dtype == np.uint8
     assert np.abs(labelled.examples[5] - expected.images[5] * 255 / 16).max() <= 0.5
     with pytest.raises(ModelError, match="digits has no splits, got 'test'"):
-        read_labelled("images", Part("digits", "test"))
+        read("images", Part("digits", "test"))
 
 
 def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
@@ -230,12 +230,12 @@ def test_cifar10_as_torchvision_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "train_list", [["batch", sums["batch"]]])
     monkeypatch.setattr(cifar, "test_list", [])
     monkeypatch.setattr(cifar, "meta", {"filename": "meta", "key": "label_names", "md5": sums["meta"]})
-    labelled = read_labelled("images", Part(str(tmp_path)))
+    labelled = read("images", Part(str(tmp_path)))
     assert np.array_equal(np.stack(labelled.examples), pixels.transpose(0, 2, 3, 1))
     assert (labelled.labels.tolist(), labelled.num_labels) == ([3, 9], 10)
     (folder / "batch").write_bytes(b"")
     with pytest.raises(ModelError, match="not found or corrupted"):
-        read_labelled("images", Part(str(tmp_path)))
+        read("images", Part(str(tmp_path)))
 
 
 def test_evaluation_is_a_split_or_a_path(tmp_path, monkeypatch):
@@ -254,12 +254,12 @@ def test_of_a_folder_for_evaluation_the_split_that_is_not_to_train_on_is_read(tm
         write_json(tmp_path / "two" / f"{split}.jsonl", [{"text": split}])
         write_json(tmp_path / "three" / f"{split}.jsonl", [{"text": split}])
         write_json(tmp_path / split / f"{split}.jsonl", [{"text": split}])
-        assert read_texts(Part(str(tmp_path / split), None)) == [split]
+        assert read("text", Part(str(tmp_path / split), None)) == [split]
     write_json(tmp_path / "three" / "validation.jsonl", [{"text": "it"}])
-    assert read_texts(Part(str(tmp_path / "two"), None)) == ["test"]
-    assert read_texts(Part(str(tmp_path / "three"))) == ["train"]
+    assert read("text", Part(str(tmp_path / "two"), None)) == ["test"]
+    assert read("text", Part(str(tmp_path / "three"))) == ["train"]
     with pytest.raises(ModelError, match=r"^evaluation must name data of one split, got .*three, which has train, "):
-        read_texts(Part(str(tmp_path / "three"), None))
+        read("text", Part(str(tmp_path / "three"), None))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_kind_that_a_source_does_not_give_is_refused_with_those_that_do(kind, 
     """It was looked for as a file, or on the hub."""
     rule = f"data of kind {kind} must come from .*a file of examples or a folder or a data set on the hub, got "
     with pytest.raises(ModelError, match=f"{rule}'{name}', which gives {given}; take other data"):
-        read_labelled(kind, Part(name))
+        read(kind, Part(name))
 
 
 def test_selecting_keeps_labels_with_their_examples():
@@ -280,8 +280,8 @@ def test_selecting_keeps_labels_with_their_examples():
 
 
 def test_the_halves_of_pydocs_paragraphs_are_every_other_time_the_wrong_way_round():
-    found = read_labelled("pairs", Part("pydoc", "train", None))
-    text = " ".join(" ".join(read_texts(Part("pydoc", "train", None))).split())
+    found = read("pairs", Part("pydoc", "train", None))
+    text = " ".join(" ".join(read("text", Part("pydoc", "train", None))).split())
     assert found.labels[:4].tolist() == [0, 1, 0, 1] and found.num_labels == 2
     for (first, second), label in zip(found.examples[:50], found.labels[:50].tolist(), strict=True):
         assert (f"{first} {second}" in text) == bool(label)
@@ -292,13 +292,13 @@ def test_a_source_is_a_row_and_a_function(monkeypatch):
     def read_numbers(part, columns):
         return Labelled([(str(number), part.split) for number in range(int(part.name[1:]))], torch.zeros(2), 2)
 
-    row = Source(name="numbers", fits=lambda name: name.startswith("#"), labelled={"pairs": read_numbers})
+    row = Source(name="numbers", fits=lambda name: name.startswith("#"), readers={"pairs": read_numbers})
     monkeypatch.setattr(sources, "SOURCES", (row, *sources.SOURCES))
-    assert read_labelled("pairs", Part("#2")).examples == [("0", "train"), ("1", "train")]
+    assert read("pairs", Part("#2")).examples == [("0", "train"), ("1", "train")]
     with pytest.raises(ModelError, match="got '#2', which gives pairs; take other data"):
-        read_texts(Part("#2"))
+        read("text", Part("#2"))
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_named():
     with pytest.raises(ModelError, match="got '/dev/null': neither a file nor a folder"):
-        read_texts(Part("/dev/null"))
+        read("text", Part("/dev/null"))
