@@ -79,15 +79,13 @@ def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
     codecs = wanted.compression.without_auto("an evaluation")
     with alone(), _temporary_folder(codecs.store_folder) as stores:
         passing = replace(prepared, recipe=replace(wanted, compression=replace(codecs, store_folder=stores)))
-        trainer = assemble(passing, simulated_placement(passing.recipe), rank=0).trainer
+        assembly = assemble(passing, simulated_placement(passing.recipe), rank=0)
+        trainer = assembly.trainer
         check_base(place, wanted.model, (stage.submod for stage in trainer.stages))
         trainer.done = wanted.training.steps  # codecs that change are those of the end
         size, count = wanted.pipeline.pass_size, len(held_out)
         scores = evaluate(trainer, held_out, lambda: evaluation_batches(count, size))
-        for stage in trainer.stages:
-            stage.close()
-        for wire, _ in trainer.stages[0].all_ends:
-            wire.discard_stores()
+        assembly.close()
     assert scores is not None, "the last stage lives here"
     return scores
 

@@ -252,8 +252,7 @@ class Stage(nn.Module):
         # pixels are float32, whatever the weights are
         result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype)
         with arithmetic(self.precision, tensors[0].device.type):
-            for layer in self.layers:
-                assert isinstance(layer, Layer)
+            for layer in self._own():
                 result = self._run(layer, as_tuple(result), _side_of(layer, side))
         if not self.crosses:
             return result
@@ -269,10 +268,12 @@ class Stage(nn.Module):
         hold_weights(self, dtype, frozen_only=frozen_only)
         self.weights_dtype = dtype
 
+    def _own(self) -> Iterator[Layer]:
+        return (layer for layer in self.layers if isinstance(layer, Layer))
+
     def remember(self, remembers: bool) -> None:
         """Let all layers keep of the tokens from now on what later ones need, or forget it."""
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
+        for layer in self._own():
             layer.remember(remembers)
 
     def saved_state(self) -> dict[str, Tensor]:
@@ -281,19 +282,11 @@ class Stage(nn.Module):
 
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the stage."""
-        state: dict[str, Tensor] = {}
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            state |= layer.full_state()
-        return state
+        return {name: tensor for layer in self._own() for name, tensor in layer.full_state().items()}
 
     def full_parameters(self) -> dict[str, Parameter]:
         """The parameters by full name."""
-        found: dict[str, Parameter] = {}
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            found |= layer.full_parameters()
-        return found
+        return {name: each for layer in self._own() for name, each in layer.full_parameters().items()}
 
 
 def build_stage(

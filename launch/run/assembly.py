@@ -147,6 +147,13 @@ class Assembly:
     generator: Generator | None
     """Answers prompts; None without any."""
 
+    def close(self) -> None:
+        """Close the stages of this process, and delete the files of their stores."""
+        for stage in self.trainer.stages:
+            stage.close()
+        for wire, _ in self.trainer.stages[0].all_ends:
+            wire.discard_stores()
+
 
 def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None) -> Prepared:
     """Read the data and cut the model. The epochs of the recipe become steps.

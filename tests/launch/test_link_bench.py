@@ -15,7 +15,7 @@ from support.processes import run
 from thinwire.launch import cli
 from thinwire.launch.bench.links import contests
 from thinwire.launch.bench.links.command import make_parser, pairs_of
-from thinwire.launch.bench.links.contenders import Codecs, PlainPipeline, make
+from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
 from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.bench.links.worker import _Batches
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
@@ -42,10 +42,10 @@ def weights_after_two_steps(rank, kinds, folder):
     where, found = real_placement(prepared.recipe), {}
     for kind in kinds:
         if kind == "thinwire":
-            contender = make(kind, Codecs("none", "none"), prepared, where, rank, folder, CPU)
+            contender = Thinwire(prepared, where, rank, Codecs("none", "none"), folder)
             module = contender._trainer.stages[0].submod
         else:
-            contender = PlainPipeline(prepared, build_modules(prepared, where, rank), where, kind)
+            contender = PlainTorch(prepared, where, rank, kind, CPU)
             module = contender._modules[rank]
         for first in (0, 4):
             contender.step(torch.arange(first, first + 4))
@@ -69,7 +69,7 @@ def rounds_in_turn(rank, folder):
     prepared = prepare(parse([*SMALL, "--pipeline.num_stages", "1", *alone], prog="thinwire bench"))
     where = collectives.connected(real_placement(prepared.recipe, rank), timedelta(seconds=30))
     contenders = {
-        codec: make(codec, Codecs("none", "none", codec), prepared, where, rank, folder / codec, CPU)
+        codec: Thinwire(prepared, where, rank, Codecs("none", "none", codec), folder / codec)
         for codec in ("none", "q(4)")
     }
     found = {codec: [] for codec in contenders}

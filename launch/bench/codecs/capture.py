@@ -62,10 +62,9 @@ def snapshots(wanted: Recipe, after: Sequence[int]) -> dict[int, dict[Passage, T
 
     with alone():
         where = simulated_placement(prepared.recipe)
-        trainer = assemble(prepared, where, rank=0, observer=recording(passages)).trainer
-        trainer.train(keep)
-        for stage in trainer.stages:
-            stage.close()
+        assembly = assemble(prepared, where, rank=0, observer=recording(passages))
+        assembly.trainer.train(keep)
+        assembly.close()
     return found
 
 

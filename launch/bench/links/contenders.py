@@ -71,25 +71,25 @@ class StepMeasures:
 
 
 class Contender(Protocol):
-    """One way to train the recipe.
-
-    Attributes:
-        round: the steps that it takes at a time, from one exchange between replicas to the next.
-    """
+    """One way to train the recipe. Plain torch has no stores and no files; the LIMIT is that of Thinwire's stages."""
 
     round: int
+    """The steps that it takes at a time, from one exchange between replicas to the next."""
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
 
     def measure_compute(self, ids: Tensor) -> None:
         """On a GPU, measure what its steps compute in a round of its own: a timed one does not wait for the GPU."""
+        return
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
+        return
 
     def close(self) -> None:
         """Delete files and free other resources."""
+        return
 
 
 class _Given:
@@ -108,7 +108,7 @@ class _Given:
         return Batch(0, self.ids, torch.ones(len(self.ids), dtype=torch.bool))
 
 
-class Thinwire:
+class Thinwire(Contender):
     """The pipeline of the recipe with other codecs; stores on disk are in `folder`."""
 
     def __init__(self, prepared: Prepared, where: Placement, rank: int, codecs: Codecs, folder: Path) -> None:
@@ -127,7 +127,8 @@ class Thinwire:
         ready = replace(prepared, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
         self.round = replicas.sync.every if replicas.step_alone else 1
         self._next = 0
-        self._trainer = assemble(ready, where, rank).trainer
+        self._assembly = assemble(ready, where, rank)
+        self._trainer = self._assembly.trainer
         self._trainer.sampler = self._sampler = _Given()
         self._trainer.read_clocks()
         self._device = self.stages[0].device
@@ -202,50 +203,7 @@ class Thinwire:
 
     def close(self) -> None:
         """Close stores and delete their files."""
-        for stage in self._trainer.stages:
-            stage.close()
-        for wire, _ in self._trainer.stages[0].all_ends:
-            wire.discard_stores()
-
-
-class PlainTorch:
-    """The pipeline of torch alone, with a dtype on the wire."""
-
-    round = 1
-
-    def __init__(
-        self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._pipeline = PlainPipeline(prepared, build_modules(prepared, where, rank, device), where, dtype, device)
-
-    def step(self, ids: Tensor) -> StepMeasures:
-        """Take an optimizer step on the samples `ids`."""
-        self._pipeline.step(ids)
-        return StepMeasures({}, [], [], {})
-
-    def measure_compute(self, ids: Tensor) -> None:
-        """Nothing: the LIMIT is that of Thinwire's stages."""
-
-    def forget_cache(self) -> None:
-        """Nothing: plain torch has no stores."""
-
-    def close(self) -> None:
-        """Nothing: plain torch has no files."""
-
-
-def make(
-    name: str,
-    codecs: Codecs | None,
-    prepared: Prepared,
-    where: Placement,
-    rank: int,
-    folder: Path,
-    device: torch.device,
-) -> Contender:
-    """The contender of that name: Thinwire if there are codecs, else one of BASELINES. Collective."""
-    if codecs is None:
-        return PlainTorch(prepared, where, rank, BASELINES[name], device)
-    return Thinwire(prepared, where, rank, codecs, folder)
+        self._assembly.close()
 
 
 def _means(computed: Iterable[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
@@ -272,7 +230,7 @@ class CastAtBoundaries(nn.Module):
     """A stage that computes in fp32 on its device, and receives and sends another dtype, from the host's memory."""
 
     def __init__(
-        self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool, device: torch.device = CPU
+        self, stage: Stage, dtype: torch.dtype, *, is_first: bool, is_last: bool, device: torch.device
     ) -> None:
         super().__init__()
         self.stage, self._dtype, self._is_first, self._is_last = stage, dtype, is_first, is_last
@@ -291,27 +249,20 @@ class CastAtBoundaries(nn.Module):
         return _cast(leaving, self._dtype).to(CPU).contiguous()
 
 
-class PlainPipeline:
-    """The stages of this process on plain torch.distributed.pipelining. Collective over the default process group.
+class PlainTorch(Contender):
+    """The pipeline of torch.distributed.pipelining alone. Collective over the default process group.
 
-    If several stages hold the same weights, each stage trains its own copy here: torch does not share them.
-
-    Args:
-        prepared: the recipe, and the tensors at its boundaries.
-        modules: stage -> its module, on the device.
-        where: the process of each stage.
-        dtype: the dtype of floating-point tensors on the wire.
-        device: where the stages compute; what crosses a boundary comes from the host's memory, for gloo sends no other.
+    If several stages hold the same weights, each stage trains its own copy here: torch does not share them. What
+    crosses a boundary comes from the host's memory, for gloo sends no other. `dtype` is that of floating-point tensors
+    on the wire.
     """
 
+    round = 1
+
     def __init__(
-        self,
-        prepared: Prepared,
-        modules: dict[int, Stage],
-        where: Placement,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
+        self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self._modules = modules = build_modules(prepared, where, rank, device)
         recipe = prepared.recipe
         self._recipe, self._data, self._placement, self._device = recipe, prepared.data, where, device
         count = recipe.pipeline.num_stages
@@ -319,7 +270,7 @@ class PlainPipeline:
         outputs = [tuple(_example(tensor, dtype) for tensor in output) for output in crossing]
         outputs += [tuple(_example(tensor, tensor.dtype) for tensor in last)]
         inputs = [(torch.empty_like(prepared.inputs, device="cpu"),), *outputs[:-1]]
-        self.stages = [
+        stages = [
             PipelineStage(
                 CastAtBoundaries(module, dtype, is_first=index == 0, is_last=index == count - 1, device=device),
                 index,
@@ -330,25 +281,25 @@ class PlainPipeline:
             )
             for index, module in modules.items()
         ]
-        self.has_first, self.has_last = 0 in modules, count - 1 in modules
+        self._has_first, self._has_last = 0 in modules, count - 1 in modules
         self._optimizers = {
             index: make_optimizer(module.parameters(), recipe.optimizer) for index, module in modules.items()
         }
-        self._modules = modules
         self._loss = WholeBatchLoss(prepared.data.task, Meter(), prepared.recipe.training.label_smoothing)
-        self._schedule = build(recipe.pipeline.schedule, self.stages, recipe.pipeline.num_microbatches, self._loss)
+        self._schedule = build(recipe.pipeline.schedule, stages, recipe.pipeline.num_microbatches, self._loss)
 
-    def step(self, ids: Tensor) -> None:
-        """Take an optimizer step on the samples `ids`, in one pass through the pipeline."""
+    def step(self, ids: Tensor) -> StepMeasures:
+        """Take an optimizer step on the samples `ids`, in one pass through the pipeline; nothing is measured."""
         samples = self._data.training
-        args = (samples.inputs(ids, 0),) if self.has_first else ()
+        args = (samples.inputs(ids, 0),) if self._has_first else ()
         kwargs: dict[str, Any] = {}
-        if self.has_last:
+        if self._has_last:
             targets = samples.targets(ids)
             self._loss.begin(self._data.task.num_valid(targets))
             kwargs = {"target": targets.to(self._device), "losses": []}
         self._schedule.step(*args, **kwargs, **samples.side(ids))
         self._update()
+        return StepMeasures({}, [], [], {})
 
     def _update(self) -> None:
         options = self._recipe.optimizer

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.launch.bench.links.contenders import Codecs, Contender, StepMeasures, make
+from thinwire.launch.bench.links.contenders import BASELINES, Codecs, Contender, PlainTorch, StepMeasures, Thinwire
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
@@ -78,8 +78,10 @@ def main(argv: Sequence[str]) -> int:
     store = dist.FileStore(plan.store, -1)
     store.set_timeout(timedelta(days=1))
     device = choose(prepared.recipe.training.device, own_local_rank())
-    contenders = {
-        name: make(name, codecs, prepared, where, rank, Path(plan.folder, f"stores-{index}"), device)
+    contenders: dict[str, Contender] = {
+        name: Thinwire(prepared, where, rank, codecs, Path(plan.folder, f"stores-{index}"))
+        if codecs
+        else PlainTorch(prepared, where, rank, BASELINES[name], device)
         for index, (name, codecs) in enumerate(plan.contenders.items())
     }
     batches = _Batches(prepared)
