@@ -9,7 +9,10 @@ import math
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
+
+import torch
 
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
@@ -30,7 +33,7 @@ from thinwire.launch.run.outputs import (
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import Times, carried, codecs_in_words, stage_report, summarize, written
+from thinwire.launch.run.summary import Times, carried, of_stages, stage_report, written
 from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible
@@ -292,23 +295,31 @@ class Reporting:
         stages = collectives.gather(where, {report["stage"]: report for report in reports})
         if self._log is None or stages is None:
             return None
-        here = self._trainer.sync.replicas.here
-        summary = summarize(
-            self._recipe,
-            stages,
-            done=done,
-            metered_from=self.metered_from,
-            codec_of=codecs_in_words(self._recipe, self._trainer.stages[0].wire.compression),
-            times=self.times,
-            timed=f"replica {here.start}" if len(here) < self._recipe.replicas.count else "all",
-            train_loss=self._log.last_loss,
-            evaluations=self._log.evaluations,
-            choices=self._choosing.choices,
-            look=self.look,
-            loss_scale=self._trainer.update.scale.told(),
-            best=self.best,
-        )
-        return {**summary, "planned_steps": done} if self._trainer.stopped else summary
+        recipe, here = self._recipe, self._trainer.sync.replicas.here
+        evaluations, stopped = self._log.evaluations, self._trainer.stopped
+        return {
+            "name": recipe.name,
+            "folder": str(recipe.folder),
+            "steps": done,
+            "metered_from": self.metered_from,
+            "running": True,
+            "smoke": recipe.debug.smoke,
+            "planned_steps": done if stopped else recipe.training.steps,
+            "seconds": self.times.all,
+            **{f"{purpose}_seconds": seconds for purpose, seconds in self.times.seconds.items()},
+            "train_loss": self._log.last_loss,
+            "held_out": {mode: each.values() for mode, each in evaluations[-1][1].items()} if evaluations else {},
+            # of each replica; which they took depends on who was lost, where one may be
+            "samples": [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes],
+            # whose seconds and memory these are
+            "timed": f"replica {here.start}" if len(here) < recipe.replicas.count else "all",
+            "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choosing.choices],
+            "look": self.look,
+            "loss_scale": self._trainer.update.scale.told(),
+            "best": self.best,
+            "torch": torch.__version__,
+            **of_stages(recipe, stages, self._trainer.stages[0].wire.compression),
+        }
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         """Gather the traces; the process that reports writes and prints the final results."""

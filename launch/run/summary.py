@@ -10,15 +10,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
-import torch
-
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
-from thinwire.pipeline.auto import Choice
 from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
-from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
@@ -98,85 +94,27 @@ def carried(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> di
     return total
 
 
-def summarize(
-    recipe: Recipe,
-    stages: Sequence[Mapping[str, Any]],
-    *,
-    done: int,
-    metered_from: int,
-    codec_of: Callable[[int, ChannelName], str],
-    times: Times,
-    timed: str,
-    train_loss: float | None,
-    evaluations: Sequence[tuple[int, Mapping[Compression, Score]]],
-    choices: Sequence[Choice],
-    look: Mapping[str, Any] | None,
-    loss_scale: Mapping[str, Any] | None,
-    best: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The content of summary.json after `done` steps, before the end of the run.
+def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]], used: CompressionOptions) -> dict[str, Any]:
+    """What a summary says of the reports of all stages, each with that of its exchange: traffic, time, weights.
 
-    Args:
-        recipe: the recipe of the run.
-        stages: the reports of all stages, in order, each with that of its exchange.
-        done: the number of steps done.
-        metered_from: the first step that the reports of the stages count.
-        codec_of: (boundary, channel) -> the expression of its codec.
-        times: the seconds of the run so far.
-        timed: whose seconds and memory these are: all, or a replica with processes of its own.
-        train_loss: the training loss of the last step.
-        evaluations: (steps done, scores by compression).
-        choices: the choices of auto.
-        look: the scores of the look before training; None if there was none.
-        loss_scale: the factor of the loss and the steps that were skipped; None unless fp16 is used.
-        best: the best held-out score and its step; None if the recipe asks for none.
+    `used` are the codecs, chosen by auto or not.
     """
-    scores = evaluations[-1][1] if evaluations else {}
+    several = recipe.replicas.count > 1
     sent = carried(stage["traffic"] for stage in stages)
     by_phase = {phase: sum((each for route, each in sent.items() if route[2] == phase), Traffic()) for phase in PHASES}
+    overrides = recipe.replicas.overrides if several else {}
+    codec_of = partial(codec_in_words, recipe.compression if overrides else used, overrides)
+    gathered = ("digest_lines", "traffic", "exchange")
+    rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
+    exchanges = reported([stage["exchange"] for stage in stages]) if several else []
     return {
-        "name": recipe.name,
-        "folder": str(recipe.folder),
-        "steps": done,
-        "metered_from": metered_from,
-        "running": True,
-        "smoke": recipe.debug.smoke,
-        "planned_steps": recipe.training.steps,
-        "seconds": times.all,
-        **{f"{purpose}_seconds": seconds for purpose, seconds in times.seconds.items()},
-        "train_loss": train_loss,
-        "held_out": {mode: score.values() for mode, score in scores.items()},
         "channels": channel_rows(sent, recipe.num_boundaries, codec_of),
-        "replicas": replica_rows(sent, len(stages), str(recipe.replicas.method)) if recipe.replicas.count > 1 else [],
-        # of each replica; which they took depends on who was lost, where one may be
-        "samples": [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes],
-        "timed": timed,
-        "choices": [asdict(choice) | {"hides": choice.hides} for choice in choices],
-        "stages": stage_rows(stages, with_exchange=recipe.replicas.count > 1),
-        "look": look,
-        "loss_scale": loss_scale,
-        "best": best,
+        "replicas": replica_rows(sent, len(stages), str(recipe.replicas.method)) if several else [],
+        "stages": [row | {"exchange": its} for row, its in zip(rows, exchanges, strict=True)] if several else rows,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(traffic) for phase, traffic in by_phase.items()},
         "bytes_sent": sum(traffic.bytes for traffic in sent.values()),
-        "torch": torch.__version__,
     }
-
-
-def codecs_in_words(recipe: Recipe, used: CompressionOptions) -> Callable[[int, ChannelName], str]:
-    """Gives the codec of a channel, and which replicas have another; `used` are the codecs, chosen by auto or not."""
-    overrides = recipe.replicas.overrides if recipe.replicas.count > 1 else {}
-    return partial(codec_in_words, recipe.compression if overrides else used, overrides)
-
-
-def stage_rows(stages: Sequence[Mapping[str, Any]], *, with_exchange: bool) -> list[dict[str, Any]]:
-    """Size, seconds and memory of each stage, and the seconds of its exchange between replicas, if it has one."""
-    gathered = ("digest_lines", "traffic", "exchange")
-    rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
-    if not with_exchange:
-        return rows
-    exchanges = reported([stage["exchange"] for stage in stages])
-    return [{**row, "exchange": exchange} for row, exchange in zip(rows, exchanges, strict=True)]
 
 
 def channel_rows(
