@@ -46,12 +46,7 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
 
 
 def batch_norm_warning(names: Sequence[str], microbatch_size: int) -> str | None:
-    """A warning if the micro-batch is too small for these batch norms; None if it is not, or there are no batch norms.
-
-    Args:
-        names: full names of the batch norms.
-        microbatch_size: samples in a micro-batch.
-    """
+    """A warning if the micro-batch is too small for these batch norms; None if it is not, or there are none."""
     if not names or microbatch_size >= FEWEST_SAMPLES:
         return None
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""

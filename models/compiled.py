@@ -45,10 +45,7 @@ def check_compiler(device: torch.device) -> None:
 def compile_layers(stage: Stage, inputs: tuple[Tensor, ...], side: Mapping[str, Tensor]) -> None:
     """Compile the layers of a stage for training and for evaluation; neither weights nor generators change.
 
-    Args:
-        stage: the stage.
-        inputs: one micro-batch of its inputs, with requires_grad as in training.
-        side: its side inputs by name.
+    The inputs are one micro-batch, with requires_grad as in training.
     """
     import torch._dynamo
     import torch._inductor.config

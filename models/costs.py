@@ -136,11 +136,8 @@ def operations(
 
     It is `LayerSpec.cost` if the blueprint has counted costs. Else it is the sum of the multiplications and additions
     of matrix products, the elements of the outputs, and the parameters. Parameters count because their gradients are
-    written whole: an embedding has no products, but is not free.
-
-    Args:
-        blueprint: the model.
-        example_input, precision, side: of one micro-batch, as for `stage_output_examples`.
+    written whole: an embedding has no products, but is not free. The others are of one micro-batch, as for
+    `stage_output_examples`.
     """
     if blueprint.counted:
         return tuple(layer.cost for layer in blueprint.layers)

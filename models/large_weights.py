@@ -78,11 +78,7 @@ def _may_add(weight: Tensor) -> bool:
 def _settle(node: Node, weight: Tensor, whole: Callable[[], Tensor], add: Callable[[Tensor], object]) -> Tensor | None:
     """The gradient of a weight, or None after it was added to the one that is there.
 
-    Args:
-        node: where autograd would add it.
-        weight: the weight.
-        whole: computes it.
-        add: adds it to another one.
+    `node` is where autograd would add it. `whole` computes it, `add` adds it to another one.
     """
     try:
         if not torch._C._will_engine_execute_node(node):

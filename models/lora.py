@@ -135,12 +135,8 @@ class AdaptedWeights:
 def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str, model_type: str) -> Blueprint:
     """The same model, frozen, with a new or a given adapter.
 
-    Args:
-        model: one of transformers, with pretrained weights.
-        options: what the adapter is like.
-        base: the folder or the name on the hub that PEFT shall take the model from.
-        task_type: PEFT's name of the task.
-        model_type: the library's name of the kind of model.
+    The model is one of transformers, with pretrained weights. `base` is the folder or the name on the hub that PEFT
+    shall take the model from, `task_type` PEFT's name of the task, `model_type` the library's of the kind of model.
 
     Raises:
         ModelError: the targets are nowhere in the model, or the given adapter is another one.

@@ -69,9 +69,7 @@ class Machine:
 def partition_over(machines: Sequence[Machine], *, boundary_costs: Sequence[float] | None = None) -> tuple[range, ...]:
     """Cut layers so that the bottleneck costs as little as possible, where each stage has a machine of its own.
 
-    Args:
-        machines: that of each stage, in their order; machines may be the same object.
-        boundary_costs: as for `partition`, which says how ties are broken too.
+    Machines may be the same object. `partition` says how ties are broken.
 
     Raises:
         ModelError: as for `partition`.

@@ -20,10 +20,7 @@ Recompute = Literal["none", "block"]
 def in_backward(layer: nn.Module, tensors: tuple[Tensor, ...], side: Mapping[str, Tensor]) -> Any:
     """Run a layer so that its backward runs it again. Without gradients it runs once, as ever.
 
-    Args:
-        layer: the layer.
-        tensors: its inputs, which are kept.
-        side: its side inputs by name, which are kept too.
+    Its inputs are kept.
     """
     if not torch.is_grad_enabled():
         return layer(*tensors, **side)

@@ -130,10 +130,7 @@ class Classification(Task):
 class OwnTask:
     """A task with a loss or metrics of the user's own, which get output and target of a micro-batch.
 
-    Args:
-        task: the task, for all else.
-        loss: the sum over the valid targets, a scalar; None leaves the loss as it is.
-        metrics: by name, what sums up over the valid targets.
+    `loss` is the sum over the valid targets, a scalar; None leaves the loss as it is. `metrics` are sums over them too.
     """
 
     def __init__(

@@ -158,12 +158,8 @@ def answer(
 ) -> Answer:
     """Answer all questions about one workload.
 
-    Args:
-        workload: the workload.
-        schedule: the name of the chosen schedule.
-        codecs: the codecs to compare; the first one is no compression.
-        networks: the networks to compare, which differ in bandwidth.
-        max_in_flight: the number of micro-batches that fit in the memory of a process.
+    The first of the codecs is no compression; the networks differ in bandwidth. `max_in_flight` micro-batches fit in
+    the memory of a process.
     """
     by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
     slowest = min(networks, key=lambda network: network.bandwidth)

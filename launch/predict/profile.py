@@ -32,12 +32,9 @@ REPETITIONS = 5
 def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tuple[float, float] | None) -> Workload:
     """The workload of a recipe, with one stage in each process.
 
-    Args:
-        recipe: the recipe.
-        codecs: the codecs to time.
-        given: seconds of one micro-batch forward and backward on every stage; then nothing is measured, and codecs take
-            no time. With None each stage is built, timed on one micro-batch of the training data, and dropped; codecs
-            are timed too.
+    `given` are seconds of one micro-batch forward and backward on every stage; then nothing is measured, and codecs
+    take no time. With None each stage is built, timed on one micro-batch of the training data, and dropped; codecs are
+    timed too.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.

@@ -18,13 +18,7 @@ from thinwire.pipeline.auto import Automatic, Choice
 class Choosing:
     """The automatic channels of a run, if it has any. Every process has one, and calls it at the same steps.
 
-    Args:
-        assembly: the stages of this process, connected, not restored yet, and a recipe that says which channels are
-            automatic.
-        resumption: where the run goes on.
-
-    Attributes:
-        choices: what was chosen.
+    It is made before anything is restored; `choices` are what was chosen.
     """
 
     def __init__(self, assembly: Assembly, resumption: Resumption) -> None:

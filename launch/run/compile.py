@@ -30,11 +30,6 @@ EVERY = 1.0
 def compile_stages(stages: Sequence[CompressedStage], prepared: Prepared, where: Placement) -> None:
     """Compile the stages of this process, and return once all processes have. Collective.
 
-    Args:
-        stages: those of this process.
-        prepared: the run.
-        where: the process of each stage.
-
     Raises:
         ModelError: torch cannot compile the layers.
     """

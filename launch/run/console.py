@@ -33,10 +33,7 @@ SMOKE_NOTE = "a smoke run: every part has worked, but the numbers say nothing ab
 class ProgressLine:
     """A live line on a terminal. Without a terminal, a plain line now and then, so that logs stay short.
 
-    Args:
-        total: the steps of the run.
-        tokens: those of a sample of text, whose speed is given in tokens; 0 for other samples.
-        clock: gives the time in seconds.
+    `tokens` are those of a sample of text, whose speed is given in tokens; 0 for other samples. `clock` gives seconds.
     """
 
     def __init__(
@@ -123,8 +120,7 @@ def _waiting(record: StepRecord) -> str:
 def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
     """Print the final size of the feedback stores, one line for each process that has some.
 
-    Args:
-        processes: stages of a process -> bytes by medium (memory, disk).
+    `processes` are the stages of each, with bytes by medium (memory, disk).
     """
     where = {"memory": "in memory", "disk": "on disk"}
     for stages, taken in processes.items():

@@ -53,10 +53,7 @@ NEEDS_CODEC = 0.01
 def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
     """Write the folder, and return notes: a sentence for each difference to the model in memory.
 
-    Args:
-        run: the run.
-        folder: a new or empty folder.
-        dtype: the dtype of the exported weights; None is the dtype of the model before training.
+    The folder is new or empty. `dtype` is that of the exported weights; None is the dtype of the model before training.
 
     Raises:
         OptionsError: the folder cannot be made.
@@ -152,11 +149,7 @@ def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """The tied weights that are still equal, and the pairs that now differ.
 
-    Only one of two equal weights must be saved.
-
-    Args:
-        weights: the weights of the run by name.
-        tied: name -> the name of the weight that it was tied to.
+    Only one of two equal weights must be saved. `tied` names for each weight the one that it was tied to.
     """
     pairs = {name: other for name, other in tied.items() if name in weights and other in weights}
     equal = {name: other for name, other in pairs.items() if torch.equal(weights[name], weights[other])}

@@ -231,12 +231,8 @@ def stop_on_signals(
     """Call `stopping` on a signal, then end this process at once, even inside a blocking call.
 
     A signal handler of Python waits until the blocking call returns. A thread that reads the wake-up pipe does not. The
-    thread also notices a launcher that was killed, which sends no signal.
-
-    Args:
-        stopping: called before the process ends.
-        signals: those that end it.
-        ends_soon: called on SIGTERM; where it returns True the process goes on, for it ends by itself.
+    thread also notices a launcher that was killed, which sends no signal. `stopping` is called before the process ends,
+    `ends_soon` on SIGTERM; where that returns True the process goes on, for it ends by itself.
     """
     launcher = os.getppid()
     reading, writing = os.pipe()

@@ -160,11 +160,8 @@ def replaced_checkpoints(recipe: Recipe) -> str:
 def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     """Move a run that --overwrite replaces, if it has saved anything, to `replaced_folders`.
 
-    All processes call it, and wait for each other before they write. What is behind a link stays where it is.
-
-    Args:
-        recipe: that of the new run.
-        runs: the ids of the run's folders on all hosts.
+    All processes call it, and wait for each other before they write. What is behind a link stays where it is. `runs`
+    are the ids of the run's folders on all hosts.
 
     Raises:
         OptionsError: a folder within that of the run is on another disk.
@@ -357,12 +354,7 @@ def _locked(folder: Path, *, alone: bool = True, field: str = "output") -> int:
 
 
 def departed(recipe: Recipe, descriptor: int) -> str | None:
-    """A sentence that says why a run cannot be started again, if its folder has left its place; else None.
-
-    Args:
-        recipe: that of the run.
-        descriptor: that of its folder, as `held` gave it.
-    """
+    """A sentence that says why a run cannot be started again, if its folder has left its place; else None."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), recipe.folder.stat()):
             return None

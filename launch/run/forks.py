@@ -39,9 +39,7 @@ def is_safe() -> bool:
 class Forked:
     """A fork of this process, in its own session. It ends if this process ends.
 
-    Args:
-        work: the function that the fork calls; its result is the exit status.
-        environment: all environment variables of the fork; lists of processes show its `RANK`.
+    It calls `work`, whose result is the exit status, in this environment alone; lists of processes show its `RANK`.
     """
 
     def __init__(self, work: Callable[[], int], environment: Mapping[str, str]) -> None:

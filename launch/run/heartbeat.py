@@ -177,11 +177,7 @@ class Silence:
 
 
 class Hearing:
-    """The heartbeats of started processes, as their launcher reads them.
-
-    Args:
-        heartbeat, timeout: seconds, as `Silence` takes them.
-    """
+    """The heartbeats of started processes, as their launcher reads them."""
 
     def __init__(self, heartbeat: float, timeout: float) -> None:
         self._silence, self._pipes = Silence(heartbeat, timeout, stopped=0.5), dict[int, int]()
@@ -226,9 +222,6 @@ def begin_watcher(heartbeat: float, timeout: float) -> None:
     """Have a watcher read this process's heartbeat, which must begin after this call.
 
     It waits 2 s longer than the neighbours, so they are the first to say who is silent.
-
-    Args:
-        heartbeat, timeout: seconds, as `Silence` takes them.
     """
     reading, writing = os.pipe()
     watched = os.getpid()

@@ -55,10 +55,7 @@ class ModelFacts:
 def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
     """Make a run's folder anew, with what a resume and an export need, if somebody moved or removed it.
 
-    Args:
-        prepared: the run.
-        log: its log, in the process that has one.
-        run: its id.
+    `log` is that of the process that has one, `run` its id.
 
     Returns whether the files of the log were gone.
 
@@ -136,9 +133,8 @@ def read_facts(folder: Path) -> ModelFacts:
 def check_classes(place: Path, classes: Sequence[str]) -> None:
     """Check that data name their classes as those that a model was trained on, where both have names and are here.
 
-    Args:
-        place: the folder of a run, of its checkpoints, of one of them, or of an export; a recipe has no such names.
-        classes: the names of the data's classes, by number.
+    `place` is the folder of a run, of its checkpoints, of one of them, or of an export; a recipe has no such names.
+    `classes` are the names by number.
 
     Raises:
         OptionsError: they do not.

@@ -42,12 +42,7 @@ _MOST_STRANGERS = 16
 class Neighbours:
     """The neighbours of this process, read on a thread of their own. Creating it is collective.
 
-    Args:
-        where: where the stages live.
-        rank: this process.
-        pulse: its heartbeat, which the neighbours get.
-        silence: how long they may be silent.
-        timeout: seconds to wait for them.
+    They get the pulse of this process; they may be silent as `silence` says. It waits for them `timeout` seconds.
 
     Raises:
         PeerError: a neighbour cannot be reached.

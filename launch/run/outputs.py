@@ -97,12 +97,7 @@ def save_picture(
 ) -> None:
     """Draw the training loss of every step, and the held-out losses with compression on and off, as a picture.
 
-    Args:
-        path: the file to write.
-        title: the title of the picture.
-        unit: the unit of the loss.
-        losses: (step, training loss).
-        evaluations: (steps done, scores by compression).
+    `losses` are (step, training loss), `evaluations` (steps done, scores by compression).
     """
     from matplotlib.figure import Figure
 

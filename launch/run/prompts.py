@@ -39,10 +39,7 @@ class Prompts:
 def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tensor, ...]]) -> Prompts:
     """The prompts of a recipe.
 
-    Args:
-        recipe: its training.prompts are texts.
-        model: the model.
-        outputs: the output of each stage for a micro-batch, as meta tensors.
+    `outputs` are those of each stage for a micro-batch, as meta tensors.
 
     Raises:
         ModelError: the model does not write text, or a prompt leaves it no room.

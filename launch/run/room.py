@@ -83,11 +83,7 @@ def numbers_of_a_parameter(recipe: Recipe) -> int:
 
 
 class Room:
-    """The room that one process of a run needs.
-
-    Args:
-        assembly: the stages of this process.
-    """
+    """The room that one process of a run needs."""
 
     def __init__(self, assembly: Assembly) -> None:
         self._trainer, self._where = assembly.trainer, assembly.trainer.placement
@@ -121,12 +117,9 @@ class Room:
     def wait(self, trouble: str | None, unwritten: int, asked: Callable[[], bool]) -> bool:
         """Wait until weights and metrics fit on every disk. Collective.
 
-        False if the run has waited as long as it may, or a process was asked to stop.
-
-        Args:
-            trouble: a sentence that says what this process cannot write, and why; None if it can.
-            unwritten: bytes of metrics that are not written yet.
-            asked: whether this process was asked to stop.
+        False if the run has waited as long as it may, or a process was asked to stop. `trouble` says what this process
+        cannot write, and why; None if it can. `unwritten` are bytes of metrics. `asked` says whether this process was
+        asked to stop.
         """
         folder = self._recipe.folder.absolute() / "weights"
         nbytes = self._weight_bytes() + unwritten

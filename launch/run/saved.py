@@ -92,10 +92,7 @@ def read_run(folder: Path, prog: str) -> SavedRun:
 def check_base(place: str, model: ModelOptions, stages: Iterable[Module]) -> None:
     """Check that the adapter of a run stands beside the frozen weights that it was trained with.
 
-    Args:
-        place: as in `recipe_of`; a recipe may put an adapter beside what it likes.
-        model: that of the recipe of this place.
-        stages: all stages of the model, as they were built.
+    `place` is as in `recipe_of`; a recipe may put an adapter beside what it likes. `stages` are all of them.
 
     Raises:
         OptionsError: the frozen weights are others.
@@ -130,9 +127,7 @@ def check_inside(folder: Path) -> None:
 def chosen_codecs(compression: CompressionOptions, choices: Sequence[Mapping[str, Any]]) -> CompressionOptions:
     """The codecs that a run used, with the choice of auto in place of auto. Before the choice, auto is no compression.
 
-    Args:
-        compression: the options of the run's recipe.
-        choices: the choices of auto, as JSON values.
+    `choices` are JSON values.
 
     Raises:
         OptionsError: they are of another kind.

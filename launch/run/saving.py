@@ -28,16 +28,7 @@ from thinwire.pipeline.training_state import collect
 
 
 class Saves:
-    """The saves of one process of a run. Every process has them, and all call the same methods.
-
-    Args:
-        assembly: the stages of this process.
-        room: whether the disks have room.
-        resumption: where the run begins, and its checkpoints.
-        choosing: what auto chose, which a checkpoint holds.
-        reporting: the log of the run.
-        asked: whether this process was asked to stop.
-    """
+    """The saves of one process of a run. Every process has them, and all call the same methods."""
 
     def __init__(
         self,

@@ -105,14 +105,8 @@ def step_seconds(
 ) -> float:
     """Seconds of an average step with this link at every boundary. Compute and codecs take as long as in the run.
 
-    Every frame of a boundary has the average length. All micro-batches of a stage take the same compute time.
-
-    Args:
-        pipeline: that of the run's recipe.
-        summary: the summary of the run.
-        link: the link at all boundaries between processes.
-        compressed: whether the codecs of the run compress the tensors; without them, codecs take no time.
-        busy: how many times as long compute and codecs took in the run as they shall here.
+    Every frame of a boundary has the average length. All micro-batches of a stage take the same compute time. Codecs
+    take no time if not `compressed`. In the run, compute and codecs took `busy` times as long.
     """
     passes = max(1, metered_steps(summary)) * pipeline.accumulation
     microbatches = passes * pipeline.num_microbatches

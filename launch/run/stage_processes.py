@@ -88,11 +88,7 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
 
 
 class StageProcesses:
-    """Stage processes that are started together, watched, and stopped together; `close` ends them.
-
-    Args:
-        heartbeat, timeout: seconds for which a process may be silent, as `Silence` takes them.
-    """
+    """Stage processes that are started together, watched, and stopped together; `close` ends them."""
 
     def __init__(self, heartbeat: float, timeout: float) -> None:
         self._processes: list[Process] = []
@@ -167,13 +163,9 @@ def run(
 ) -> End:
     """Start a process in each environment, wait, and return how they ended.
 
-    Args:
-        start: starts one process.
-        given: the environment of each process, in rank order.
-        came: the signals that this process got so far; the first one stops the processes.
-        heartbeat, timeout: seconds for which a process may be silent, as `Silence` takes them; a silent one is killed.
-        saves: whether the first signal is passed on, so that the processes write a checkpoint and end by themselves; a
-            second one stops them.
+    The first of the signals that `came` stops the processes; with `saves` it is passed on, so that they write a
+    checkpoint and end by themselves, and a second one stops them. One that is silent for too long is killed; `Silence`
+    says what heartbeat and timeout mean.
     """
     with closing(StageProcesses(heartbeat, timeout)) as processes:
         processes.start(start, given)
@@ -200,10 +192,8 @@ def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool
 class FileWords:
     """What stage processes post for each other while they train: a file for each word, in the folder of their run.
 
-    A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone.
-
-    Args:
-        folder: the folder. Its launcher removes it when the run has ended.
+    A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone. The launcher
+    removes the folder when the run has ended.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -58,12 +58,8 @@ def make_wire(
 ) -> Wire:
     """The wire of one process; collective over its pipeline.
 
-    Args:
-        recipe: that of the run.
-        data: the samples, which may have slots.
-        replica: the replica of this process; None without replicas, or in a simulation of all.
-        agreement: what `agreed` returns.
-        observer, group: as for `Wire`.
+    `replica` is that of this process; None without replicas, or in a simulation of all. `agreement` is what `agreed`
+    returns.
     """
     compression = recipe.replicas.codecs(replica, recipe.compression)
     positions = recipe.batch_size if replica is None else recipe.batch_sizes[replica]

@@ -105,11 +105,7 @@ class Checked:
 def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()) -> list[Cell]:
     """All cells, seed by seed, so that every row has a result early.
 
-    Args:
-        study: the study.
-        scale: its scale.
-        folder: the folder of the cells of this scale.
-        given: options of the command line, for every cell.
+    `folder` is that of the cells of this scale; `given` are options of the command line, for every cell.
 
     Raises:
         OptionsError: two rows would have one folder.
@@ -149,10 +145,7 @@ def _arguments(options: Options) -> list[str]:
 def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     """Read every cell's recipe and data, and cut its model; nothing is written.
 
-    Args:
-        cells: the cells.
-        prog: the command, for messages.
-        score: the score that they are compared by.
+    `score` is the one that they are compared by.
 
     Raises:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.

@@ -125,12 +125,7 @@ def run_jobs(
 ) -> None:
     """Run the cells that wait, and print how each has ended, and now and then how far the others are.
 
-    Args:
-        jobs: all cells; brought up to date.
-        at_once: how many run at once.
-        study: the study, which names the score.
-        came: the signals that this process has got; the first one stops the cells.
-        clock: gives the time in seconds.
+    All jobs are brought up to date. The first of the signals that `came` stops them.
     """
     coming = [job for job in jobs if job.status == "waits"]
     printed = clock() - SILENCE

@@ -63,12 +63,7 @@ def judge(
 ) -> Judged:
     """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them.
 
-    Args:
-        claim: the claim.
-        results: the cells.
-        rows: the rows of the study, with their published scores.
-        missing: the rows that have cells without results.
-        exact: whether the scores have no spread.
+    `missing` are the rows that have cells without results; `exact` says that the scores have no spread.
     """
     by_seed = results.set_index("seed")
 

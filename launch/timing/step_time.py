@@ -107,11 +107,7 @@ _NOTHING = _Frame(0.0, 0.0, 0.0, 0.0, 0.0)
 def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:
     """Simulate one step.
 
-    Args:
-        table: the order of the schedule.
-        compute: the seconds of each stage.
-        activations: entry i is boundary i, from stage i to i + 1.
-        gradients: entry i is boundary i, from stage i + 1 to i.
+    Entry i of `activations` is boundary i, from stage i to i + 1; of `gradients`, from stage i + 1 to i.
 
     Raises:
         ValueError: the length of a list is not the number of stages or boundaries.

@@ -202,9 +202,7 @@ class Routers:
     def sums(self, logits: Sequence[Tensor], counts_BT: Tensor | None) -> Tensor:
         """How often tokens went to each expert, and the sum of their probabilities: float64 [2 E].
 
-        Args:
-            logits: of each router, [B T, E].
-            counts_BT: which tokens count; None means all.
+        `logits` of each router are [B T, E]; `counts_BT` says which tokens count, None means all.
         """
         found = []
         for each in logits:

@@ -312,11 +312,7 @@ def weights_folder(name: str, weights: str) -> Path:
     """A folder with model.safetensors. Its tensors have the names of torchvision's model.
 
     Weights with a name of torchvision are downloaded once, and written beside torch's own downloads. Only this first
-    run holds the whole model in memory.
-
-    Args:
-        name: one of `VISION`.
-        weights: such a folder, or torchvision's name for weights of this model: "IMAGENET1K_V1", "DEFAULT".
+    run holds the whole model in memory. `weights` is such a folder, or torchvision's name: "IMAGENET1K_V1".
 
     Raises:
         ModelError: there is no such folder or name, or the download fails.

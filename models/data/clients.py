@@ -28,11 +28,7 @@ from thinwire.models.seed import derive_seed
 def divide(data: Data, count: int, division: str, seed: int) -> list[Tensor]:
     """The ids of each client's training samples, int64, in rising order; their numbers differ by one at most.
 
-    Args:
-        data: the samples of all clients.
-        count: number of clients.
-        division: "random" (by the seed), "label" (sorted by label; samples of one label in their order) or "order".
-        seed: that of the run.
+    `division` is "random" (by the seed), "label" (sorted by label; samples of one label in their order) or "order".
 
     Raises:
         ModelError: there are no labels to sort by.
@@ -124,9 +120,7 @@ def some_ids(samples: Samples, count: int) -> Tensor:
 def join(outlines: Sequence[Data], own: Data | None) -> Data:
     """The data of several clients as one, from their outlines.
 
-    Args:
-        outlines: those of all clients.
-        own: the data of the client in this process; None in a process without data.
+    `own` are the data of the client in this process; None in a process without data.
 
     Raises:
         ModelError: the outlines do not fit together, or the data are those of none of them.
@@ -176,14 +170,8 @@ class Turns:
     """The batches of clients that train in turn, each through its own samples.
 
     A client goes on in its samples where its last turn ended. An epoch of the run has as many steps as one epoch of
-    each client together.
-
-    Args:
-        clients: the ids of each client's samples.
-        batch_size: samples of a step.
-        seed: that of the order.
-        shuffle: when the order of a client's samples changes.
-        turn: the steps of a turn, from those of an epoch of that client.
+    each client together. `clients` are the ids of each one's samples. `turn` gives the steps of a turn, from those of
+    an epoch of that client.
     """
 
     def __init__(

@@ -179,10 +179,7 @@ def decode(picture: Picture, form: Format, place: str = "one") -> Tensor:
 def find_format(parts: Sequence[Labelled], channels: int | None, size: int | None) -> Format:
     """The format for the images of these parts. Only the headers of images are read.
 
-    Args:
-        parts: all images.
-        channels: 1 or 3; None gives 1 if all images are grey, else 3.
-        size: height and width in pixels; None takes the size that all images have.
+    None for `channels` gives 1 if all images are grey, else 3; None for `size`, in pixels, the size of all.
 
     Raises:
         ModelError: sizes differ and `size` is None, or Pillow cannot read an image.

@@ -141,10 +141,7 @@ class Labelled:
 def local_path(name: str, rule: str, *, own: bool = False) -> Path | None:
     """The name as a path, if there is such a file or folder; None if it may be a name on the hub.
 
-    Args:
-        name: the name.
-        rule: the rule for such names, for the error.
-        own: whether the rule allows `module:name`; then `module.name` is refused with a hint.
+    The error begins with `rule`. `own` says that it allows `module:name`; then `module.name` is refused with a hint.
 
     Raises:
         ModelError: there is no such file or folder, and it cannot be a name on the hub. The message begins with `rule`.

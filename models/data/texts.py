@@ -62,12 +62,8 @@ class TextStream(TextBlocks):
     """`count` blocks of the tokens of rows, as in `TextBlocks`. Those of a batch stay in memory until a later one.
 
     The id of a block is its place in the stream: the same in every process, and in every pass, which begins the stream
-    anew. A run that goes on in the middle reads the stream from its start up to there.
-
-    Args:
-        rows: begins the rows: parts of them, the same each time.
-        tokens: makes tokens [N] of a part of the rows.
-        told: what the rows depend on, for the digest.
+    anew. A run that goes on in the middle reads the stream from its start up to there. `rows` begins the rows, parts of
+    them, the same each time; `tokens` makes tokens [N] of a part. `told` is what the rows depend on, for the digest.
     """
 
     def __init__(

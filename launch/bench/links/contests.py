@@ -36,10 +36,7 @@ _PRINT_SECONDS = 60.0
 def bench(wanted: Recipe, arguments: Sequence[str], options: argparse.Namespace) -> tuple[list[Contest], Prepared]:
     """Run all contenders at all bandwidths, and return the measurements and the prepared recipe. Needs root.
 
-    Args:
-        wanted: the recipe.
-        arguments: the words of the command line that give this recipe.
-        options: those of the bench, and `ratios`, what `ratios_of` finds in them.
+    `arguments` are the words of the command line that give the recipe; `options` have `ratios`, found by `ratios_of`.
     """
     contenders, bandwidths = _contenders(options, wanted), _bandwidths(options.bandwidth)
     processes = wanted.num_processes
@@ -137,10 +134,7 @@ def core_of(processes: int, size: int, cores: int) -> list[int]:
 class _Workers:
     """The processes of a bench: one on every host, each on its own core if there are enough cores.
 
-    Args:
-        plan: their work.
-        hosts: where they run.
-        size: processes of a pipeline.
+    `size` is the number of processes of a pipeline.
     """
 
     def __init__(self, plan: BenchPlan, hosts: Sequence[Host], size: int) -> None:

@@ -418,13 +418,8 @@ def ends_of_processes(
 ) -> list[float]:
     """When each process of a pipeline has the gradients of its step: after its last backward, or after its exchange.
 
-    Args:
-        prepared: the recipe.
-        course: its passes.
-        between: the codec of the gradients.
-        links: the measured links, by (sending process, receiving process).
-        spent: measured seconds of codecs in an average step by section, of each process of a pipeline; empty if codecs
-            cost nothing.
+    `between` is the codec of the gradients. `spent` are the measured seconds of codecs in an average step by section,
+    of each process of a pipeline; it is empty if codecs cost nothing.
     """
     if prepared.recipe.replicas.count == 1:
         return course.done

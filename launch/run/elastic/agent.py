@@ -58,9 +58,7 @@ class AgentSettings:
 class Agent:
     """A started agent, as the launcher has it; `close` ends it.
 
-    Args:
-        recipe: that of the run.
-        agreed: what replicas on several hosts must agree on.
+    `agreed` is what replicas on several hosts must agree on.
 
     Raises:
         OptionsError: the system is not Linux.

@@ -54,10 +54,7 @@ class _Ended:
 class Launcher:
     """All replicas of a run, or the one of this host.
 
-    Args:
-        prepared: the run.
-        make_start: how a stage process is started.
-        came: the signals that this process got so far.
+    `came` are the signals that this process got so far.
     """
 
     def __init__(self, prepared: Prepared, make_start: MakeStart, came: Sequence[signal.Signals]) -> None:

@@ -24,11 +24,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 
 class LogFile:
-    """A file that grows by whole entries.
-
-    Args:
-        path: the file. If it exists, it grows from its end.
-    """
+    """A file that grows by whole entries, from its end if it is there."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, _opened(path)
