@@ -149,7 +149,7 @@ def _serve(listen: str, wanted: Recipe, arguments: Sequence[str]) -> None:
 def _largest(wanted: Recipe) -> int:
     """The most bytes that a message may carry; without a bound, one could make this process gather memory for ever."""
     from thinwire.launch.shared.control_groups import machine_memory
-    from thinwire.models.size import count_parameters
+    from thinwire.models.model import count_parameters
 
     parameters = count_parameters(wanted.model)
     if parameters is None:

@@ -4,7 +4,7 @@ This file imports nothing, so a process that needs only data imports nothing els
 
 - `errors`, `seed`, `digest`, `file_mode`, `options`, `tensors`, `precision`, `recompute`, `hub`
 - `layers` (the shape of every model), `checkpoint`, `compiled`, `architectures/` (`conversion`, `library`,
-  `parity`, `vision`, `sequential`), and `model`, which picks one of them; `size`
+  `parity`, `vision`, `sequential`), and `model`, which picks one of them
 - `batch_norm`, `costs`, `partition`
 - `tasks`, and `data/`: `options`, `parts`, the sources (`files`, `own`, `tables`, joined in `sources`),
   `tokenizer`, `samples`, their kinds (`texts`, `chats`, `pairs`, `images`), `sampler`, `mixture`, `outline`,

@@ -97,7 +97,8 @@ def measure(
     inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
     costs = []
     # dropout draws random numbers
-    with torch.random.fork_rng(devices=_gpus(torch.device(device))), torch.enable_grad():
+    gpus = [] if torch.device(device).type == "cpu" else [device]
+    with torch.random.fork_rng(devices=gpus), torch.enable_grad():
         torch.manual_seed(seed)
         for index, spec in enumerate(blueprint.layers):
             alone = range(index, index + 1)
@@ -188,10 +189,6 @@ def time_once(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, fl
 def _wait(tensors: list[Tensor]) -> None:
     if tensors and tensors[0].device.type != "cpu":
         torch.accelerator.synchronize(tensors[0].device)
-
-
-def _gpus(device: torch.device) -> list[torch.device]:
-    return [] if device.type == "cpu" else [device]
 
 
 def _materialize(example: Tensor, seed: int) -> Tensor:

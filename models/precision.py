@@ -1,7 +1,7 @@
 """The arithmetic of a stage: float32, or products of 16 bits by autocast while the weights stay float32."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,6 +18,17 @@ NARROW: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat
 def arithmetic(precision: Precision, device_type: str) -> AbstractContextManager[Any]:
     """A context in which modules compute in this precision."""
     return nullcontext() if precision == "fp32" else torch.autocast(device_type, dtype=NARROW[precision])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with so many threads of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def narrowed(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:

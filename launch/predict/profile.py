@@ -19,6 +19,7 @@ from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.costs import time_once
+from thinwire.models.precision import threads
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.meters import Meter
@@ -55,15 +56,10 @@ def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tup
     )
     if given is not None:
         return workload
-    before = torch.get_num_threads()
-    torch.set_num_threads(recipe.training.threads)
-    try:
-        with showing("timing the stages and codecs"):
-            forwards, backwards = zip(*(time_stage(prepared, index) for index in range(count)), strict=True)
-            costs = codec_costs(codecs, workload, choose(recipe.training.device))
-            return replace(workload, forward=forwards, backward=backwards, costs=costs)
-    finally:
-        torch.set_num_threads(before)
+    with threads(recipe.training.threads), showing("timing the stages and codecs"):
+        forwards, backwards = zip(*(time_stage(prepared, index) for index in range(count)), strict=True)
+        costs = codec_costs(codecs, workload, choose(recipe.training.device))
+        return replace(workload, forward=forwards, backward=backwards, costs=costs)
 
 
 def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:

@@ -75,7 +75,10 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[
         name: [_step_seconds(run, link, times) for run, times in zip(runs, busy, strict=True)]
         for name, link in links.items()
     }
-    recipes = [[field, *map(_as_text, values)] for field, values in differing.items()]
+    recipes = [
+        [field, *(each if isinstance(each, str) else json.dumps(each) for each in values)]
+        for field, values in differing.items()
+    ]
     tables = [
         _costs(runs, names, baseline),
         *([seeds] if seeds else []),
@@ -161,13 +164,14 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
     rows: list[list[Value]] = [
         [
             *(name, run.codecs, *(rounded(run.bits(channel), 2) for channel in ("activations", "gradients"))),
-            _megabytes(training_bytes(run.sent)),
+            round(sent / 1e6, 2) or round(sent / 1e6, 6),
             round(run.ratio, 2),
             *(rounded(run.score(mode, measure), 4) for measure in measures for mode in MODES),
             *(_change(run, baseline, mode, measure) for measure in measures for mode in MODES if baseline is not None),
             *(run.summary["steps"], round(run.speed, 1)),
         ]
         for name, run in zip(names, runs, strict=True)
+        for sent in [training_bytes(run.sent)]
     ]
     if baseline is None:
         note = "All of these runs are compressed: name one with --baseline to see differences."
@@ -301,12 +305,3 @@ def _alike(run: RunFiles, *others: str) -> str:
 def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
     value, other = run.score(mode, key), baseline.score(mode, key)
     return None if value is None or other is None else round(value - other, 4)
-
-
-def _megabytes(count: float) -> float:
-    """Rounded to two decimals, or to more where nothing would be left."""
-    return round(count / 1e6, 2) or round(count / 1e6, 6)
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

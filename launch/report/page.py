@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,15 +15,6 @@ from thinwire.launch.report.reading import Document, RunFiles, training_bytes
 from thinwire.launch.run import tables
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
-
-
-@dataclass(frozen=True)
-class Share:
-    """One part of a bar: its colour, its share of the bar, and its text."""
-
-    role: str
-    share: float
-    text: str
 
 
 def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
@@ -104,9 +94,9 @@ def _loss_picture(run: RunFiles) -> str:
     return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
 
 
-def _shares(seconds: Mapping[str, float], total: float) -> list[Share]:
-    """Seconds by section, and the rest as `other`."""
+def _shares(seconds: Mapping[str, float], total: float) -> list[tuple[str, float, str]]:
+    """The parts of a bar, seconds by section and the rest as `other`: role, share and text of each."""
     parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in SECTIONS}
     parts["other"] = max(0.0, total - sum(seconds.values()))
     whole = max(1e-9, sum(parts.values()))
-    return [Share(name, spent / whole, f"{name}: {spent:.1f} s, {spent / whole:.0%}") for name, spent in parts.items()]
+    return [(name, spent / whole, f"{name}: {spent:.1f} s, {spent / whole:.0%}") for name, spent in parts.items()]

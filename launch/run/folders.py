@@ -23,7 +23,7 @@ from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stra
 from thinwire.errors.files import MARK, RUN_FILES, read_text
 from thinwire.launch.run.logs.files import is_empty
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import best_folder, newest, remove_leftovers, weights_folder
+from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.run.yaml_text import dump_yaml, load_yaml
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
@@ -166,7 +166,7 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
     Raises:
         OptionsError: a folder within that of the run is on another disk.
     """
-    folder, checkpoints, weights = recipe.folder, checkpoint_folder(recipe), weights_folder(recipe.folder)
+    folder, checkpoints, weights = recipe.folder, checkpoint_folder(recipe), recipe.folder / "weights"
     half, (replaced, *elsewhere) = folder / _REPLACING, replaced_folders(recipe)
     with (folder / MARK).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the first of several processes moves all
@@ -176,7 +176,7 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
         saved += [] if weights.is_symlink() else steps_of(weights)
         saved = [path for path in saved if run_of(path) in runs]
         replicas = _other_replicas(recipe)
-        whole = any((path / MANIFEST).exists() for path in [*saved, *steps_of(best_folder(folder)), *steps_of(weights)])
+        whole = any((path / MANIFEST).exists() for path in [*saved, *steps_of(folder / "best"), *steps_of(weights)])
         if not (half.is_dir() or replicas or whole):
             return  # what was replaced before is still the newest that is whole
         for path in [] if half.is_dir() else [replaced, *elsewhere]:  # one that was killed here has moved some of it

@@ -30,7 +30,6 @@ from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.run.logs.files import FULL
 from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
@@ -58,7 +57,7 @@ def writing(folder: Path) -> Iterator[None]:
 def remove_earlier(recipe: Recipe) -> None:
     """Remove files of an earlier run that this one does not replace at once: summary, best weights, some logs."""
     (recipe.folder / "summary.json").unlink(missing_ok=True)
-    remove(best_folder(recipe.folder))
+    remove(recipe.folder / "best")
     kept = {"exchanges.jsonl": recipe.replicas.count > 1, "answers.jsonl": bool(recipe.training.prompts)}
     for name in (name for name, stays in kept.items() if not stays):
         (recipe.folder / name).unlink(missing_ok=True)

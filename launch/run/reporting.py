@@ -34,7 +34,6 @@ from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.slower_links import show_slower_links
 from thinwire.launch.run.summary import Times, carried, of_stages, stage_report, written
-from thinwire.launch.run.weights import best_folder
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.chats import visible
 from thinwire.models.data.sampler import Batch, evaluation_batches
@@ -96,7 +95,7 @@ class Reporting:
         if lost is not None and not self._has_best(lost):
             self.best = None
             self.note = (
-                f"{best_folder(self._recipe.folder)} has no weights of step {lost}, the best so far, so "
+                f"{self._recipe.folder / 'best'} has no weights of step {lost}, the best so far, so "
                 f"{self._recipe.training.best} begins anew"
             )
         self.is_better = False
@@ -122,7 +121,7 @@ class Reporting:
 
     def _has_best(self, step: int) -> bool:
         """Whether best/ has the weights of a step, wherever they were saved; collective."""
-        found = [manifest.step for manifest in manifests(best_folder(self._recipe.folder))]
+        found = [manifest.step for manifest in manifests(self._recipe.folder / "best")]
         return all(collectives.everyone(self._where, self._where.replica != 0 or found[-1:] == [step]))
 
     @property

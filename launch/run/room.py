@@ -25,7 +25,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import newest
 from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.models.errors import ModelError
-from thinwire.models.size import count_parameters
+from thinwire.models.model import count_parameters
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.options.durations import in_steps

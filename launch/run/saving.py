@@ -17,7 +17,6 @@ from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.weights import best_folder, weights_folder
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError
@@ -64,7 +63,7 @@ class Saves:
         """Save the weights in best/ if the last evaluation was the best so far."""
         if self._reporting.is_better:
             self._reporting.is_better = False
-            self.weights(done, best_folder(self._recipe.folder))
+            self.weights(done, self._recipe.folder / "best")
 
     def weights(self, done: int, place: Path | None = None) -> dict[str, Any] | None:
         """Save the weights of all stages. If a stage cannot save, wait until it has space. Collective.
@@ -81,7 +80,7 @@ class Saves:
             folder = self._recipe.folder
             saving = None
             if self._where.replica == 0 and (place is not None or done != self._newest):  # others hold the same
-                saving = WeightsCheckpoint(place or weights_folder(folder), done, run_of(folder) or "")
+                saving = WeightsCheckpoint(place or folder / "weights", done, run_of(folder) or "")
             summary = self._reporting.summarize(done)
             while True:
                 files, said = self._write(saving)

@@ -39,31 +39,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def weights_folder(run: Path) -> Path:
-    """The folder for the checkpoint of weights only that a run saves."""
-    return run / "weights"
-
-
-def best_folder(run: Path) -> Path:
-    """The folder for the checkpoint of the weights with the best held-out score."""
-    return run / "best"
-
-
 def newest(run: Path) -> Manifest | None:
     """The manifest of the weights in a run's weights/; None without one. OptionsError if a link leads out of it."""
-    found = manifests(weights_folder(run))
-    if found and (said := stray(weights_folder(run), run_of(run))) is not None:
+    found = manifests(run / "weights")
+    if found and (said := stray(run / "weights", run_of(run))) is not None:
         raise OptionsError(f"{run} must hold the weights of a run, but {said}; remove it")
     return found[-1] if found else None
 
 
 def remove_leftovers(run: Path) -> None:
     """Remove incomplete weights of killed runs. No run may be saving in this folder."""
-    for folder in (weights_folder(run), best_folder(run)):
+    for folder in (run / "weights", run / "best"):
         for path in [*steps_of(folder), *folder.glob(f"{NEW}*")]:
             if not (path / MANIFEST).exists():
                 remove(path)
-    for place in (run, weights_folder(run)):
+    for place in (run, run / "weights"):
         if run_of(place) is not None:
             remove_parts(place)
 
@@ -74,7 +64,7 @@ def pass_over(run: Path, step: int) -> list[str]:
     They stay, under another name, until the next save. A sentence for each; other processes may do the same.
     """
     told = []
-    for folder in (weights_folder(run), best_folder(run)):
+    for folder in (run / "weights", run / "best"):
         for path in [path for path in steps_of(folder) if step_of(path) > step and run_of(path) is not None]:
             aside = path.with_name(path.name.replace("step-", "passed-over-"))
             with suppress(OSError):  # another process was first
@@ -194,7 +184,7 @@ def _folders_of(place: Path) -> tuple[list[Path], int | None]:
     """
     if (place / MANIFEST).is_file() and is_step(place):
         return [place.parent], step_of(place)
-    of_run = (place / "model").is_dir() or weights_folder(place).is_dir()  # an export has neither
+    of_run = (place / "model").is_dir() or (place / "weights").is_dir()  # an export has neither
     if not of_run or not (place / "recipe.yaml").is_file():
         return [place], None
     newest(place)  # which refuses a link
@@ -205,8 +195,8 @@ def _folders_of(place: Path) -> tuple[list[Path], int | None]:
     elif options.folder and (runs := {*map(run_of, steps_of(saves))}) and run_of(place) not in runs:
         said = f"the checkpoints in {saves} are of another run than {place}"
     if said:
-        print(f"{said}, so only {weights_folder(place)} is looked into", file=sys.stderr)
-    return [*([] if said else [saves]), weights_folder(place)], None
+        print(f"{said}, so only {place / 'weights'} is looked into", file=sys.stderr)
+    return [*([] if said else [saves]), place / "weights"], None
 
 
 def _run_of(place: Path, checkpoints: Path) -> Path:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +30,7 @@ from thinwire.models.architectures.library import (
 )
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Stage, Weights, build_stage, parameters_on_meta
+from thinwire.models.precision import threads
 from thinwire.models.tasks import TaskName, WithLoss
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
@@ -72,20 +72,9 @@ def check_parity(config: Any, task: TaskName, *, packed: bool = False) -> str:
     """
     found = _FOUND.get(key := (config.to_json_string(), task, packed))
     if found is None:
-        with _one_thread():
+        with threads(1):  # a launcher with others would not fork
             found = _FOUND[key] = _compare(config, task, packed)
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone: a launcher with other threads would not fork."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compare(config: Any, task: TaskName, packed: bool) -> str:
@@ -129,7 +118,7 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
     )
 
 
-@_one_thread()
+@threads(1)
 def remembers(config: Any, task: TaskName) -> bool:
     """Whether the layers of a tiny copy of a model, one token at a time, compute what they compute of all at once."""
     try:

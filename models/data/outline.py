@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,20 +142,6 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
     except (OSError, ValueError) as error:
         raise ModelError(f"{rule}: {error}") from error
     require((values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
-    data = _read(values, lambda told: ModelError(f"{rule}: {told}"))
-    written = "write it with thinwire outline --labels, or " if data.num_labels is not None else ""
-    lacking = any(isinstance(part, OutlinedSamples) and not part.has_labels for part in (data.training, data.held_out))
-    require(
-        (
-            not (labels and lacking),
-            f"{option} must have labels for the process of the last stage, and {path} has none; {written}take a "
-            "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
-        )
-    )
-    return data
-
-
-def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data:
     try:
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
@@ -171,5 +155,14 @@ def _read(values: Mapping[str, Any], wrong: Callable[[str], ModelError]) -> Data
         if type(vocab_size) not in (int, type(None)):
             raise TypeError("vocab_size must be a whole number or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
-        raise wrong(f"it is damaged ({error})") from error
+        raise ModelError(f"{rule}: it is damaged ({error})") from error
+    written = "write it with thinwire outline --labels, or " if num_labels is not None else ""
+    lacking = any(part is not None and not part.has_labels for part in (training, held_out))
+    require(
+        (
+            not (labels and lacking),
+            f"{option} must have labels for the process of the last stage, and {path} has none; {written}take a "
+            "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
+        )
+    )
     return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes)

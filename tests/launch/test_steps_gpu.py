@@ -12,7 +12,7 @@ import pytest
 from support.pages import DOCS
 from support.processes import begin
 from thinwire.launch.run import recipe
-from thinwire.models.size import count_parameters
+from thinwire.models.model import count_parameters
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import Meter
 

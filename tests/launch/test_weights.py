@@ -7,14 +7,14 @@ from support.run_files import weights_of
 from thinwire.compress.stores.durable import part_of
 from thinwire.compress.stores.marks import claim
 from thinwire.errors.files import MARK
-from thinwire.launch.run.weights import find_checkpoint, newest, remove_leftovers, weights_folder, with_run_weights
+from thinwire.launch.run.weights import find_checkpoint, newest, remove_leftovers, with_run_weights
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
 
 def begun(run, step, stages=(0, 1)):
     """What the processes of a run do, one stage each; their checkpoint, and the digests of its files."""
-    saving = [WeightsCheckpoint(weights_folder(run), step, "") for _ in range(2)]
+    saving = [WeightsCheckpoint(run / "weights", step, "") for _ in range(2)]
     files = {
         str(stage): saving[stage].write(stage, {f"layer{stage}": torch.full((3,), float(step))}, {"run": {}})
         for stage in stages
@@ -34,7 +34,7 @@ def steps(run):
 
 
 def names(run):
-    return sorted(path.name for path in weights_folder(run).iterdir())
+    return sorted(path.name for path in (run / "weights").iterdir())
 
 
 def test_weights_replace_those_before(tmp_path):
@@ -57,7 +57,7 @@ def test_a_run_called_fresh_does_not_take_the_place_of_fresh_weights(tmp_path, m
 def test_a_module_with_two_names_is_saved_under_both(tmp_path):
     """Two names of one memory ended a run with a traceback, after all of its training."""
     whole = torch.arange(6.0)
-    saving = WeightsCheckpoint(weights_folder(tmp_path), 2, "")
+    saving = WeightsCheckpoint(tmp_path / "weights", 2, "")
     saving.complete({"0": saving.write(0, {"first": whole, "again": whole, "half": whole[:3]}, {})})
     found = weights_of(tmp_path, 0)
     assert torch.equal(found["first"], whole) and torch.equal(found["again"], whole)
@@ -94,7 +94,7 @@ def test_a_run_killed_between_two_names_leaves_whole_weights_until_the_next_save
     save(tmp_path, 2)
     saving, files = begun(tmp_path, 2)
     saving[0].complete(files)
-    folder = weights_folder(tmp_path)
+    folder = tmp_path / "weights"
     (folder / "step-00000002").rename(folder / "new-00000002")
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["new-00000002", MARK]
@@ -106,7 +106,7 @@ def test_what_killed_runs_left_goes_with_the_next_save_or_start(tmp_path):
     save(tmp_path, 2)
     for again in (lambda: save(tmp_path, 8), lambda: remove_leftovers(tmp_path)):
         begun(tmp_path, 6, (0,))
-        part = part_of(weights_folder(tmp_path) / MARK)
+        part = part_of(tmp_path / "weights" / MARK)
         part.touch()
         again()
         assert names(tmp_path) == sorted(["step-00000008", MARK, *([part.name] if part.exists() else [])])
@@ -116,9 +116,9 @@ def test_what_killed_runs_left_goes_with_the_next_save_or_start(tmp_path):
 
 def test_parts_of_a_longer_pipeline_go_with_the_next_save(tmp_path):
     save(tmp_path, 2)
-    saving = WeightsCheckpoint(weights_folder(tmp_path), 2, "")
+    saving = WeightsCheckpoint(tmp_path / "weights", 2, "")
     saving.complete({"0": saving.write(0, {"layer0": torch.zeros(3)}, {})})
-    assert not (weights_folder(tmp_path) / "step-00000002/stage-1").exists() and steps(tmp_path) == [0]
+    assert not (tmp_path / "weights" / "step-00000002/stage-1").exists() and steps(tmp_path) == [0]
 
 
 def test_weights_that_cannot_be_completed_are_discarded(tmp_path):
@@ -130,7 +130,7 @@ def test_weights_that_cannot_be_completed_are_discarded(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 1}', "[" * 100_000])
 def test_a_damaged_manifest_is_passed_over_in_a_sentence(tmp_path, text, capsys):
-    claim(weights_folder(tmp_path) / "step-00000001", "")
-    (weights_folder(tmp_path) / "step-00000001/manifest.json").write_text(text)
-    assert newest(tmp_path) is None and find_checkpoint(weights_folder(tmp_path)) is None
+    claim(tmp_path / "weights" / "step-00000001", "")
+    (tmp_path / "weights" / "step-00000001/manifest.json").write_text(text)
+    assert newest(tmp_path) is None and find_checkpoint(tmp_path / "weights") is None
     assert capsys.readouterr().err.startswith("the checkpoint of step 1 is passed over: ")

@@ -7,9 +7,8 @@ from support.family_cases import CASES, LABELS, apart, options
 from support.own_code import add_module
 from thinwire.models.architectures import library
 from thinwire.models.layers import build_layers
-from thinwire.models.model import blueprint
+from thinwire.models.model import blueprint, count_parameters
 from thinwire.models.options import ModelOptions
-from thinwire.models.size import count_parameters
 
 
 def held(model):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thinwire.launch.run.weights import newest, weights_folder
+from thinwire.launch.run.weights import newest
 from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, SavedStage
 
@@ -44,4 +44,4 @@ def weights_of(run: Path, stage: int) -> dict[str, torch.Tensor]:
 def _part(run: Path, stage: int) -> SavedStage:
     saved = newest(run)
     assert saved is not None, f"no whole weights in {run}"
-    return SavedStage(weights_folder(run), saved.step, stage)
+    return SavedStage(run / "weights", saved.step, stage)

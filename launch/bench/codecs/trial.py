@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.shared.tables import Table
+from thinwire.models.precision import threads
+from thinwire.pipeline.devices.device import seconds_now
 from thinwire.pipeline.frames import CHANNELS
 
 MEMCPY_BYTES = 2**28
@@ -42,10 +44,10 @@ class Processor:
         return f"{self.threads} thread{'s' * (self.threads != 1)}" if self.threads else "GPU"
 
 
-def processors(threads: Sequence[int]) -> list[Processor]:
+def processors(counts: Sequence[int]) -> list[Processor]:
     """The processors to measure on: the CPU with these numbers of threads, and the GPU if there is one."""
     gpu = [Processor(device="cuda")] if torch.cuda.is_available() else []
-    return [*(Processor(device="cpu", threads=count) for count in threads), *gpu]
+    return [*(Processor(device="cpu", threads=count) for count in counts), *gpu]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +340,7 @@ def _timed(acts: Sequence[Callable[[], object]], processor: Processor, rounds: i
     """The GB/s of memcpy and the median seconds of each act, measured in turns."""
     source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=processor.device)
     target = torch.ones_like(source)
-    with _threads(processor.threads):
+    with threads(processor.threads or torch.get_num_threads()):
         times = _in_turns([lambda: target.copy_(source), *acts], processor, rounds)
     memcpy, *seconds = [statistics.median(found) for found in times]
     return MEMCPY_BYTES / memcpy / 1e9, seconds
@@ -350,33 +352,16 @@ def _in_turns(acts: Sequence[Callable[[], object]], processor: Processor, rounds
     With one thread, the clock is processor time. Without other work, it equals the time that passes. With other work,
     long calls are interrupted and short calls often are not, so the time that passes would make memcpy look slow.
     """
-    clock = time.process_time if processor.threads == 1 else time.perf_counter
+    clock = time.process_time if processor.threads == 1 else partial(seconds_now, torch.device(processor.device))
     seconds: list[list[float]] = [[] for _ in acts]
     for _ in range(rounds):
         for act, times in zip(acts, seconds, strict=True):
             for _ in range(CALLS - 1):
                 act()
-            _synchronize(processor)
             started = clock()
             act()
-            _synchronize(processor)
             times.append(clock() - started)
     return seconds
-
-
-def _synchronize(processor: Processor) -> None:
-    if processor.device == "cuda":
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _key(index: int) -> Key:

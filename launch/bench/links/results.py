@@ -285,6 +285,9 @@ def _speeds(
     predicted: Sequence[Mapping[str, float]],
 ) -> Table:
     samples, free = prepared.recipe.batch_size, next(iter(results.values())).seconds(REFERENCE)
+    processes, available = prepared.recipe.num_processes, cores()
+    alone = " The LIMIT gives every process a core of its own, and here"
+    sharing = f"{alone} {processes} processes shared {available}." if processes > available else ""
     rows: list[list[Value]] = []
     for (name, contest), limit, simulation in zip(results.items(), limits, predicted, strict=True):
         for contender in contest.contenders:
@@ -307,15 +310,8 @@ def _speeds(
         note="Medians. x none: speed over that of Thinwire uncompressed. of unshaped: speed over that of Thinwire "
         "uncompressed on unshaped links. LIMIT: samples/s of the schedule with the compute and goodput measured here, "
         "and codecs that cost nothing. predicted: simulated seconds, with the measured codec times, over measured "
-        f"seconds.{_sharing(prepared.recipe.num_processes, cores())}",
+        f"seconds.{sharing}",
     )
-
-
-def _sharing(processes: int, available: int) -> str:
-    """What the LIMIT does not know of this machine; empty if every process had a core."""
-    if processes <= available:
-        return ""
-    return f" The LIMIT gives every process a core of its own, and here {processes} processes shared {available}."
 
 
 def _sections(results: Mapping[str, Contest]) -> Table:

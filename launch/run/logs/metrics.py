@@ -52,10 +52,6 @@ class Curves:
         if first:
             self.file.add(_record(step=first, session_log=SessionLog(status=SessionLog.START)))
 
-    def text(self, name: str, markdown: str) -> None:
-        """Add a text."""
-        self.file.add(_record(summary=text_summary(name, markdown)))
-
     def add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in points.items()]
@@ -151,7 +147,7 @@ class MetricsLog:
 
     def recipe(self, text: str) -> None:
         """Add the recipe to TensorBoard, as YAML."""
-        self._curves.text("recipe", f"```yaml\n{text}```")
+        self._curves.file.add(_record(summary=text_summary("recipe", f"```yaml\n{text}```")))
 
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
