@@ -22,8 +22,8 @@ from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weigh
 from thinwire.launch.study.definition import PACKAGED, Claim, Row, Scale, Side, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
+from thinwire.launch.study.report import claims_table, scores_table
 from thinwire.launch.study.results import COLUMNS, read_results
-from thinwire.launch.study.tables import claims_table, scores_table
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """

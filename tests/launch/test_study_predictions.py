@@ -13,7 +13,7 @@ from thinwire.launch.bench.links.results import THROUGHPUT
 from thinwire.launch.study.definition import parse_study, read_study
 from thinwire.launch.study.judge import judge
 from thinwire.launch.study.predictions import predicted
-from thinwire.launch.study.tables import predictions_table
+from thinwire.launch.study.report import predictions_table
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
