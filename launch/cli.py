@@ -18,15 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ThinwireError, ThinwireWarning
-from thinwire.launch.shared.exit_codes import (
-    FAILED,
-    MISTAKE,
-    OK,
-    UNREAD,
-    FailedError,
-    StoppedError,
-    status_of,
-)
+from thinwire.launch.shared.exit_codes import FAILED, MISTAKE, OK, UNREAD, FailedError, StoppedError, status_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints

@@ -67,10 +67,7 @@ def make_parser() -> Parser:
 def _check(listen: str, wanted: Recipe) -> None:
     """Raise OptionsError if this is no place, or no run for one."""
     OptionsError.require(
-        (
-            _is_place(listen),
-            f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600 or [fd00::1]:29600, got {listen}",
-        ),
+        (_is_place(listen), f"--listen must be ADDRESS:PORT, such as 10.0.0.1:29600 or [fd00::1]:29600, got {listen}"),
         (
             not (_is_place(listen) and ip_address(parted(_with_port(listen))[0]).is_unspecified),
             "--listen must name one address of this host, because 0.0.0.0 and [::] stand for all of them",

@@ -69,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser(
-        prog="thinwire trace",
-        description="Turn the steps that a run recorded with --trace into a trace for Perfetto.",
+        prog="thinwire trace", description="Turn the steps that a run recorded with --trace into a trace for Perfetto."
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, such as runs/quickstart")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: RUN/trace.json)")

@@ -31,10 +31,7 @@ WEIGHTS = "weights/"
 _OTHERS = (
     ("adapter_config.json", "an adapter: merge it into its base model, by merge_and_unload() of peft"),
     ("*.gguf", "a GGUF file: take the model as safetensors"),
-    (
-        "pytorch_model.bin*",
-        "pytorch_model.bin: convert it with from_pretrained(...).save_pretrained(...)",
-    ),
+    ("pytorch_model.bin*", "pytorch_model.bin: convert it with from_pretrained(...).save_pretrained(...)"),
     ("*.safetensors", f"safetensors of another name: rename the file to {_FILE}"),
 )
 """What a folder may hold in place of weights, and what to do with it."""

@@ -128,10 +128,7 @@ def measure(
 
 
 def operations(
-    blueprint: Blueprint,
-    example_input: Tensor,
-    precision: Precision = "fp32",
-    side: Mapping[str, Tensor] | None = None,
+    blueprint: Blueprint, example_input: Tensor, precision: Precision = "fp32", side: Mapping[str, Tensor] | None = None
 ) -> tuple[float, ...]:
     """The forward cost of each layer, computed without running it: the same in every process.
 

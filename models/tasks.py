@@ -121,10 +121,7 @@ class Classification(Task):
         right, *classes = [int(count) for count in counts.tolist()]
         labelled, predicted = classes[: len(classes) // 2], classes[len(classes) // 2 :]
         total = sum(labelled)
-        return {
-            "accuracy": right / total if total else math.nan,
-            "matthews": matthews(right, labelled, predicted),
-        }
+        return {"accuracy": right / total if total else math.nan, "matthews": matthews(right, labelled, predicted)}
 
 
 class OwnTask:

@@ -256,12 +256,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
     steps = [run.progress_in_steps for run in runs]
     axes = [
         ("Loss over steps", "optimizer step", steps, told),
-        (
-            "Loss over bytes sent",
-            "MB sent in training",
-            [run.progress_in_megabytes for run in runs],
-            told,
-        ),
+        ("Loss over bytes sent", "MB sent in training", [run.progress_in_megabytes for run in runs], told),
         ("Loss over time, measured", "seconds of training steps", [run.progress_in_seconds for run in runs], told),
         *(
             (

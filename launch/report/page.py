@@ -72,10 +72,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         (f"sent in training{since}", size_text(training_bytes(run.sent), digits=1)),
         *([(f"of these between replicas{since}", size_text(training_bytes(replicas), digits=1))] if replicas else []),
         (f"sent in all, with evaluations{since}", size_text(summary["bytes_sent"], digits=1)),
-        (
-            "steps, and time of the whole run",
-            f"{tables.steps_of(summary)} in {duration_text(summary['seconds'])}",
-        ),
+        ("steps, and time of the whole run", f"{tables.steps_of(summary)} in {duration_text(summary['seconds'])}"),
         ("time of training steps", duration_text(summary["training_seconds"])),
     ]
 

@@ -42,14 +42,7 @@ from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import (
-    Blueprint,
-    Stage,
-    build_layers,
-    build_stage,
-    check_weights,
-    stage_output_examples,
-)
+from thinwire.models.layers import Blueprint, Stage, build_layers, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads, note_on_tokenizer
 from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
@@ -295,12 +288,7 @@ def make_blueprint(recipe: Recipe, data: Data) -> Blueprint:
 
 def model_of(options: ModelOptions, task: TaskName, num_labels: int | None, block_size: int | None = None) -> Blueprint:
     """The model of a recipe for a task, which holds its weights in the dtype of the options."""
-    model = blueprint(
-        with_run_weights(options),
-        task=task,
-        num_labels=num_labels,
-        block_size=block_size,
-    )
+    model = blueprint(with_run_weights(options), task=task, num_labels=num_labels, block_size=block_size)
     return replace(model, weights_dtype=torch.float32 if options.dtype == "fp32" else torch.bfloat16)
 
 
@@ -474,13 +462,7 @@ def make_sampler(prepared: Prepared) -> Sampler | Turns:
             turn=partial(in_steps, clients.turn),
         )
     shares = recipe.batch_sizes if recipe.replicas.shuffle == "within" else [recipe.batch_size]
-    return Sampler(
-        len(prepared.data.training),
-        recipe.batch_size,
-        seed,
-        shuffle=recipe.data.shuffle,
-        shares=shares,
-    )
+    return Sampler(len(prepared.data.training), recipe.batch_size, seed, shuffle=recipe.data.shuffle, shares=shares)
 
 
 def build_modules(prepared: Prepared, where: Placement, rank: int, device: torch.device = CPU) -> dict[int, Stage]:

@@ -36,12 +36,7 @@ class ProgressLine:
     `tokens` are those of a sample of text, whose speed is given in tokens; 0 for other samples. `clock` gives seconds.
     """
 
-    def __init__(
-        self,
-        total: int,
-        tokens: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, total: int, tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._tokens = Console(), tokens
         self._total = total
         self._bar = Progress(

@@ -182,13 +182,7 @@ def silences(
 ) -> dict[int, Report]:
     """The reports of processes that were killed for their silence, by rank; they leave none."""
     return {
-        rank: Report(
-            rank=rank,
-            stages=stages_of(rank),
-            replica=replica_of(rank),
-            kind="own",
-            text=f"it {said}",
-        )
+        rank: Report(rank=rank, stages=stages_of(rank), replica=replica_of(rank), kind="own", text=f"it {said}")
         for rank, said in silent.items()
     }
 
@@ -224,9 +218,7 @@ def once(leave: Callable[[Report], None]) -> Callable[[Report], None]:
 
 
 def stop_on_signals(
-    stopping: Callable[[], None],
-    signals: Iterable[signal.Signals],
-    ends_soon: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], None], signals: Iterable[signal.Signals], ends_soon: Callable[[], bool] = lambda: False
 ) -> None:
     """Call `stopping` on a signal, then end this process at once, even inside a blocking call.
 

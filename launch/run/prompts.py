@@ -50,7 +50,7 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
     of_tokens = [one for tensors in (*crossing, last[:1]) for one in tensors if not is_sums(one)]
     alike = all(one.dim() > 1 and one.shape[1] == data.block_size for one in of_tokens)
     require(
-        (alike, "prompts need a model whose stages hand on tensors of [rows, tokens, ...], and this model's do not"),
+        (alike, "prompts need a model whose stages hand on tensors of [rows, tokens, ...], and this model's do not")
     )
     tokenizer = make_tokenizer(data.tokenizer)
     tokens = tuple(tokenizer.prompt(text, chat=data.chosen_kind == "chat") for text in training.prompts)

@@ -96,12 +96,7 @@ def _is_measured(recipe: Recipe, summary: Mapping[str, Any]) -> bool:
 
 
 def step_seconds(
-    pipeline: PipelineOptions,
-    summary: Mapping[str, Any],
-    link: Network,
-    *,
-    compressed: bool = True,
-    busy: float = 1.0,
+    pipeline: PipelineOptions, summary: Mapping[str, Any], link: Network, *, compressed: bool = True, busy: float = 1.0
 ) -> float:
     """Seconds of an average step with this link at every boundary. Compute and codecs take as long as in the run.
 

@@ -56,13 +56,7 @@ def channels(summary: Summary) -> Table:
     """The bytes of each channel."""
     columns = ["boundary", "channel", "codec", "MB sent", "of", "ratio", "bits", "% in full"]
     rows = [
-        [
-            route(row),
-            row["channel"],
-            row["codec"],
-            *_sizes(row),
-            round(100 * row["full_share"], 1),
-        ]
+        [route(row), row["channel"], row["codec"], *_sizes(row), round(100 * row["full_share"], 1)]
         for row in summary["channels"]
     ]
     note = (

@@ -215,7 +215,7 @@ def _recipe_of(argv: Sequence[str], prog: str) -> Recipe:
             not wanted.debug.smoke,
             "debug.smoke must be false, because a smoke run is no cell of a study; to try the study, use a scale of "
             "few steps, as --scale smoke of the packaged ones, or --check",
-        ),
+        )
     )
     return wanted
 

@@ -54,12 +54,7 @@ class Judged:
 
 
 def judge(
-    claim: Claim,
-    results: DataFrame,
-    rows: Mapping[str, Row],
-    *,
-    missing: Collection[str] = (),
-    exact: bool = False,
+    claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, missing: Collection[str] = (), exact: bool = False
 ) -> Judged:
     """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them.
 

@@ -99,10 +99,7 @@ def _workload(pipeline: PredictedPipeline) -> Workload:
     """A pipeline as the simulation takes it. OptionsError where its parts do not fit together."""
     count, weights = pipeline.num_stages, pipeline.weights
     OptionsError.require(
-        (
-            count >= 2,
-            f"prediction.num_stages must be at least 2, because a prediction needs links, got {count}",
-        ),
+        (count >= 2, f"prediction.num_stages must be at least 2, because a prediction needs links, got {count}"),
         (
             count * pipeline.num_microbatches <= MOST_PASSES,
             f"prediction.num_stages times num_microbatches must be at most {MOST_PASSES:,}, got {count} and "

@@ -586,12 +586,7 @@ def _divide(skeleton: Skeleton, found: Mapping[str, set[int]]) -> tuple[list[lis
 
 
 def take_apart(
-    config: Any,
-    task: TaskName,
-    *,
-    block_size: int | None = None,
-    source: str | None = None,
-    tied: Tied = "untie",
+    config: Any, task: TaskName, *, block_size: int | None = None, source: str | None = None, tied: Tied = "untie"
 ) -> Blueprint:
     """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
 

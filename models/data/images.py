@@ -114,11 +114,7 @@ class ImageSamples(Samples):
     """Images, each with a label. The id of a sample is its position in the source."""
 
     def __init__(
-        self,
-        source: Labelled,
-        form: Format,
-        normalization: Normalization,
-        augmentation: Augmentation | None = None,
+        self, source: Labelled, form: Format, normalization: Normalization, augmentation: Augmentation | None = None
     ) -> None:
         self.format, self.normalization, self.augmentation = form, normalization, augmentation
         self.labels = source.labels
@@ -219,8 +215,7 @@ def measure(part: Labelled, form: Format) -> Normalization:
     mean = (shares * values).sum(1)
     std = (shares * (values - mean[:, None]) ** 2).sum(1).sqrt()
     return Normalization(
-        tuple(round(value, 4) for value in mean.tolist()),
-        tuple(round(value, 4) or 1.0 for value in std.tolist()),
+        tuple(round(value, 4) for value in mean.tolist()), tuple(round(value, 4) or 1.0 for value in std.tolist())
     )
 
 

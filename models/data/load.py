@@ -180,19 +180,14 @@ def _load_text(options: DataOptions, seed: int) -> Data:
     held_out = TextBlocks(rest[0], options.block_size) if rest else None
     sizes = [int(part.max()) + 1 if isinstance(part, Tensor) else tokenizer.vocab_size for part in texts]
     return Data(
-        TextBlocks(tokens, options.block_size),
-        held_out,
-        LanguageModeling(),
-        vocab_size=max(sizes),
-        notes=tuple(notes),
+        TextBlocks(tokens, options.block_size), held_out, LanguageModeling(), vocab_size=max(sizes), notes=tuple(notes)
     )
 
 
 def _load_chat(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, *parts = attempt(
-        lambda: Pretrained(options.tokenizer),
-        *(partial(read, "chat", part, columns) for part in _parts(options)),
+        lambda: Pretrained(options.tokenizer), *(partial(read, "chat", part, columns) for part in _parts(options))
     )
     given = (each.tokens for part in parts for each in part if isinstance(each, ChatTokens))
     sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]

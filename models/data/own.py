@@ -90,7 +90,7 @@ def _check_chats(name: str, returned: Any) -> list[Conversation]:
         (
             isinstance(returned, list) and bool(returned),
             f"{name} must return a list of at least one conversation, got {_words(returned)}",
-        ),
+        )
     )
     return [
         conversation_of(given if isinstance(given, tuple) else (given,), f"index {index} of {name}")

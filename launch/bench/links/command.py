@@ -142,9 +142,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--bandwidth", help=f"bandwidths of the links, one contest each (default: {BANDWIDTHS})")
     parser.add_argument(
-        "--codec",
-        nargs="+",
-        help="codecs as activations/gradients (default: those of the recipe, and some examples)",
+        "--codec", nargs="+", help="codecs as activations/gradients (default: those of the recipe, and some examples)"
     )
     parser.add_argument(
         "--replica-codec",
