@@ -42,32 +42,30 @@ MIDTREAD: Gaussian = MappingProxyType({1: 0.724, 2: 0.277, 3: 0.409, 4: 0.574, 5
 """For a grid with zero, whose best scale is 1.22, 2.10, 2.41, 2.71 and 3.02 standard deviations."""
 
 
-class Passes:
-    """What a search for a scale reads of all elements. Kernels have passes of their own, with the same results."""
-
-    def ends(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest value of each block, [count, 1]; NaN if the block has one."""
-        return values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
-
-    def least_square_scales(self, values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
-        """The ends of each block of `values` [outer, count, inner], and the scale that loses least on a grid.
-
-        All are float32 [count, 1]. A scale is at most the largest magnitude; NaN if a block has NaN or infinity.
-        """
-        # two passes that only read are faster than one that writes magnitudes
-        lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
-        maxima = torch.maximum(highs, -lows)
-        largest = maxima.amax(_OVER_BLOCK, keepdim=True)
-        maxima.div_(largest.masked_fill(largest == 0, 1.0))
-        # a row a block: torch is slower over two dimensions
-        rows, largest = maxima.transpose(0, 1).flatten(1), largest.view(-1, 1)
-        _round(rows)
-        size = values.shape[0] * values.shape[2]
-        scale = _solved(rows, *slopes(bits, grid, size)).float() * largest
-        return lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1), scale
+Search = Callable[[Tensor, int, Gaussian], tuple[Tensor, Tensor, Tensor]]
+"""As `least_square_scales`; kernels have one of their own, with the same results."""
 
 
-EAGER = Passes()
+def ends_of(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest value of each block, [count, 1]; NaN if the block has one."""
+    return values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
+
+
+def least_square_scales(values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
+    """The ends of each block of `values` [outer, count, inner], and the scale that loses least on a grid.
+
+    All are float32 [count, 1]. A scale is at most the largest magnitude; NaN if a block has NaN or infinity.
+    """
+    # two passes that only read are faster than one that writes magnitudes
+    lows, highs = _of_eights(values, torch.amin), _of_eights(values, torch.amax)
+    maxima = torch.maximum(highs, -lows)
+    largest = maxima.amax(_OVER_BLOCK, keepdim=True)
+    maxima.div_(largest.masked_fill(largest == 0, 1.0))
+    # a row a block: torch is slower over two dimensions
+    rows, largest = maxima.transpose(0, 1).flatten(1), largest.view(-1, 1)
+    _round(rows)
+    scale = _solved(rows, *slopes(bits, grid, values.shape[0] * values.shape[2])).float() * largest
+    return lows.amin(_OVER_BLOCK).unsqueeze(1), highs.amax(_OVER_BLOCK).unsqueeze(1), scale
 
 
 def slopes(bits: int, gaussian: Gaussian, size: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.clip import EAGER, MIDRISE, Passes, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, Search, least_square_scales, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
 
 Clip = Literal["mse"] | float
@@ -61,8 +61,8 @@ class Grid(ABC):
         return (1 << self.bits) - 1
 
     @abstractmethod
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
-        """The scales of `values` as sent: scale_dtype [count, numbers a scale]; `passes` read them for a search."""
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+        """The scales of `values` as sent: scale_dtype [count, numbers a scale]; `search` finds the best ones."""
 
     def noise(self, values: Tensor, words: Words) -> Tensor:
         """What `codes` adds before rounding by chance, in the shape of `values`, from the next `words`.
@@ -73,29 +73,56 @@ class Grid(ABC):
         drawn = words((values.numel() + 3) // 4).view(torch.int16)[: values.numel()]
         return drawn.view(values.shape).float().add_(0.5).mul_(2.0**-16)
 
-    @abstractmethod
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The codes of `values`, as uint8 [outer, count, inner]; `noise` is added in units of the grid."""
+        coding, half = self.coding(scales), (self.last + 1) // 2
+        assert coding is not None, "other grids have codes of their own"
+        if coding.rule is CodeRule.RANGE:
+            assert coding.shifts is not None, "a range begins somewhere"
+            steps = (values - coding.shifts).div_(coding.divisors).mul_(self.last)
+            if noise is not None:
+                steps.add_(noise).clamp_(0, self.last)
+            return signed_codes(steps.round_().sub_(half), half)
+        steps = values / coding.divisors
+        if coding.shifts is not None:
+            steps -= coding.shifts
+        if noise is not None:
+            steps += noise
+        steps = steps.floor_() if coding.rule is CodeRule.FLOOR else steps.round_()
+        return signed_codes(steps.clamp_(-half, half - 1), half)
 
-    @abstractmethod
     def evaluate(self, codes: Tensor) -> None:
         """Turn `codes`, given as float32 of any shape, into their levels before scaling, in place."""
+        valuing = self.valuing
+        assert valuing is not None, "other grids have levels of their own"
+        if valuing.rule is ValueRule.LINEAR:
+            codes.mul_(valuing.first).add_(valuing.second)
+        else:  # by a tensor on the same device: for a Python number CUDA multiplies by the reciprocal
+            codes.div_(torch.full((1,), valuing.first, dtype=torch.float32, device=codes.device))
 
-    @abstractmethod
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
+        factors, shifts = self.factors(scales)
+        levels.mul_(factors)
+        if shifts is not None:
+            levels.sub_(shifts)
 
     def coding(self, scales: Tensor) -> Coding | None:
-        """What `codes` does without noise, for kernels; None where they know nothing like it."""
-        return None
-
-    def valuing(self, scales: Tensor) -> Valuing | None:
-        """What `evaluate` and `scale_levels` do, for kernels; None where they know nothing like it."""
+        """How values become codes without noise; None where that is no rule of arithmetic.py."""
         return None
 
     @property
+    def valuing(self) -> Valuing | None:
+        """How codes become levels; None where that is no rule of arithmetic.py."""
+        return None
+
+    @abstractmethod
+    def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What levels are multiplied by in blocks of these scales, and what is subtracted then: float32 [count, 1]."""
+
+    @property
     def measuring(self) -> Measuring | None:
-        """What `measure`, `coding` and `valuing` do together, for kernels; None where they know nothing like it."""
+        """What `measure`, `coding` and `factors` do together, for kernels; None where they know nothing like it."""
         return None
 
     def reach(self, scales: Tensor) -> Tensor | None:
@@ -135,56 +162,37 @@ class AbsMaxGrid(Grid):
 
     smallest_scale: ClassVar[float] = 2.0**-118
 
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
         """max|x| of each block, more for stochastic rounding, less with `clip`, as bf16 rounded up: [count, 1]."""
-        return bfloat16_above(self._scale(passes, values), self.smallest_scale)
+        return bfloat16_above(self._scale(values, search), self.smallest_scale)
 
-    def _scale(self, passes: Passes, values: Tensor) -> Tensor:
+    def _scale(self, values: Tensor, search: Search) -> Tensor:
         if self.clip == "mse":
             if self.bits == 1:
                 return 2 * mean_magnitude(values)
-            _, _, scale = passes.least_square_scales(values, self.bits, MIDRISE)
-            return scale
+            return search(values, self.bits, MIDRISE)[2]
         largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
         return largest if self.clip is None else largest * self.clip
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
-        """The interval that each value lies in, 0 to 2**bits - 1."""
-        half = (self.last + 1) // 2
-        steps = values / self._steps(scales)
-        if noise is not None:
-            steps += noise
-        steps.floor_()
-        if self.clip is not None:
-            steps.clamp_(-half, half - 1)
-        return signed_codes(steps, half)
-
     def coding(self, scales: Tensor) -> Coding:
-        """The interval that a value lies in."""
-        return Coding(CodeRule.FLOOR, self._steps(scales))
+        """The interval that a value lies in, of slightly more than s/half, so that x = s is in the last one."""
+        return Coding(CodeRule.FLOOR, nonzero(scales.float() * ((1 + 2**-22) * 2.0 ** (1 - self.bits))))
 
-    def valuing(self, scales: Tensor) -> Valuing:
+    @property
+    def valuing(self) -> Valuing:
         """The middle of an interval."""
-        return Valuing(ValueRule.LINEAR, scales.float() * 2.0 ** (1 - self.bits), second=-self.last / 2)
+        return Valuing(ValueRule.LINEAR, second=-self.last / 2)
+
+    def factors(self, scales: Tensor) -> tuple[Tensor, None]:
+        """The intervals, s * 2**(1 - bits)."""
+        return scales.float() * 2.0 ** (1 - self.bits), None
 
     @property
     def measuring(self) -> Measuring | None:
         """A share of max|x|; None if it is not that."""
         return None if self.clip == "mse" else Measuring(CodeRule.FLOOR, self.clip or 1.0)
-
-    def _steps(self, scales: Tensor) -> Tensor:
-        """A little more than s/half, so that x = s is in the last interval, and no clamping is needed."""
-        return nonzero(scales.float() * ((1 + 2**-22) * 2.0 ** (1 - self.bits)))
-
-    def evaluate(self, codes: Tensor) -> None:
-        """Turn code k into k - (2**bits - 1) / 2."""
-        codes.sub_(self.last / 2)
-
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by s * 2**(1 - bits)."""
-        levels.mul_(scales.float() * 2.0 ** (1 - self.bits))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, more for what is cut off, and the scale."""
@@ -208,45 +216,30 @@ class MinMaxGrid(Grid):
     scale_bytes = 8
     scale_dtype = torch.float32
 
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
         # of zeros with both signs, torch gives either; adding zero takes the sign away
         lowest, highest = values.amin(_OVER_BLOCK) + 0.0, values.amax(_OVER_BLOCK) + 0.0
         return torch.stack([lowest, highest - lowest], 1)
-
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
-        """The nearest point, 0 to 2**bits - 1."""
-        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
-        steps = (values - lowest).div_(nonzero(extent, 1.0)).mul_(self.last)
-        if noise is not None:
-            steps.add_(noise).clamp_(0, self.last)
-        half = (self.last + 1) // 2
-        return signed_codes(steps.round_().sub_(half), half)
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point of a range."""
         lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         return Coding(CodeRule.RANGE, nonzero(extent, 1.0), lowest)
 
-    def valuing(self, scales: Tensor) -> Valuing:
-        """The share of the range, and the least value."""
-        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
-        return Valuing(ValueRule.DIVIDED, extent, -lowest, first=self.last)
+    @property
+    def valuing(self) -> Valuing:
+        """The share of the range."""
+        return Valuing(ValueRule.DIVIDED, first=self.last)
+
+    def factors(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The range, and the least value to be added."""
+        return scales[:, 1:].float(), -scales[:, :1].float()
 
     @property
     def measuring(self) -> Measuring | None:
         """A range in float32."""
         return Measuring(CodeRule.RANGE)
-
-    def evaluate(self, codes: Tensor) -> None:
-        """Turn code k into k / (2**bits - 1)."""
-        # A tensor on the same device: for a Python number CUDA multiplies by the reciprocal.
-        codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
-
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by the range and add the least value."""
-        lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
-        levels.mul_(extent).add_(lowest)
 
     def reach(self, scales: Tensor) -> Tensor:
         """The least values, the ranges and the largest values."""
@@ -277,9 +270,9 @@ class PointGrid(Grid):
         indices = codes.view(-1).int()
         torch.index_select(points_of(self, codes.device), 0, indices, out=codes.view(-1))
 
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by each block's unit."""
-        levels.mul_(self.units(scales))
+    def factors(self, scales: Tensor) -> tuple[Tensor, None]:
+        """Each block's unit."""
+        return self.units(scales), None
 
     def reach(self, scales: Tensor) -> Tensor | None:
         """The outermost points of the blocks."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import EAGER, MIDTREAD, Passes
+from thinwire.compress.codecs.clip import MIDTREAD, Search, ends_of, least_square_scales
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
-from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack, signed_codes
+from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack
 
 _OVER_BLOCK = (0, 2)
 _SMALLEST_SCALE = 2.0**-118
@@ -44,13 +44,13 @@ class MidTreadGrid(Grid):
         """The code of zero."""
         return (self.last + 1) // 2
 
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
         if self.clip == "mse":
-            least, most, scale = passes.least_square_scales(values, self.bits, MIDTREAD)
+            least, most, scale = search(values, self.bits, MIDTREAD)
             ends = Ends(least, most)
         else:
-            ends = Ends(*passes.ends(values))
+            ends = Ends(*ends_of(values))
             scale = self._clipped(ends.largest)
             if self.step is not None:
                 wide = (root_mean_square(values) * (self.half * self.step)).clamp(max=torch.finfo(torch.bfloat16).max)
@@ -59,17 +59,18 @@ class MidTreadGrid(Grid):
                 return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))
         return ends.signed(bfloat16_above(scale, _SMALLEST_SCALE))
 
-    def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
-        """The nearest point, counted from the scale down."""
-        return signed_codes(self._down(values, scales), self.half)
-
     def coding(self, scales: Tensor) -> Coding:
-        """The nearest point."""
+        """The nearest point, counted from the scale down."""
         return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)))
 
-    def valuing(self, scales: Tensor) -> Valuing:
+    @property
+    def valuing(self) -> Valuing:
         """Steps from the point of zero."""
-        return Valuing(ValueRule.LINEAR, self._steps(scales), first=-1.0, second=self.half)
+        return Valuing(ValueRule.LINEAR, first=-1.0, second=self.half)
+
+    def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The steps, s / 2**(bits-1)."""
+        return self._steps(scales), None
 
     @property
     def measuring(self) -> Measuring | None:
@@ -77,14 +78,6 @@ class MidTreadGrid(Grid):
         return (
             None if self.clip == "mse" else Measuring(CodeRule.NEAREST, self.clip or 1.0, self.half * (self.step or 0))
         )
-
-    def evaluate(self, codes: Tensor) -> None:
-        """Turn code k into 2**(bits-1) - k."""
-        codes.neg_().add_(self.half)
-
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by s / 2**(bits-1)."""
-        levels.mul_(self._steps(scales))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""
@@ -106,14 +99,6 @@ class MidTreadGrid(Grid):
 
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
-
-    def _down(self, values: Tensor, scales: Tensor) -> Tensor:
-        """How many steps of the grid the nearest point of each value lies below the point of code 2**(b-1)."""
-        return self._whole(values / -nonzero(self._steps(scales)))
-
-    def _whole(self, steps: Tensor) -> Tensor:
-        """Steps as whole numbers that have a code; overwrites them."""
-        return steps.round_().clamp_(-self.half, self.half - 1)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from thinwire.compress.codec import CodecError, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.clip import EAGER, MIDRISE, MIDTREAD, Passes, mean_magnitude
+from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Search, ends_of, least_square_scales, mean_magnitude
 from thinwire.compress.codecs.coding.lengths import Code
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Clip, Grid, bfloat16_above
 from thinwire.compress.codecs.grid_with_zero import Ends, MidTreadGrid
@@ -77,16 +77,16 @@ class AutoGrid(MidTreadGrid):
     risen: ClassVar[int] = 1
     """The bit of a scale that says mid-rise."""
 
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
         if self.clip == "mse":
-            least, most, exact = passes.least_square_scales(values, self.bits, MIDTREAD)
-            risen = passes.least_square_scales(values, self.bits, MIDRISE)[2]
+            least, most, exact = search(values, self.bits, MIDTREAD)
+            risen = search(values, self.bits, MIDRISE)[2]
             ends = Ends(least, most)
             if self.bits == 1:
                 risen = 2 * mean_magnitude(values)
         else:
-            ends = Ends(*passes.ends(values))
+            ends = Ends(*ends_of(values))
             exact = risen = self._clipped(ends.largest)
         tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
         rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
@@ -106,15 +106,10 @@ class AutoGrid(MidTreadGrid):
         """The nearest point, half a step lower where the block is mid-rise."""
         return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)), self._shifts(scales))
 
-    def valuing(self, scales: Tensor) -> Valuing:
-        """Steps from the point of zero, half a step lower where the block is mid-rise."""
+    def factors(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The steps, s / 2**(bits-1), and half of one where the block is mid-rise; both are exact."""
         step = self._steps(scales)
-        return Valuing(ValueRule.LINEAR, step, step * self._shifts(scales), first=-1.0, second=self.half)
-
-    def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
-        """Multiply by s / 2**(bits-1), and subtract half of that where the block is mid-rise; both are exact."""
-        step = self._steps(scales)
-        levels.mul_(step).sub_(step * self._shifts(scales))
+        return step, step * self._shifts(scales)
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""
@@ -127,9 +122,6 @@ class AutoGrid(MidTreadGrid):
 
     def _steps(self, scales: Tensor) -> Tensor:
         return super()._steps(self._plain(scales))
-
-    def _down(self, values: Tensor, scales: Tensor) -> Tensor:
-        return self._whole((values / -nonzero(self._steps(scales))).sub_(self._shifts(scales)))
 
     def _plain(self, scales: Tensor) -> Tensor:
         """Scales without the bit that says which grid."""

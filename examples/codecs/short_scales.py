@@ -27,7 +27,7 @@ from thinwire.compress import Key
 from thinwire.compress.codec import CodecError, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import saturating_copy
-from thinwire.compress.codecs.clip import EAGER, Passes
+from thinwire.compress.codecs.clip import Search, least_square_scales
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
@@ -153,7 +153,7 @@ class ShortMinMaxGrid(MinMaxGrid):
     def measuring(self) -> None:
         """None: kernels write scales of float32."""
 
-    def measure(self, values: Tensor, passes: Passes = EAGER) -> Tensor:
+    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
         """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
         # of zeros with both signs, torch gives either; adding zero takes the sign away
         least, highest = values.amin((0, 2)) + 0.0, values.amax((0, 2)) + 0.0

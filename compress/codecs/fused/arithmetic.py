@@ -1,4 +1,4 @@
-"""What a grid does with one value, as data: kernels that know it need no grid.
+"""What a grid does with one value, as data: eager code and kernels do what it says.
 
 code     NEAREST    round(x / divisor - shift)
          FLOOR      floor(x / divisor)
@@ -60,13 +60,9 @@ class Coding:
 
 @dataclass(frozen=True)
 class Valuing:
-    """How the codes of each block become values."""
+    """How codes become levels, of which each block's factor and shift make values."""
 
     rule: ValueRule
-    factors: Tensor
-    """float32 [count, 1]."""
-    shifts: Tensor | None = None
-    """float32 [count, 1]; None for zeros."""
     first: float = 1.0
     second: float = 0.0
 

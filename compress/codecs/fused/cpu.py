@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import NO_KEY
-from thinwire.compress.codecs.clip import Gaussian, Passes, slopes
+from thinwire.compress.codecs.clip import Gaussian, slopes
 from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
@@ -88,7 +88,7 @@ def encode(
         )
         return
     if scales is None:
-        scales = part.measured(elements, partial(grid.measure, passes=KernelPasses()))
+        scales = part.measured(elements, partial(grid.measure, search=_least_square_scales))
         room.copy_(grid.pack_scales(scales))
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"
@@ -106,11 +106,11 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
         cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], measuring[0], grid.bits, out.numpy())
         return
     scales = grid.unpack_scales(room, part.shape[1])
-    valuing = grid.valuing(scales)
+    valuing, (factors, shifts) = grid.valuing, grid.factors(scales)
     assert valuing is not None, "covers asks for it"
     cpu_kernels.decode_scaled(
         packed.numpy(), part.shape[2], int(valuing.rule), np.float32(valuing.first), np.float32(valuing.second),
-        _array(valuing.factors), _array(_or_zeros(valuing.shifts, len(scales))), grid.bits, out.numpy(),
+        _array(factors), _array(_or_zeros(shifts, len(scales))), grid.bits, out.numpy(),
     )  # fmt: skip
 
 
@@ -128,19 +128,16 @@ def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
     )
 
 
-class KernelPasses(Passes):
-    """One pass each over `values` [1, count, inner], float32 and contiguous."""
+def _least_square_scales(values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
+    """The search of clip.py over `values` [1, count, inner], float32 and contiguous."""
+    from thinwire.compress.codecs.fused import cpu_kernels
 
-    def least_square_scales(self, values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
-        """The ends of each block, and its scale."""
-        from thinwire.compress.codecs.fused import cpu_kernels
-
-        _, count, inner = values.shape
-        ends = least, most, scale = torch.empty(3, count, 1, dtype=torch.float32)
-        cpu_kernels.least_square_scales(
-            values.squeeze(0).numpy(), *map(float, slopes(bits, grid, inner)), *map(_array, ends)
-        )
-        return least, most, scale
+    _, count, inner = values.shape
+    found = least, most, scale = torch.empty(3, count, 1, dtype=torch.float32)
+    cpu_kernels.least_square_scales(
+        values.squeeze(0).numpy(), *map(float, slopes(bits, grid, inner)), *map(_array, found)
+    )
+    return least, most, scale
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
@@ -157,7 +154,7 @@ def _array(numbers: Tensor) -> NDArray[np.float32]:
 def _known(grid: Grid) -> bool:
     """Whether the kernels know this grid."""
     scales = grid.measure(_sample().view(1, 64, 64))
-    return not grid.stochastic and grid.coding(scales) is not None and grid.valuing(scales) is not None
+    return not grid.stochastic and grid.coding(scales) is not None and grid.valuing is not None
 
 
 def _sample() -> Tensor:
