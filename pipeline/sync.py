@@ -176,7 +176,9 @@ class Sync:
 class SumEachStep(Sync):
     """The gradients of all replicas are added up, and all take the same step."""
 
-    losses_of_others: LossesOfOthers
+    losses_of_others: AsyncNotes
+    """They travel while gradients do, so that nobody waits for them; between others than the last stages, and in a
+    simulation, none do."""
 
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
@@ -194,10 +196,10 @@ class SumEachStep(Sync):
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
-        self.losses_of_others.send(self._losses)
+        self.losses_of_others.send([float(loss) for loss in self._losses])
         self.replicas.finish(self._progress)
         losses, norm = super().step(update)
-        return [*losses, *self.losses_of_others.receive()], norm
+        return [*losses, *chain(*self.losses_of_others.receive())], norm
 
 
 @dataclass(eq=False)
@@ -287,46 +289,13 @@ def sync_of(
     optimizers = [make_optimizer(stage.submod.parameters(), optimizer, summands, ends) for stage in stages]
     if replicas.count == 1:
         return Sync(stages, where, replicas, passes, optimizers)
-    travels = where.num_replicas > 1 and any(stage.is_last for stage in stages)
-    losses = LossesOfOthers(where, timedelta(seconds=stages[0].wire.options.timeout), travels=travels)
-    return SumEachStep(stages, where, replicas, passes, optimizers, losses)
 
-
-class LossesOfOthers:
-    """Losses of replicas that add up their gradients in each step; between others, and in a simulation, none travel.
-
-    They travel while gradients do, so that nobody waits for them.
-
-    Args:
-        where: where all stages live.
-        travels: whether this process has the last stage of such a replica.
-        timeout: of a wait.
-    """
-
-    def __init__(self, where: Placement, timeout: timedelta, *, travels: bool) -> None:
-        self._where = where
-        self._notes = (
-            AsyncNotes(where.across, Kind.LOSSES, self._in_words, timeout, where.reporter) if travels else None
-        )
-
-    def expect(self) -> None:
-        """Make room for those of the step that begins."""
-        if self._notes is not None:
-            self._notes.expect()
-
-    def send(self, losses: Sequence[Tensor]) -> None:
-        """Send those of this replica, and wait for nobody."""
-        if self._notes is not None:
-            self._notes.send([float(loss) for loss in losses])
-
-    def receive(self) -> list[float]:
-        """Those of all other replicas, in their order, in the process that reports; else none.
-
-        PeerError if a process is gone or silent.
-        """
-        return [] if self._notes is None else [*chain(*self._notes.receive())]
-
-    def _in_words(self, process: int) -> str:
+    def losses(process: int) -> str:
+        """What goes from a process to the one that reports, in words."""
         if process == dist.get_rank():
-            return f"replica {self._where.replica} was sending replica 0 its losses"
-        return f"replica {self._where.replica} was waiting for the losses of replica {self._where.replica_of(process)}"
+            return f"replica {where.replica} was sending replica 0 its losses"
+        return f"replica {where.replica} was waiting for the losses of replica {where.replica_of(process)}"
+
+    timeout = timedelta(seconds=stages[0].wire.options.timeout)
+    notes = AsyncNotes(where.across, Kind.LOSSES, losses, timeout, where.reporter)
+    return SumEachStep(stages, where, replicas, passes, optimizers, notes)

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
-from thinwire.errors.words import numbered, were
 from thinwire.pipeline.measuring.meters import Meter, Traffic
 from thinwire.pipeline.measuring.spans import Work
-from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
+from thinwire.pipeline.processes.collectives import AsyncNotes, Kind, in_words
 from thinwire.pipeline.processes.placement import Placement
 
 
@@ -30,17 +27,15 @@ class StepTraffic:
     """
 
     def __init__(self, meters: Sequence[Meter], where: Placement, timeout: timedelta) -> None:
-        self._meters, self._where = meters, where
-        self._notes: AsyncNotes | None = None
-        if where.num_processes > 1:
-            self._notes = AsyncNotes(where.pipeline, Kind.STEP, self._in_words, timeout, where.last_process)
+        self._meters = meters
+        told = in_words(where, "reporting a step to the last stage", "the report on a step")
+        self._notes = AsyncNotes(where.pipeline, Kind.STEP, told, timeout, where.last_process)
         self._before = (0, 0)
 
     def begin(self) -> None:
         """Say that a step begins."""
         self._before = self._sent()
-        if self._notes is not None:
-            self._notes.expect()
+        self._notes.expect()
 
     def end(self, beside: Any = None) -> tuple[int, int, list[Any]]:
         """Say that a step is over: bytes of the frames sent in it, and of the tensors in them, uncompressed.
@@ -49,21 +44,12 @@ class StepTraffic:
         same processes gave as `beside`, JSON values. PeerError if a process is gone or silent.
         """
         mine = [*(now - before for now, before in zip(self._sent(), self._before, strict=True)), beside]
-        told = [mine]
-        if self._notes is not None:
-            self._notes.send(mine)
-            what = "waiting for the reports of all stages on a step"
-            with self._meters[0].section("neighbour", what, Work("report")):
-                told += self._notes.receive()
+        self._notes.send(mine)
+        with self._meters[0].section("neighbour", "waiting for the reports of all stages on a step", Work("report")):
+            told = [mine, *self._notes.receive()]
         nbytes, uncompressed, others = zip(*told, strict=True)
         return sum(nbytes), sum(uncompressed), list(others)
 
     def _sent(self) -> tuple[int, int]:
         sent = sum((traffic for meter in self._meters for traffic in meter.sent.values()), Traffic())
         return sent.bytes, sent.uncompressed
-
-    def _in_words(self, process: int) -> str:
-        mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(process)
-        if process == dist.get_rank():
-            return f"{were(mine)} reporting a step to the last stage"
-        return f"{were(mine)} waiting for the report on a step of {numbered('stage', theirs)}"

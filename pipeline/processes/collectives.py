@@ -347,8 +347,9 @@ class StageNumbers:
     """
 
     def __init__(self, where: Placement, what: str, timeout: timedelta) -> None:
-        self._where, self._what = where, what
-        self._notes = AsyncNotes(where.pipeline, Kind.NORM, self._in_words, timeout)
+        self._where = where
+        told = in_words(where, f"sending the other stages {what}", what)
+        self._notes = AsyncNotes(where.pipeline, Kind.NORM, told, timeout)
         self._mine: list[tuple[int, float]] = []
 
     def expect(self) -> None:
@@ -364,11 +365,15 @@ class StageNumbers:
         """The numbers of all stages, in stage order. PeerError if a process is gone or silent."""
         return _by_stage(self._where, [self._mine, *self._notes.receive()])
 
-    def _in_words(self, rank: int) -> str:
-        mine, theirs = self._where.stages_of(dist.get_rank()), self._where.stages_of(rank)
-        if rank == dist.get_rank():
-            return f"{were(mine)} sending the other stages {self._what}"
-        return f"{were(mine)} waiting for {self._what} of {numbered('stage', theirs)}"
+
+def in_words(where: Placement, sending: str, what: str) -> Callable[[int], str]:
+    """For AsyncNotes within a pipeline: what a process does that sends one, and what it is that others wait for."""
+
+    def told(rank: int) -> str:
+        here, theirs = _here(where), numbered("stage", where.stages_of(rank))
+        return f"{here} {sending}" if rank == dist.get_rank() else f"{here} waiting for {what} of {theirs}"
+
+    return told
 
 
 # 5. Groups of processes
