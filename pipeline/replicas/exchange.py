@@ -37,7 +37,6 @@ from thinwire.pipeline.replicas.member import (
     Lanes,
     Listener,
     Setting,
-    WeightedListener,
     never,
 )
 from thinwire.pipeline.replicas.replica_passes import weights_of
@@ -96,12 +95,13 @@ class Replicas:
 
     def add_up(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, after all here have submitted."""
-        rounds = list(zip(*(exchange.rounds for exchange in self.exchanges.values()), strict=True))
-        # round by round: the frames of one stage travel while another one computes
-        for together in rounds:
-            for exchange, go_on in zip(self.exchanges.values(), together, strict=True):
-                with exchange.meter.exchanging(ends=together is rounds[-1]):
-                    go_on(progress)
+        # in two rounds: the frames of one stage travel while another one computes
+        for exchange in self.exchanges.values():
+            with exchange.meter.exchanging():
+                exchange.add_up(progress)
+        for exchange in self.exchanges.values():
+            with exchange.meter.exchanging(ends=True):
+                exchange.finish(progress)
 
     def finish(self, progress: Progress) -> None:
         """Give every parameter the sum over all replicas, and batch norms the mean, after all here have submitted."""
@@ -155,7 +155,7 @@ def connect(
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
     weights = weights_of(dict(enumerate(passes))) if options.elastic else {}
-    listener = partial(WeightedListener, weights=lambda: weights) if weights else Listener
+    listener = partial(Listener, weights=lambda: weights) if weights else Listener
     member = listener if options.step_alone else BucketMember
     make = partial(
         StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)

@@ -197,15 +197,17 @@ class BucketMember:
 
 
 class Listener:
-    """A replica that sends all of a bucket to every other, and adds up for itself what all sent.
+    """A replica that sends all of a bucket to every other, and adds up for itself what others sent.
 
     Args:
-        lanes: make the ends of this replica in this bucket.
-        bucket: the rows.
+        lanes, bucket: as for BucketMember.
+        weights: gives what each replica counts that takes part in the exchange under way, in their order; None if all
+            count alike.
     """
 
-    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
+    def __init__(self, lanes: Lanes, bucket: Bucket, weights: Callable[[], Mapping[int, int]] | None = None) -> None:
         self._lanes, self._rows = lanes, bucket.rows
+        self._weights = weights or (lambda: dict.fromkeys(lanes.everyone, 1))
         (channel, _), count, everyone = lanes.setting.channels, len(self._rows), lanes.everyone
         self._to_all = lanes.sender(channel, count, everyone)
         self._from_all = [lanes.receiver(channel, count, source, everyone) for source in everyone]
@@ -222,34 +224,15 @@ class Listener:
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        rows.copy_(self._total(self._lanes.message(len(rows), progress)).view(len(rows), -1))
+        weights, message = self._weights(), self._lanes.message(len(rows), progress)
+        total = total_of([self._from_all[replica] for replica in weights], message, weights.values())
+        rows.copy_(total.view(len(rows), -1))
         self._to_all.flush()
-
-    def _total(self, message: Microbatch) -> Tensor:
-        return total_of(self._from_all, message)
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
         """The rows of the bucket and the store of this replica's error; there is no owner."""
         if name == "parts":
             yield self._rows, self._to_all.coders[0].buffers.store("train")
-
-
-class WeightedListener(Listener):
-    """A replica that adds up for itself what others sent, each with its weight.
-
-    Args:
-        lanes: make the ends of this replica in this bucket.
-        bucket: the rows.
-        weights: gives the weight of each replica that takes part in the exchange under way, in their order.
-    """
-
-    def __init__(self, lanes: Lanes, bucket: Bucket, weights: Callable[[], Mapping[int, int]]) -> None:
-        super().__init__(lanes, bucket)
-        self._weights = weights
-
-    def _total(self, message: Microbatch) -> Tensor:
-        weights = self._weights()
-        return total_of([self._from_all[replica] for replica in weights], message, weights.values())
 
 
 BucketSide = BucketMember | Listener

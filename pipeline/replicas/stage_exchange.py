@@ -18,7 +18,7 @@ from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import StageRows
-from thinwire.pipeline.replicas.member import BucketSide, Lanes, Listener, Setting
+from thinwire.pipeline.replicas.member import BucketSide, Lanes, Setting
 
 Everyone = Callable[[Sequence[bool]], Sequence[Sequence[bool]]]
 """Gives the answers of this stage in each process that has it; collective."""
@@ -62,7 +62,6 @@ class StageExchange:
             replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
             for replica in here
         }
-        self._has_owners = member is not Listener
         self._everyone = everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
@@ -88,13 +87,8 @@ class StageExchange:
         # the sums take their place: new memory is as slow as a copy
         self._given = gradients
 
-    @property
-    def rounds(self) -> tuple[Callable[[Progress], None], ...]:
-        """What follows once all replicas here have submitted."""
-        return (self.add_up, self.finish) if self._has_owners else (self.finish,)
-
     def add_up(self, progress: Progress) -> None:
-        """Add up the parts that the replicas here own, and send the sums to all."""
+        """Once all replicas here have submitted, add up the parts that they own, and send the sums to all."""
         for members in self._members.values():
             for member in members:
                 member.send_sum(progress)

@@ -64,8 +64,7 @@ class StageStatistics:
     def average(self, progress: Progress, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
         with self._exchange.meter.beside_exchange():
-            for go_on in self._exchange.rounds:
-                go_on(progress)
+            self._exchange.finish(progress)  # every replica adds up for itself
         for name, common in self.common.items():
             total, self._carriers[name].grad = self._carriers[name].grad, None
             assert total is not None, "every replica has sent its statistics"

@@ -42,8 +42,7 @@ def meet(replicas, given, step, samples):
     for number in samples:
         replica, mail = replicas[number]
         mail.deliver(samples, {other: frames[other] for other in samples if other != number})
-        for go_on in replica.exchange.rounds:
-            go_on(progress)
+        replica.exchange.finish(progress)
         means.append(replica.flat / sum(mail.weights.values()))
     return means
 
@@ -101,8 +100,7 @@ def test_a_frame_that_is_too_long_is_refused():
     frames = [frame + bytes(1 << 16) for frame in mail.collect()]
     mail.deliver({0: 4, 1: 4}, {1: frames})
     with pytest.raises(WireError, match="a frame must have 1 to"):
-        for go_on in replica.exchange.rounds:
-            go_on(Progress(0, STEPS_PER_EPOCH))
+        replica.exchange.finish(Progress(0, STEPS_PER_EPOCH))
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def take_turns(stage, given, step, unused=()):
         for name in unused[number] if unused else ():
             stage.parameters[name].grad = None
         stage.exchange.submit(number, progress)
-    for go_on in stage.exchange.rounds:
-        go_on(progress)
+    stage.exchange.add_up(progress)
+    stage.exchange.finish(progress)
     return {name: parameter.grad for name, parameter in stage.parameters.items()}
 
 
@@ -110,9 +110,10 @@ def exchange(replicas, step):
     progress = Progress(step, STEPS_PER_EPOCH)
     for replica in replicas:
         replica.exchange.submit(replica.number, progress)
-    for together in zip(*(replica.exchange.rounds for replica in replicas), strict=True):
-        for go_on in together:
-            go_on(progress)
+    for replica in replicas:
+        replica.exchange.add_up(progress)
+    for replica in replicas:
+        replica.exchange.finish(progress)
 
 
 def exchanged(replicas, given, step):

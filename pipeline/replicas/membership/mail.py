@@ -17,7 +17,7 @@ from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import Lane, LaneEnds
-from thinwire.pipeline.replicas.member import Lanes, WeightedListener
+from thinwire.pipeline.replicas.member import Lanes, Listener
 from thinwire.pipeline.replicas.replica_passes import weights_of
 
 
@@ -90,17 +90,11 @@ class MailEnds(LaneEnds):
         return _Inbox(capacity, self._mail, lane.replica, self._tag(lane))
 
 
-class MailListener(WeightedListener):
-    """A replica that adds up for itself what those who take part sent, each with its weight.
-
-    Args:
-        lanes: make the ends of this replica in this bucket.
-        bucket: the rows.
-        mail: knows who takes part.
-    """
+class MailListener(Listener):
+    """A replica that adds up for itself what those who take part sent, as `mail` knows them."""
 
     def __init__(self, lanes: Lanes, bucket: Bucket, mail: Mail) -> None:
-        super().__init__(lanes, bucket, weights=lambda: mail.weights)
+        super().__init__(lanes, bucket, lambda: mail.weights)
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Put all rows of the bucket in the mail."""
