@@ -148,11 +148,6 @@ class Buffers:
         for store in self._stores.values():
             store.flush()
 
-    def drop_cache(self) -> None:
-        """Empty the system's cache of the files, so that the next reads come from the disk."""
-        for store in self._stores.values():
-            store.drop_cache()
-
     def close(self) -> None:
         """Close the stores."""
         for store in self._stores.values():

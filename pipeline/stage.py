@@ -149,7 +149,7 @@ class CompressedStage(PipelineStage):
                 wire.compare(self._name(index), self._name(neighbour), shape, self._rows)
         for shape in self._boundaries:
             # nearest first: nobody else is asked where the neighbour trains
-            trains = any(wire.trains(self._name(stage)) for stage in range(shape.index, -1, -1))
+            trains = any(wire.handshake.trains(self._name(stage)) for stage in range(shape.index, -1, -1))
             if replace(shape, trains=trains).gradients:
                 self._gradients_at.add(shape.index)
             for each, ends in self.all_ends:

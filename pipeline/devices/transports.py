@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -36,10 +36,6 @@ class Location:
     def words(self) -> str:
         """This place in words, such as `GPU 1 of host 0`, or `CPU of host 0`."""
         return self.gpu or f"CPU of {self.host}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON value."""
-        return asdict(self)
 
 
 def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) -> tuple[Carrying, str]:

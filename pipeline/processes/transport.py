@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -178,6 +178,9 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
     def give(self, buffer: Tensor) -> None:
         """A buffer that `receive` handed out."""
         self._pool.give(buffer)
+
+
+GroupEnd = TypeVar("GroupEnd", ProcessGroupSender, ProcessGroupReceiver)
 
 
 class _Unrecorded:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +24,7 @@ from thinwire.compress import Key, Microbatch
 from thinwire.pipeline.frames import EXCHANGE, SHARED, Header
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.transport import (
+    GroupEnd,
     MemoryEnd,
     ProcessGroupReceiver,
     ProcessGroupSender,
@@ -134,36 +134,26 @@ class LaneEnds:
 
     def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
         """The end of a lane at its sender; each frame goes to all of `to`."""
-        return Several([self._sending(lane, one, capacity) for one in to])
+        return Several([self._end(ProcessGroupSender, lane, one, one, capacity) for one in to])
 
     def receiving(self, lane: Lane, to: int, capacity: int) -> ReceivingEnd:
         """The end of a lane at replica `to`."""
-        if lane.replica in self._here:
-            return self._end_in_memory(lane, to, capacity)
-        assert self._group is not None, "a replica elsewhere is in the group"
-        return ProcessGroupReceiver(capacity, **self._link(lane, lane.replica, to))
+        return self._end(ProcessGroupReceiver, lane, lane.replica, to, capacity)
 
     def local_time(self, replica: int) -> LocalTime:
         """Converts a time of a replica's clock to this process's clock."""
         return self._times.get(replica, same_clock)
 
-    def _sending(self, lane: Lane, to: int, capacity: int) -> SendingEnd:
-        if to in self._here:
-            return self._end_in_memory(lane, to, capacity)
-        assert self._group is not None, "a replica elsewhere is in the group"
-        return ProcessGroupSender(capacity, **self._link(lane, to, to))
-
-    def _link(self, lane: Lane, other: int, to: int) -> dict[str, Any]:
-        """The way of a lane to replica `to` through the group; `other` is the replica at its far end."""
+    def _end(self, kind: type[GroupEnd], lane: Lane, other: int, to: int, capacity: int) -> MemoryEnd | GroupEnd:
+        """An end of a lane to replica `to`: in memory if the replica at its far end is here, else over the group."""
         tag, count = self._tag(lane), len(self._places)
+        if other in self._here:
+            return self._memory.setdefault((tag, lane.replica, to), MemoryEnd(capacity))
+        assert self._group is not None, "a replica elsewhere is in the group"
         if self._places:  # two processes may have several pairs
             tag = (tag * count + lane.replica) * count + to
         peer = self._places[other] if self._places else other
-        return {"peer": peer, "group": self._group, "tag": self._first_tag + tag, "timeout": self._timeout}
-
-    def _end_in_memory(self, lane: Lane, to: int, capacity: int) -> MemoryEnd:
-        key = (self._tag(lane), lane.replica, to)
-        return self._memory.setdefault(key, MemoryEnd(capacity))
+        return kind(capacity, peer=peer, group=self._group, tag=self._first_tag + tag, timeout=self._timeout)
 
     def _tag(self, lane: Lane) -> int:
         """The same for all pairs of replicas; every stage, bucket and channel has another."""

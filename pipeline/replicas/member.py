@@ -32,7 +32,7 @@ from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import GRADIENTS, Lane, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, Layout
-from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 InFull = Callable[[Progress], bool]
@@ -96,8 +96,7 @@ class Lanes:
         """The end where this replica sends so many rows."""
         lane = self._lane(name, rows, self.replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
         encoder = _coder(Encoder, lane)
-        capacity = ChannelEnd(lane, [encoder], self.setting.meter).capacity
-        way = StraightSender(self._links.sending(lane, to, capacity))
+        way = StraightSender(self._links.sending(lane, to, capacity_of([encoder])))
         copies = partial(self._crossing, self.replica, to)
         return Sender(lane, [encoder], way, self.setting.options, self.setting.meter, copies=copies)
 
@@ -105,8 +104,7 @@ class Lanes:
         """The end where this replica receives what `source` sends to all of `to`."""
         lane = self._lane(name, rows, source, self.replica, to_all=len(to) > 1)
         decoder = _coder(Decoder, lane)
-        capacity = ChannelEnd(lane, [decoder], self.setting.meter).capacity
-        way = StraightReceiver(self._links.receiving(lane, self.replica, capacity))
+        way = StraightReceiver(self._links.receiving(lane, self.replica, capacity_of([decoder])))
         copies = partial(self._crossing, source, [self.replica])
         time = self._links.local_time(source)
         return Receiver(lane, [decoder], way, self.setting.options, self.setting.meter, time, copies)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,24 +49,22 @@ Observer = Callable[[Channel, Microbatch, Sequence[Tensor | None]], None]
 """Called with every tuple that a stage sends, before it is encoded. It must not change the tensors."""
 
 
+def capacity_of(coders: Iterable[Coder]) -> int:
+    """Bytes of the largest frame that an end with these coders may send or get."""
+    return frame_bytes(coder.capacity for coder in coders)
+
+
 class ChannelEnd:
     """One end of a channel: its description, and a coder for each tensor, which keeps the state of its method.
 
     So many `copies()` of each frame cross a link. While it is `bypassed`, an evaluation sends everything in full.
     """
 
-    def __init__(
-        self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: Callable[[], int] = lambda: 1
-    ) -> None:
+    def __init__(self, channel: Channel, coders: Sequence[Coder], meter: Meter, copies: Callable[[], int]) -> None:
         self.channel, self.coders, self._meter, self._copies = channel, tuple(coders), meter, copies
         self._flags = FiniteFlags()
         self._recurring: dict[tuple[MessagePlan, ...], FramePlan] = {}
         self.bypassed = False
-
-    @property
-    def capacity(self) -> int:
-        """Bytes of the largest frame this channel can carry."""
-        return frame_bytes(coder.capacity for coder in self.coders)
 
     def plan(self, microbatch: Microbatch) -> FramePlan:
         """The plan of a micro-batch. Both ends make the same one before it is sent."""
@@ -130,11 +128,6 @@ class ChannelEnd:
         """Take exactly the state that `state_dict` returned; an empty one is that before the first frame."""
         for index, coder in enumerate(self.coders):
             coder.load_state_dict(state[str(index)] if state else {})
-
-    def drop_cache(self) -> None:
-        """Flush stores on disk, so that they are read from the disk again."""
-        for coder in self.coders:
-            coder.buffers.drop_cache()
 
     def close(self) -> None:
         """Wait until every buffer is on its medium, and close the stores."""

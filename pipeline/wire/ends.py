@@ -65,11 +65,6 @@ class StageEnds:
             for index, coder in enumerate(end.coders)
         }
 
-    def drop_cache(self) -> None:
-        """Flush the stores of feedback on disk, so that they are read from the disk again; for benchmarks."""
-        for end in self.channels:
-            end.drop_cache()
-
     def close(self) -> None:
         """Close the stores of feedback."""
         for end in self.channels:

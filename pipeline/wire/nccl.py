@@ -61,7 +61,7 @@ def connect(wanted: str, where: Placement, device: torch.device, timeout: timede
     """
     if wanted not in ("auto", "nccl") or dist.get_world_size() == 1:
         return GpuLinks()
-    locations = [Location(**told) for told in collectives.everyone(where, Location.of(device).to_json())]
+    locations = [Location(**told) for told in collectives.everyone(where, vars(Location.of(device)))]
     found = {pair: carrying(wanted, pair, locations) for pair in where.neighbours}
     notes = [
         f"{by} carries what processes {low} and {high} send each other: {why}"

@@ -36,14 +36,8 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
 from thinwire.pipeline.processes.backends import group_arguments
-from thinwire.pipeline.processes.transport import (
-    MemoryEnd,
-    ProcessGroupReceiver,
-    ProcessGroupSender,
-    ReceivingEnd,
-    SendingEnd,
-)
-from thinwire.pipeline.wire.boundary import BoundaryEnd, ChannelEnd, Observer, Receiver, Sender, same_clock
+from thinwire.pipeline.processes.transport import GroupEnd, MemoryEnd, ProcessGroupReceiver, ProcessGroupSender
+from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender, capacity_of, same_clock
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.handshake import Handshake
 from thinwire.pipeline.wire.nccl import GpuArrivals, GpuLinks, GpuReceiver, GpuSender, PayloadSums
@@ -123,6 +117,7 @@ class Wire:
     Attributes:
         gpus: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
         stores: the layout of every store that these stages may fill, with its file if it is on disk.
+        handshake: what the stages have announced.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
     """
@@ -163,7 +158,7 @@ class Wire:
         )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
-        self._handshake = Handshake(created, self._timeout)
+        self.handshake = Handshake(created, self._timeout)
 
     def beside(self, compression: CompressionOptions, name: str) -> Wire:
         """Another wire between the same stages, with other codecs, and store files in a folder of that name."""
@@ -226,8 +221,8 @@ class Wire:
     def announce(self, stage: str, boundaries: Sequence[BoundaryShape], rows: int, trains: bool) -> None:
         """Publish the configuration of a stage for its neighbours, and for all whether anything in it trains."""
         for shape in boundaries:
-            self._handshake.announce(stage, shape.index, shape.version, self._configuration(shape, rows))
-        self._handshake.tell_training(stage, trains)
+            self.handshake.announce(stage, shape.index, shape.version, self._configuration(shape, rows))
+        self.handshake.tell_training(stage, trains)
 
     def compare(self, stage: str, neighbour: str, shape: BoundaryShape, rows: int) -> None:
         """Compare the configuration of a boundary with the neighbour's.
@@ -235,11 +230,7 @@ class Wire:
         It warns if only the torch version differs. Raises MismatchError with all differences, and PeerError when a
         neighbour does not answer in time.
         """
-        self._handshake.compare(stage, neighbour, shape.index, shape.version, self._configuration(shape, rows))
-
-    def trains(self, stage: str) -> bool:
-        """Whether anything in a stage of the pipeline trains; PeerError if it does not report in time."""
-        return self._handshake.trains(stage)
+        self.handshake.compare(stage, neighbour, shape.index, shape.version, self._configuration(shape, rows))
 
     def switch(self, compression: CompressionOptions) -> None:
         """Use other codecs from the next step on, and let stages say anew whether they train.
@@ -249,7 +240,7 @@ class Wire:
         """
         self.compression = _usable(compression)
         # restart first: it names a new round, so that no neighbour compares with an answer of the round before
-        self._handshake.restart()
+        self.handshake.restart()
         self._silent = list(self._members)
 
     def attach(self, shape: BoundaryShape, holder: Holder, before: BoundaryEnd | None = None) -> BoundaryEnd:
@@ -289,24 +280,24 @@ class Wire:
             ]
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
-            capacity = ChannelEnd(channel, encoders, holder.meter).capacity
+            capacity = capacity_of(encoders)
             if (group := self._to_gpu(channel, holder, encoders)) is not None:
                 to_gpu = GpuSender(
                     capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
                 )
                 header_only = replace(self.options, checksum=False)
                 return self._watched(Sender(channel, encoders, to_gpu, header_only, holder.meter))
-            sending = self._sending(channel, capacity, holder)
+            sending = self._transport(ProcessGroupSender, channel, capacity, holder)
             departing = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
             return self._watched(Sender(channel, encoders, departing, self.options, holder.meter))
         decoders = [
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
-        capacity = ChannelEnd(channel, decoders, holder.meter).capacity
+        capacity = capacity_of(decoders)
         if (group := self._to_gpu(channel, holder, decoders)) is not None:
             arrivals = GpuArrivals(capacity, holder.device, group, self._rank(holder.peer))
             return GpuReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
-        receiving = self._receiving(channel, capacity, holder)
+        receiving = self._transport(ProcessGroupReceiver, channel, capacity, holder)
         arriving = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
         return Receiver(channel, decoders, arriving, self.options, holder.meter, local_time)
@@ -374,28 +365,18 @@ class Wire:
         """What takes the place of the payloads' checksum from GPU to GPU."""
         return PayloadSums(capacity, holder.device) if self.options.checksum else None
 
-    def _sending(self, channel: Channel, capacity: int, holder: Holder) -> SendingEnd:
+    def _transport(self, kind: type[GroupEnd], channel: Channel, capacity: int, holder: Holder) -> MemoryEnd | GroupEnd:
+        """An end of a channel: in memory where both stages are in this process, else over the process group."""
         if holder.peer is None:
-            return self._memory(channel, capacity, holder)
-        return ProcessGroupSender(capacity, **self._link(channel, holder.peer), pinned=holder.on_gpu)
-
-    def _receiving(self, channel: Channel, capacity: int, holder: Holder) -> ReceivingEnd:
-        if holder.peer is None:
-            return self._memory(channel, capacity, holder)
-        return ProcessGroupReceiver(capacity, **self._link(channel, holder.peer), pinned=holder.on_gpu)
-
-    def _link(self, channel: Channel, peer: int) -> dict[str, Any]:
-        """The way of a channel's frames through the process group."""
-        return {"peer": peer, "group": self.group, "tag": _tag(channel), "timeout": self._timeout}
+            key = (channel.boundary, channel.name, holder.number, capacity)
+            return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_gpu))
+        tag = channel.boundary * len(CHANNELS) + CHANNELS.index(channel.name)
+        return kind(capacity, peer=holder.peer, group=self.group, tag=tag, timeout=self._timeout, pinned=holder.on_gpu)
 
     def _rank(self, peer: int | None) -> int:
         """The rank in the default group of a member of this group."""
         assert peer is not None, "the neighbour is in another process"
         return dist.get_process_group_ranks(self.group)[peer]
-
-    def _memory(self, channel: Channel, capacity: int, holder: Holder) -> MemoryEnd:
-        key = (channel.boundary, channel.name, holder.number, capacity)
-        return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_gpu))
 
     def _configuration(self, shape: BoundaryShape, rows: int) -> dict[str, Any]:
         channels = self.channels(shape).values()
@@ -514,7 +495,3 @@ class _FirstGradients:
                     ThinwireWarning,
                     stacklevel=2,
                 )
-
-
-def _tag(channel: Channel) -> int:
-    return channel.boundary * len(CHANNELS) + CHANNELS.index(channel.name)

@@ -17,7 +17,7 @@ from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes.transport import MemoryEnd
 from thinwire.pipeline.replicas.lane import Lane
 from thinwire.pipeline.wire import boundary
-from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of
 from thinwire.pipeline.wire.channel import Channel, frame_bytes, frame_length, place_of
 
 
@@ -48,7 +48,7 @@ def which(kind="train", step=0, index=0):
 def ends(described, options=None):
     meter = Meter()
     leaving, arriving = coders(described, True), coders(described, False)
-    link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
+    link = MemoryEnd(capacity_of(leaving))
     sender = Sender(described, leaving, StraightSender(link), options or WireOptions(), meter)
     return sender, Receiver(described, arriving, StraightReceiver(link), options or WireOptions(), meter), meter, link
 
@@ -151,7 +151,7 @@ def test_a_frame_is_as_long_as_its_plan_in_every_phase_and_no_longer_than_the_ca
         assert (traffic.bytes, traffic.uncompressed, traffic.elements) == (planned[phase], 2 * 9 * 31, 9 * 31)
         assert traffic.full_rows == (9 if phase == "eval-off" else 0)
         assert Header.read(link._frames[0].numpy().data).length == planned[phase] - HEADER_BYTES
-        assert planned[phase] <= sender.capacity
+        assert planned[phase] <= capacity_of(sender.coders)
     assert planned["train"] == planned["eval-on"] == HEADER_BYTES + 8 + math.ceil(9 * 31 * 3 / 8)
     assert planned["eval-off"] == HEADER_BYTES + 2 * 9 * 31
 
@@ -270,7 +270,7 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
     monkeypatch.setattr(meters, "time", clock)
     monkeypatch.setattr(boundary, "time", SimpleNamespace(perf_counter_ns=lambda: int(1e9 * (5.0 + AHEAD))))
     described, meter = channel(example(8, 8)), Meter()
-    link = Crossing(ChannelEnd(described, coders(described, True), Meter()).capacity, clock)
+    link = Crossing(capacity_of(coders(described, True)), clock)
     sender = Sender(described, coders(described, True), StraightSender(link), WireOptions(), Meter())
     receiver = Receiver(described, coders(described, False), StraightReceiver(link), WireOptions(), meter, local_time)
     sender.send(which(), (torch.randn(8, 8),))

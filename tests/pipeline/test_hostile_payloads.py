@@ -16,7 +16,7 @@ from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes.transport import MemoryEnd
-from thinwire.pipeline.wire.boundary import ChannelEnd, Receiver, Sender
+from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of
 from thinwire.pipeline.wire.channel import Channel
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ class Ends:
             ]
             for kind, activation in zip((Encoder, Decoder), around, strict=True)
         )
-        self.link = MemoryEnd(ChannelEnd(described, leaving, meter).capacity)
+        self.link = MemoryEnd(capacity_of(leaving))
         self.sender = Sender(described, leaving, StraightSender(self.link), options, meter)
         self.receiver = Receiver(described, arriving, StraightReceiver(self.link), options, meter)
 
@@ -177,7 +177,7 @@ def test_a_payload_is_decoded_to_finite_numbers_or_refused_by_one_error(codec):
         else:
             assert got.shape == SHAPE and bool(got.isfinite().all())
     assert refused, "some of these words are no numbers, or no indices"
-    assert largest.nbytes <= 8 * max(ends.receiver.capacity, got.numel()), "8 bytes for each element"
+    assert largest.nbytes <= 8 * max(capacity_of(ends.receiver.coders), got.numel()), "8 bytes for each element"
     assert all(bool(buffer.isfinite().all()) for buffer in ends.buffers())
 
 

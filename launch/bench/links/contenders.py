@@ -199,7 +199,9 @@ class Thinwire(Contender):
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
         for stage in self._trainer.stages:
-            stage.ends.drop_cache()
+            for coder in stage.ends.coders().values():
+                for store in coder.buffers.stores.values():
+                    store.drop_cache()
 
     def close(self) -> None:
         """Close stores and delete their files."""
