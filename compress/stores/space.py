@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from thinwire.compress.stores.store import StoreError, StoreLayout
 
@@ -20,7 +19,7 @@ from thinwire.compress.stores.store import StoreError, StoreLayout
 class SpaceNeed:
     """The space that files of one process still need on one file system."""
 
-    disk: tuple[str, int]
+    disk: str
     """The machine, and the number of the file system: the same in all processes that share it."""
     folder: str
     """The folder of the first file."""
@@ -29,16 +28,6 @@ class SpaceNeed:
     """Free bytes on the file system."""
     what: str = "stores"
     """What they are: a key of `ADVICE`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """This need as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SpaceNeed:
-        """The need that `to_json` described."""
-        machine, device = value["disk"]
-        return cls(**{**value, "disk": (machine, device)})
 
 
 ADVICE = {
@@ -74,7 +63,7 @@ def needs_of(what: str, files: Iterable[tuple[int, Path]]) -> list[SpaceNeed]:
         needed[device] += max(0, nbytes - taken)
         first.setdefault(device, (path.parent, place))
     return [
-        SpaceNeed((machine, device), str(folder), needed[device], _free(place), what)
+        SpaceNeed(f"{machine} {device}", str(folder), needed[device], _free(place), what)
         for device, (folder, place) in first.items()
     ]
 
@@ -94,7 +83,7 @@ def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
 
 def shortages(processes: Iterable[Sequence[SpaceNeed]]) -> list[tuple[list[SpaceNeed], str]]:
     """The file systems without room for all that the processes need: those needs, and a sentence about them."""
-    by_disk: defaultdict[tuple[str, int], list[tuple[int, SpaceNeed]]] = defaultdict(list)
+    by_disk: defaultdict[str, list[tuple[int, SpaceNeed]]] = defaultdict(list)
     for process, needs in enumerate(processes):
         for need in needs:
             by_disk[need.disk].append((process, need))

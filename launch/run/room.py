@@ -144,8 +144,8 @@ class Room:
         return False
 
     def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
-        everyone = collectives.everyone(self._where, [need.to_json() for need in mine])
-        return [[SpaceNeed.from_json(need) for need in needs] for needs in everyone]
+        everyone = collectives.everyone(self._where, [vars(need) for need in mine])
+        return [[SpaceNeed(**need) for need in needs] for needs in everyone]
 
     def _stores(self) -> list[SpaceNeed]:
         return space_needs((layout, path) for layout, path in self.stores if path is not None)

@@ -87,8 +87,8 @@ def room_for_everyone(rank, folder):
     mine = space_needs([(layout, Path(folder, str(rank), "rows"))])
     check_space([mine])
     try:
-        everyone = collectives.everyone(Placement({0: 0, 1: 1}), [need.to_json() for need in mine])
-        check_space([[SpaceNeed.from_json(need) for need in needs] for needs in everyone])
+        everyone = collectives.everyone(Placement({0: 0, 1: 1}), [vars(need) for need in mine])
+        check_space([[SpaceNeed(**need) for need in needs] for needs in everyone])
     except StoreError as error:
         return str(error)
     return "nothing"
