@@ -62,9 +62,9 @@ class Key(NamedTuple):
         """A hash of all fields, of 64 bits and the same in every process."""
         return int.from_bytes(hashlib.blake2b(json.dumps(self).encode(), digest_size=8).digest(), "little")
 
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A new generator on `device`, seeded by the key."""
-        return torch.Generator(device).manual_seed(self.number)
+    def generator(self) -> torch.Generator:
+        """A new generator of the host, seeded by the key."""
+        return torch.Generator().manual_seed(self.number)
 
     def words(self, device: torch.device) -> Words:
         """A source of random words of 64 bits: called with n, it gives the next n, int64 on `device`.

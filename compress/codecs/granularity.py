@@ -152,24 +152,19 @@ def resolve_per(codec: Codec, per: Per | None, group: int | None) -> Per | None:
 
 @lru_cache(maxsize=4096)
 def blocks_for(per: Per | None, group: int | None, shape: Sequence[int]) -> Blocks:
-    """The blocks of a non-empty tensor of `shape`; either `per` or `group` is None."""
-    if group is not None:
-        return blocks_of_group(group, shape)
-    assert per is not None
-    return blocks_per(per, shape)
+    """The blocks of a non-empty tensor of `shape`: of one of the named kinds, or `group` consecutive elements each."""
+    if group is None:
+        assert per is not None
+        return blocks_per(per, shape)
+    numel = prod(shape)
+    size = min(group, numel)
+    return Blocks(numel, 1, -(-numel // size), size)
 
 
 def blocks_per(per: Per, shape: Sequence[int]) -> Blocks:
     """The blocks of a non-empty tensor of `shape` for one of the named granularities."""
     numel = prod(shape)
     return Blocks(numel, *_VIEWS[per](tuple(shape), numel)) if shape else Blocks(numel, 1, 1, 1)
-
-
-def blocks_of_group(group: int, shape: Sequence[int]) -> Blocks:
-    """The blocks of `group` consecutive elements of a non-empty tensor of `shape`."""
-    numel = prod(shape)
-    size = min(group, numel)
-    return Blocks(numel, 1, -(-numel // size), size)
 
 
 def _per_row(shape: tuple[int, ...], numel: int) -> tuple[int, int, int]:

@@ -42,6 +42,7 @@ from thinwire.models.options import FRESH
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first, undone_if_stopped
 from thinwire.pipeline.measuring.traces import StageTrace
+from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
 from thinwire.pipeline.saving.checkpoint_folder import manifests
@@ -189,7 +190,7 @@ class Reporting:
 
     def evaluate_if_due(self, done: int) -> None:
         """Evaluate with compression on and off, if the recipe asks for it after so many steps."""
-        if self._recipe.training.evaluates_after(done, self._prepared.steps_per_epoch):
+        if is_due(self._recipe.training.evaluate_every, done, self._prepared.steps_per_epoch):
             self.unfinished = True
             self.evaluate(done)
         self.unfinished = False

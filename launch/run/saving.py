@@ -20,6 +20,7 @@ from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError
+from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import StageState, WeightsCheckpoint
 from thinwire.pipeline.saving.checkpoint_folder import has_manifests
@@ -115,7 +116,7 @@ class Saves:
             NonFiniteError: a parameter of this process is not finite.
         """
         self._checkpoints.check()
-        if self._last != done and self._recipe.checkpoint.due_after(done, self._steps_per_epoch):
+        if self._last != done and is_due(self._recipe.checkpoint.every, done, self._steps_per_epoch):
             with self._reporting.times.spent_on("saving"):
                 self._compare_replicas()
                 self._checkpoint(done)

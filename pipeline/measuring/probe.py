@@ -58,12 +58,12 @@ def probe(source: int, target: int, group: dist.ProcessGroup | None = None) -> L
     return LinkSpeed(goodput=goodput, latency=_of_rank(source, statistics.median(round_trips) / 2, group))
 
 
-def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> float:
+def probe_both(one: int, other: int) -> float:
     """Measure a link with both directions busy: bytes a second in each. All ranks get the result; collective.
 
     It may be less than the speed of one direction alone: acknowledgements of one wait behind the bytes of the other.
     """
-    rank = dist.get_rank(group)
+    rank = dist.get_rank()
 
     def exchange(message: Tensor, count: int) -> None:
         if rank not in (one, other):
@@ -74,16 +74,16 @@ def probe_both(one: int, other: int, group: dist.ProcessGroup | None = None) -> 
             work
             for index in range(count)
             for work in (
-                dist.irecv(arriving[index % 2], group=group, group_src=peer),
-                dist.isend(message, group=group, group_dst=peer),
+                dist.irecv(arriving[index % 2], peer),
+                dist.isend(message, peer),
             )
         ]
         for work in works:
             assert work is not None
             work.wait()
 
-    dist.barrier(group)
-    return _goodput(exchange, (one, other), BOTH_SECONDS, statistics.mean, group)
+    dist.barrier()
+    return _goodput(exchange, (one, other), BOTH_SECONDS, statistics.mean, None)
 
 
 def _goodput(

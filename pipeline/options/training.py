@@ -15,7 +15,7 @@ from thinwire.errors.names import did_you_mean
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import beyond
-from thinwire.pipeline.options.durations import is_due, is_over, misspelt, read_duration
+from thinwire.pipeline.options.durations import is_over, misspelt, read_duration
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "quantized-adam")
 """The optimizers that have fields of their own."""
@@ -312,10 +312,6 @@ class TrainingOptions:
         if mistakes:
             raise OptionsError(mistakes)
 
-    def evaluates_after(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether held-out samples are evaluated after `done` steps; the evaluation at the end does not count."""
-        return is_due(self.evaluate_every, done, steps_per_epoch)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
@@ -343,10 +339,6 @@ class CheckpointOptions:
     def wanted(self) -> bool:
         """Whether checkpoints are written at all."""
         return read_duration(self.every)[0] > 0
-
-    def due_after(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether a checkpoint is written after `done` steps."""
-        return is_due(self.every, done, steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.replica_passes import evenly
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
@@ -197,7 +196,7 @@ class LocalSteps:
         replicas: Replicas,
         make_optimizer: MakeOptimizer,
         shared: SharedWeights | None,
-        weigh: Callable[[int], float] = evenly,
+        weigh: Callable[[int], float] = lambda replica: 1.0,
     ) -> None:
         self._replicas, self._shared, self._weigh = replicas, shared, weigh
         self._sync = replicas.options.sync

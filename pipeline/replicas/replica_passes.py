@@ -46,8 +46,3 @@ def weights_of(samples: Mapping[int, int]) -> dict[int, int]:
     """What each replica counts in a mean over all samples: equal replicas count 1 each, so they add up as they are."""
     common = math.gcd(*samples.values())
     return {replica: count // common for replica, count in samples.items()}
-
-
-def evenly(replica: int) -> float:
-    """The weight of a replica where all count the same."""
-    return 1.0

@@ -13,7 +13,7 @@ from support.pages import defined
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs import quantizer
 from thinwire.compress.codecs.fused import cpu
-from thinwire.compress.codecs.granularity import Blocks, blocks_of_group, blocks_per
+from thinwire.compress.codecs.granularity import Blocks, blocks_for, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, MinMaxGrid
 from thinwire.compress.codecs.quantize import Quantize
 
@@ -243,7 +243,7 @@ def test_blocks_of_each_granularity(shape, tensor, sample, row, channel):
     [((), 4, (1, 1, 1)), ((3,), 4, (1, 1, 3)), ((8,), 4, (1, 2, 4)), ((3, 3), 4, (1, 3, 4)), ((2, 2), 1, (1, 4, 1))],
 )
 def test_blocks_of_groups(shape, group, view):
-    assert blocks_of_group(group, shape) == Blocks(math.prod(shape), *view)
+    assert blocks_for(None, group, shape) == Blocks(math.prod(shape), *view)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_parts_are_the_whole_tensor_in_order(per, size):
 
 
 def assert_parts_in_order(shape, per, size):
-    blocks = blocks_of_group(per, shape) if isinstance(per, int) else blocks_per(per, shape)
+    blocks = blocks_for(None, per, shape) if isinstance(per, int) else blocks_per(per, shape)
     x = torch.arange(math.prod(shape))
     scales = torch.arange(blocks.count)[:, None].expand(blocks.outer, blocks.count, blocks.inner)
     expected, stop = blocks.spread(scales, shape).reshape(-1), 0
@@ -351,7 +351,7 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(scale, per):
     for bits in WIDTHS:
         for shape in ((), (9,), (4, 5), (2, 3, 5), (2, 3, 2, 2)):
             x, codec = gaussian(*shape), Quantize(bits, scale=scale, **per, grid="midrise")
-            blocks = blocks_of_group(7, shape) if "group" in per else blocks_per(per["per"], shape)
+            blocks = blocks_for(None, 7, shape) if "group" in per else blocks_per(per["per"], shape)
             values = documented(bytes(encode(codec, x).tolist()), bits, scale, x.numel(), blocks.count, blocks.inner)
             assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
 

@@ -45,18 +45,14 @@ class Attendance:
         replica: which one the process belongs to.
         process: its number in the replica.
         life: differs from start to start of the replica.
+
+    Attributes:
         on_stop: called when the run is to stop after this exchange.
     """
 
-    def __init__(
-        self,
-        server: Client,
-        replica: int,
-        process: int,
-        life: str,
-        on_stop: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._server, self.replica, self.on_stop = server, replica, on_stop
+    def __init__(self, server: Client, replica: int, process: int, life: str) -> None:
+        self._server, self.replica = server, replica
+        self.on_stop: Callable[[], object] = lambda: None
         self._sender = {"replica": replica, "process": process, "life": life}
 
     def begin(
