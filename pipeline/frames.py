@@ -72,21 +72,9 @@ class Header(NamedTuple):
 
     def write(self, frame: Frame) -> None:
         """Put the header into the first 64 bytes of a frame."""
-        _LAYOUT.pack_into(
-            frame,
-            0,
-            MAGIC,
-            VERSION,
-            PHASES.index(self.phase),
-            _ALL_CHANNELS.index(self.channel),
-            self.boundary,
-            self.microbatch,
-            self.step,
-            self.nones,
-            self.length,
-            self.crc32,
-            self.departed,
-        )
+        phase, channel = PHASES.index(self.phase), _ALL_CHANNELS.index(self.channel)
+        numbers = self.boundary, self.microbatch, self.step, self.nones, self.length, self.crc32, self.departed
+        _LAYOUT.pack_into(frame, 0, MAGIC, VERSION, phase, channel, *numbers)
 
     @classmethod
     def read(cls, frame: Frame) -> Header:

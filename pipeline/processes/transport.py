@@ -20,7 +20,7 @@ from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
-    """Buffers of `capacity` bytes, pinned for copies to and from a GPU. A new one is made only if none is free."""
+    """Lends buffers of `capacity` bytes, pinned for copies to and from a GPU; a new one only if none is free."""
 
     def __init__(self, capacity: int, *, pinned: bool = False) -> None:
         self.capacity, self._pinned = capacity, pinned
@@ -84,16 +84,12 @@ class ReceivingEnd(Protocol):
         """A buffer that `receive` handed out."""
 
 
-class MemoryEnd:
+class MemoryEnd(Pool):
     """Both ends of a channel between two stages of one process: a queue of buffers, and no copy."""
 
     def __init__(self, capacity: int, *, pinned: bool = False) -> None:
-        self._pool = Pool(capacity, pinned=pinned)
+        super().__init__(capacity, pinned=pinned)
         self._frames: deque[Tensor] = deque()
-
-    def take(self) -> Tensor:
-        """A buffer to write the next frame into."""
-        return self._pool.take()
 
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Queue the buffer."""
@@ -110,12 +106,8 @@ class MemoryEnd:
         assert self._frames, f"the schedule asks for {what} before it was sent"
         return self._frames.popleft()
 
-    def give(self, buffer: Tensor) -> None:
-        """A buffer that `receive` handed out."""
-        self._pool.give(buffer)
 
-
-class _ProcessGroupEnd:
+class _ProcessGroupEnd(Pool):
     """An end of a channel over a process group: its buffers, and the frames under way."""
 
     def __init__(
@@ -128,17 +120,14 @@ class _ProcessGroupEnd:
         timeout: timedelta,
         pinned: bool = False,
     ) -> None:
-        self._pool, self._beginnings = Pool(capacity, pinned=pinned), Beginnings()
+        super().__init__(capacity, pinned=pinned)
+        self._beginnings = Beginnings()
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
 
 class ProcessGroupSender(_ProcessGroupEnd):
     """The sending end of a channel over a process group: one wait per step."""
-
-    def take(self) -> Tensor:
-        """A buffer to write the next frame into."""
-        return self._pool.take()
 
     def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
         """Start sending the first `nbytes` of `buffer`."""
@@ -153,7 +142,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
             with reaching(what):
                 work.wait(self._timeout)
             self._pending.popleft()
-            self._pool.give(buffer)
+            self.give(buffer)
 
 
 class ProcessGroupReceiver(_ProcessGroupEnd):
@@ -162,7 +151,7 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
     def post(self, count: int, what: str) -> None:
         """Post `count` receives; gloo moves bytes only once the receiver has posted."""
         for _ in range(count):
-            buffer = self._pool.take()
+            buffer = self.take()
             with reaching(what), _unrecorded:
                 work = self._group.recv([buffer], self._peer, self._tag)
             self._pending.append((work, buffer, what))
@@ -174,10 +163,6 @@ class ProcessGroupReceiver(_ProcessGroupEnd):
         with reaching(what):
             work.wait(self._timeout)
         return buffer
-
-    def give(self, buffer: Tensor) -> None:
-        """A buffer that `receive` handed out."""
-        self._pool.give(buffer)
 
 
 GroupEnd = TypeVar("GroupEnd", ProcessGroupSender, ProcessGroupReceiver)

@@ -65,18 +65,8 @@ class Hello:
 
     def pack(self) -> bytes:
         """The packet as bytes."""
-        return _HELLO.pack(
-            b"H",
-            VERSION,
-            self.connection,
-            self.attempt,
-            self.sender,
-            self.receiver,
-            self.expected,
-            self.known,
-            self.sender_life,
-            self.receiver_life,
-        )
+        numbers = self.connection, self.attempt, self.sender, self.receiver, self.expected
+        return _HELLO.pack(b"H", VERSION, *numbers, self.known, self.sender_life, self.receiver_life)
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
