@@ -31,7 +31,7 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     if options.transport != "zmq" or size == 1:
         return {"backend": "gloo"}
     check_installed()
-    from thinwire.pipeline.processes.zeromq.rendezvous import arguments
+    from thinwire.pipeline.processes.zeromq.group import arguments
 
     return arguments(options, beside)
 

@@ -12,8 +12,8 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.processes import run
 from thinwire.pipeline.errors import MismatchError, PeerError
 from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
+from thinwire.pipeline.processes.zeromq.group import MeshSettings, register
 from thinwire.pipeline.processes.zeromq.keys import Keys
-from thinwire.pipeline.processes.zeromq.rendezvous import MeshSettings, register
 
 pytestmark = pytest.mark.processes
 

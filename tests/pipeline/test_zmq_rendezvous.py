@@ -9,8 +9,8 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.two_meshes import KEYS, LONG, QUICK, STREAM
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes.zeromq.group import _read
 from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
-from thinwire.pipeline.processes.zeromq.rendezvous import _read
 
 
 @pytest.mark.parametrize(

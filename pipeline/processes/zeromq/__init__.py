@@ -9,8 +9,7 @@ ZeroMQ sends, encrypts and reconnects. This package sends again what ZeroMQ lose
     connections  one connection to one process: a socket until it breaks, then another socket
     loop         the thread that owns all sockets of a process
     mesh         the connections of a process to all others
-    rendezvous   how the processes find each other
-    group        the process group, as torch sees it
+    group        the process group, as torch sees it, and how its processes find each other
 
 Nothing here is imported unless `wire.transport` is zmq or replicas are elastic. Those have a membership server, which
 every process with the keys may call, and which sends back over the connections that they open.
