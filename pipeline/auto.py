@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import Microbatch, parse
-from thinwire.compress.sent import some_rows
+from thinwire.compress.measured import some_rows
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.probe import LinkSpeed, probe

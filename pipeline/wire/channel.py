@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.compress import Key, Method, Microbatch, parse
 from thinwire.compress.codec import size_of
-from thinwire.compress.sent import sent_share
+from thinwire.compress.measured import sent_share
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.wire.passes import phase_of

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinwire.compress import Coder, Decoder, Encoder, Method, Microbatch, SlotCounts
 from thinwire.compress.buffers import Purpose
-from thinwire.compress.contraction import contraction, swamped
+from thinwire.compress.measured import contraction, swamped
 from thinwire.compress.stores.files import StoreFiles
 from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.errors import ThinwireWarning

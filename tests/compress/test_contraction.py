@@ -7,7 +7,7 @@ import torch
 
 from support.codec_helpers import gaussian
 from thinwire.compress import parse
-from thinwire.compress.contraction import contraction, swamped
+from thinwire.compress.measured import contraction, swamped
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.1, 0.02])

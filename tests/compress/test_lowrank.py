@@ -23,7 +23,7 @@ from support.codec_helpers import (
 )
 from thinwire.compress import parse
 from thinwire.compress.codecs.lowrank import LowRank
-from thinwire.compress.contraction import contraction
+from thinwire.compress.measured import contraction
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 formats = pytest.mark.parametrize("values", list(FORMATS))
