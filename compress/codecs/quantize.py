@@ -4,7 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid and step, and outliers are in clip.py, grid_with_zero.py and outliers.py.
+The options clip, grid and step, and outliers are in clip.py, grid_with_zero.py and quantizer.py.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,7 @@ from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
-from thinwire.compress.codecs.outliers import OutliersApart
-from thinwire.compress.codecs.quantizer import Quantizer
+from thinwire.compress.codecs.quantizer import OutliersApart, Quantizer
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
