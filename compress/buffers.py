@@ -35,13 +35,7 @@ class SlotCounts:
 class Buffers:
     """Stores of one tensor at one end, each made at its first use.
 
-    Args:
-        method: the codec, which keeps nothing, or feedback around one.
-        row_shape: shape of the tensor without its first dimension.
-        sends: whether this is the sending end.
-        counts: how many slots there are.
-        make_store: called at first use of a store.
-        warmup_fill: whether warm-up writes the rows sent in full into the buffers.
+    Args: as for Coder; `row_shape` is the tensor's without its first dimension, `sends` says which end this is.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ def sent_share(codec: Codec, shape: Sequence[int], dtype: torch.dtype, like: Ten
     Of a large tensor some rows of the first dimension are measured.
 
     Args:
-        codec: the codec.
         shape, dtype: those of the tensor that is coded.
         like: a tensor as it was sent, or some of its rows; None measures Gaussian data of this shape.
     """

@@ -123,14 +123,7 @@ Frames = Mapping[ChannelKey, Mapping[str, int]]
 
 
 def choose(frames: Frames, measured: Measured, process_of: Sequence[int], overlap: Overlap) -> list[Choice]:
-    """The choice for each channel.
-
-    Args:
-        frames: the bytes of the candidates.
-        measured: compute and links.
-        process_of: the process of each stage.
-        overlap: how much of the wire the schedule hides.
-    """
+    """The choice for each channel."""
     users = Counter(_phase(key, process_of, overlap) for key in _channels(process_of))
     hidden = {channel: overlap.share * _slowest(seconds, process_of) for channel, seconds in measured.compute.items()}
     choices = []

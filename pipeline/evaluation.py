@@ -63,7 +63,6 @@ def evaluate(
 
     Args:
         trainer: gives stages, schedule and replicas. Its training state and the seconds of its meters do not change.
-        samples: the held-out samples.
         batches: makes the batches, each of the shape of training and alike each time; `valid` marks padding.
         asked: says whether this process was asked to stop; None if none ever is, in all processes.
 
@@ -125,8 +124,6 @@ def answers(
     Empty except in the process that reports. Neither training nor the seconds of its meters change.
 
     Args:
-        trainer: gives the stages.
-        generator: that of these stages.
         prompts: token ids, int64 [N], and the most tokens that may follow.
         ends: the tokens that end an answer.
         asked: says whether this process was asked to stop; None if none ever is, in all processes.

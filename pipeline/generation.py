@@ -72,7 +72,6 @@ class Generator:
 
     Args:
         stages: the stages of this process, in stage order, around those of a model (`models.layers.Stage`).
-        where: where all stages live.
         outputs: the output of each stage for a micro-batch: meta tensors [rows, tokens, ..].
         remembers: whether the layers remember earlier tokens.
     """

@@ -141,8 +141,6 @@ class Update:
     """From the gradients of a batch to the next weights, in step on all stages.
 
     Args:
-        stages: the stages of this process, in stage order.
-        where: where all stages live.
         options: the course of the learning rate, and the largest norm.
         training: how many steps there are, and the precision.
         shared: weights that several stages hold, or None.
@@ -247,7 +245,6 @@ def make_optimizer(
 
     Args:
         parameters: those of the stage; frozen ones are left out.
-        options: the optimizer and its numbers.
         summands: how many tensors the gradient of a parameter is the sum of: one of each replica, and of each
             stage that holds it.
         ends: the ids of the parameters that read tokens or write the output, for muon.

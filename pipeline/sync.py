@@ -99,10 +99,7 @@ class Sync:
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
         """The samples of each replica here, in turn; after each one comes `after_backward`.
 
-        Args:
-            kind: of its passes.
-            ids: of all samples of the batch.
-            targets: of all of them; None except in the process of the last stage.
+        `ids` and `targets` are of all samples of the batch; targets are None except in the process of the last stage.
         """
         here = self.replicas.here
         # passes have their numbers in the whole batch, because dropout and codecs draw by them

@@ -129,13 +129,7 @@ class StagedSender:
 
 
 class StagedReceiver(StraightReceiver):
-    """The way to a GPU.
-
-    Args:
-        transport: its frames are pinned.
-        capacity: bytes of the largest frame.
-        stream: copies frames.
-    """
+    """The way to a GPU; arguments are as for StagedSender."""
 
     def __init__(self, transport: ReceivingEnd, capacity: int, stream: CopyStream) -> None:
         super().__init__(transport)

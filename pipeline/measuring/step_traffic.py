@@ -18,13 +18,7 @@ from thinwire.pipeline.processes.placement import Placement
 
 
 class StepTraffic:
-    """The bytes that the stages of a pipeline send, step by step.
-
-    Args:
-        meters: of the stages of this process.
-        where: where all stages live.
-        timeout: of a wait.
-    """
+    """The bytes that the stages of a pipeline send, step by step."""
 
     def __init__(self, meters: Sequence[Meter], where: Placement, timeout: timedelta) -> None:
         self._meters = meters

@@ -123,9 +123,6 @@ def connect(
     """The replicas of these stages, connected; collective over their processes.
 
     Args:
-        stages: the stages of this process.
-        where: where they live.
-        options: how many replicas there are, and what they send each other.
         agreement: JSON values by name that all replicas must agree on.
         in_full: says whether the gradients of a step go uncompressed.
         passes: of each replica in a step, for a simulation of replicas that may be lost.

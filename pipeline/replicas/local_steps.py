@@ -179,12 +179,7 @@ def _as_tensors(kept: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 class LocalSteps:
     """All stages of this process between two exchanges.
 
-    Args:
-        stages: of this process.
-        replicas: those of the stages.
-        make_optimizer: makes the optimizer of a replica of a stage.
-        shared: weights that several stages hold, or None.
-        weigh: what the moves of a replica are multiplied by before they are sent, 1 on average.
+    `weigh` says what the moves of a replica are multiplied by before they are sent, 1 on average.
     """
 
     held_name: ClassVar[str] = "held by all"

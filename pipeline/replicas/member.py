@@ -69,14 +69,7 @@ class Setting:
 
 
 class Lanes:
-    """Makes the ends of one replica's lanes in one bucket.
-
-    Args:
-        setting: that of the stage.
-        replica: which one it is.
-        bucket: the index of the bucket.
-        links: makes the ways of the frames.
-    """
+    """Makes the ends of one replica's lanes in one bucket."""
 
     def __init__(self, setting: Setting, replica: int, bucket: int, links: LaneEnds) -> None:
         self.setting, self.replica, self._bucket, self._links = setting, replica, bucket, links

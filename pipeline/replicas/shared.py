@@ -34,12 +34,9 @@ class SharedWeights:
     """The shared parameters of one set of stages, as one process sees them.
 
     Args:
-        stages: those of this process.
         copies: of each stage here that holds them the parameters by name, in an order that all holders have.
         holders: all stages that hold them, in stage order.
         where: where all stages live.
-        method: what the gradients go through.
-        options: of their frames.
         in_full: says whether those of a step go uncompressed.
         simulated: where stages would live, if a simulation has them all in one process; it counts what would be sent.
     """

@@ -47,13 +47,7 @@ class StepExchanged:
 
 
 class StepExchanges:
-    """The exchanges of a pipeline, step by step.
-
-    Args:
-        stages: the stages of this process.
-        where: where all stages live.
-        num_replicas: replicas of the whole run. With one, there is nothing to report, as in all replicas but the first.
-    """
+    """The exchanges of a pipeline, step by step; the first replica reports them, if there are several."""
 
     def __init__(self, stages: Sequence[CompressedStage], where: Placement, num_replicas: int) -> None:
         self._stages, self._where = stages, where

@@ -412,13 +412,7 @@ class Checkpoints:
 
 
 class WeightsCheckpoint:
-    """A checkpoint of weights only, as one process writes it. It takes the place of the one before in its folder.
-
-    Args:
-        folder: where the newest such checkpoint is kept.
-        step: optimizer steps done.
-        run: the id for the mark of what is written.
-    """
+    """A checkpoint of weights only, as one process writes it. It takes the place of the one before in its folder."""
 
     def __init__(self, folder: Path, step: int, run: str) -> None:
         self.folder, self._step, self._run = folder, step, run

@@ -319,8 +319,6 @@ def keep_needed(
     base.
 
     Args:
-        folder: that of all checkpoints.
-        stages: those of this process.
         retired: the folders of retired checkpoints of this cut, the oldest first.
         oldest: the folder of the oldest checkpoint that stays.
         claim: makes a folder of this run, or takes one that it made before.

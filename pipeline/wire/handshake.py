@@ -23,12 +23,7 @@ ADVISORY = ("torch",)
 
 
 class Handshake:
-    """The settings that the stages of one process group have announced.
-
-    Args:
-        group: the process group, whose name keeps announcements of several pipelines apart.
-        timeout: seconds to wait for a neighbour.
-    """
+    """The settings that the stages of one process group have announced; its name keeps several pipelines apart."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self._name, self._timeout, self._round = group.group_name, timeout, 0

@@ -171,12 +171,9 @@ class Connection:
     """One connection to a process, and the flows of packets over it and all its successors.
 
     Args:
-        context: the context of ZeroMQ.
         loop: the thread in which all of this runs.
         endpoint: the address at which the other process listens.
         hello: the first packet.
-        keys: the keys of the run.
-        patience: the times by which to watch it.
         failed: called with the reason if the other process refuses all further packets.
         take: takes the pieces that come back over it.
 

@@ -40,14 +40,8 @@ class Exchanged:
 class Attendance:
     """One process of a replica.
 
-    Args:
-        server: the connection to the membership server.
-        replica: which one the process belongs to.
-        process: its number in the replica.
-        life: differs from start to start of the replica.
-
-    Attributes:
-        on_stop: called when the run is to stop after this exchange.
+    Its `life` differs from start to start of the replica. `on_stop` is called when the run is to stop after this
+    exchange.
     """
 
     def __init__(self, server: Client, replica: int, process: int, life: str) -> None:

@@ -25,14 +25,7 @@ def listen(
 ) -> tuple[Server, Mesh]:
     """A membership server that listens at one address, and its mesh; nobody without the keys gets a byte through.
 
-    Args:
-        interface: the address.
-        port: the port; * is any free one.
-        keys: those of the run.
-        size: what it knows of the run.
-        agreed: what all replicas must agree on; None if all are on this machine.
-        largest: the most bytes of a message.
-        report: prints a sentence for the user.
+    Args: as for Server; `port` * is any free one, and `largest` is the most bytes of a message.
 
     Raises:
         zmq.ZMQError: this host does not have the address, or another program listens there.

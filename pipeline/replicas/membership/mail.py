@@ -22,11 +22,7 @@ from thinwire.pipeline.replicas.replica_passes import weights_of
 
 
 class Mail:
-    """The frames of an exchange, by tag; a tag names a lane.
-
-    Args:
-        replica: the replica of this process.
-    """
+    """The frames of an exchange, by tag; a tag names a lane."""
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
@@ -69,13 +65,7 @@ class Mail:
 
 
 class MailEnds(LaneEnds):
-    """Makes the ends of lanes whose frames go through the server.
-
-    Args:
-        mail: keeps the frames.
-        replica: the replica of this process.
-        num_stages: stages of a pipeline.
-    """
+    """Makes the ends of lanes whose frames go through the server."""
 
     def __init__(self, mail: Mail, replica: int, num_stages: int) -> None:
         super().__init__([replica], None, num_stages, timedelta())

@@ -33,12 +33,7 @@ from thinwire.pipeline.stage import CompressedStage
 
 @dataclass(frozen=True, kw_only=True)
 class PresentReplicas(Replicas):
-    """The replica of this process, which exchanges through the membership server.
-
-    Args:
-        attendance: this process as a member of the run.
-        mail: the frames of the exchange under way.
-    """
+    """The replica of this process, which exchanges through the membership server."""
 
     attendance: Attendance
     mail: Mail
@@ -84,12 +79,7 @@ def replicas_of(
 class PresentSteps(LocalSteps):
     """All stages of this process between two exchanges with those replicas that are present.
 
-    Args:
-        stages: of this process.
-        replicas: that of the stages.
-        make_optimizer: makes the optimizer of a stage.
-        shared: weights that several stages hold, or None.
-        samples: those of this replica in a step.
+    `samples` are those of this replica in a step.
     """
 
     held_name = "held"
