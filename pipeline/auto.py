@@ -24,7 +24,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch.distributed as dist
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from thinwire.compress import Microbatch, parse
 from thinwire.compress.measured import some_rows
+from thinwire.errors.words import were
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.probe import LinkSpeed, probe
@@ -316,19 +316,12 @@ class Automatic:
 
     def _gather_frames(self) -> dict[ChannelKey, dict[str, int]]:
         """Bytes of a frame of each candidate for every automatic channel, as the stage that sends it has them."""
-        frames: dict[ChannelKey, dict[str, int]] = {
-            key: {} for key in _channels(self._process_of) if self._compression.is_automatic(*key)
-        }
-        here, mine = [stage.stage_index for stage in self._stages], self._frame_bytes()
-        for channel, codec in product(CHANNELS, self._compression.candidates):
-            above = 0 if channel == "activations" else 1  # the sender's stage, seen from the boundary
-            sizes = collectives.gather_numbers(
-                self._where, {stage: mine.get((stage - above, channel, codec), 0) for stage in here}
-            )
-            for (boundary, name), found in frames.items():
-                if name == channel:
-                    found[codec] = int(sizes[boundary + above])
-        return frames
+        mine = [[*key, nbytes] for key, nbytes in self._frame_bytes().items()]
+        what = f"{were([stage.stage_index for stage in self._stages])} waiting for the sizes of all frames"
+        told = collectives.all_gather_json(mine, what, self._where.pipeline)
+        sizes = {tuple(key): nbytes for of_process in told for *key, nbytes in of_process}
+        automatic = [key for key in _channels(self._process_of) if self._compression.is_automatic(*key)]
+        return {key: {codec: sizes[*key, codec] for codec in self._compression.candidates} for key in automatic}
 
     def _frame_bytes(self) -> dict[tuple[int, ChannelName, str], int]:
         """Bytes of a frame of each candidate, for the automatic channels that this process sends.

@@ -254,7 +254,7 @@ def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable
         for index, batch in enumerate(stop.through(batches)):
             replica = sync.scorer(index)
             if replica is None:
-                runner.skip(kind, 1)
+                sync.skip(kind, 1)
                 continue
             runner.use(replica)
             inputs = samples.inputs(batch.ids, batch.epoch) if runner.has_first else None

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.compress import PassKind
 from thinwire.compress.transfer import put
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.optimization import WholeBatchLoss
@@ -63,11 +62,6 @@ class Runner:
         """Let the next passes go through the codecs of one of several pipelines."""
         for stage in self.stages:
             stage.use(pipeline)
-
-    def skip(self, kind: PassKind, count: int) -> None:
-        """Count passes that other pipelines run: dropout and codecs draw by the place of a pass among all of them."""
-        for stage in self.stages:
-            stage.skip(kind, count)
 
     def set_mode(self, *, trains: bool) -> None:
         """Put the modules into the mode of training or of evaluation, if they are not in it: the walk takes time."""

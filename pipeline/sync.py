@@ -103,7 +103,7 @@ class Sync:
         """
         here = self.replicas.here
         # passes have their numbers in the whole batch, because dropout and codecs draw by them
-        self._skip(kind, self.passes.before(here.start))
+        self.skip(kind, self.passes.before(here.start))
         for replica in here:
             self._enter(replica)
             own = None if targets is None else self.passes.rows_of(replica, targets)
@@ -115,7 +115,7 @@ class Sync:
                 passes=self.passes.passes[replica],
                 first=self.first_pass(replica),
             )
-        self._skip(kind, self.passes.behind(here.stop))
+        self.skip(kind, self.passes.behind(here.stop))
 
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
         """Take the losses of a pipeline, and its gradients, which the parameters hold."""
@@ -129,6 +129,11 @@ class Sync:
 
     def end(self, progress: Progress) -> None:
         """Exchange what is left after the last step: nothing, unless replicas step alone; collective."""
+
+    def skip(self, kind: PassKind, count: int) -> None:
+        """Count passes that other pipelines run: dropout and codecs draw by the place of a pass among all of them."""
+        for stage in self.stages:
+            stage.skip(kind, count)
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
@@ -163,10 +168,6 @@ class Sync:
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         """The targets that the loss is a mean over: of the whole batch, and those of one replica."""
         return targets
-
-    def _skip(self, kind: PassKind, count: int) -> None:
-        for stage in self.stages:
-            stage.skip(kind, count)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -168,25 +168,10 @@ def frame_length(
     Raises:
         CodecError: `reuse` beside activations that share no indices.
     """
-    methods = _methods(method, examples)
-    if sent is None:
-        return frame_bytes(
-            _gaussian_payload(method, activations, tuple(example.shape), example.dtype)
-            for method, example in zip(methods, examples, strict=True)
-        )
-    return frame_bytes(
-        _payload(method, activations, tuple(example.shape), example.dtype, like)
-        for method, example, like in zip(methods, examples, sent, strict=True)
-    )
-
-
-@lru_cache(maxsize=4096)
-def _gaussian_payload(method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return _payload(method, activations, shape, dtype, None)
-
-
-def _payload(
-    method: Method, activations: Method, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None
-) -> int:
-    codec, coded = method.codec.bound_to(activations.inner), torch.float32 if method.feedback else dtype
-    return round(sent_share(codec, shape, coded, like) * size_of(codec, shape, coded))
+    sizes = []
+    given = [None] * len(examples) if sent is None else sent
+    for each, example, like in zip(_methods(method, examples), examples, given, strict=True):
+        codec, shape = each.codec.bound_to(activations.inner), tuple(example.shape)
+        coded = torch.float32 if each.feedback else example.dtype
+        sizes.append(round(sent_share(codec, shape, coded, like) * size_of(codec, shape, coded)))
+    return frame_bytes(sizes)

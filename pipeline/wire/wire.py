@@ -307,7 +307,7 @@ class Wire:
         if self._observer is not None:
             sender.observers.append(self._observer)
         if sender.channel.name == "gradients":
-            sender.observers.append(_FirstGradients(sender))
+            _warn_of_first_gradients(sender)
         return sender
 
     def _coder(
@@ -474,17 +474,14 @@ def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) 
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _FirstGradients:
-    """Warns if a codec without feedback changes nearly all of the first gradients in training beyond recognition."""
+def _warn_of_first_gradients(sender: Sender) -> None:
+    """Warn if a codec without feedback changes nearly all of the first gradients in training beyond recognition."""
 
-    sender: Sender
-
-    def __call__(self, channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
+    def look(channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
         if microbatch.kind != "train":
             return
-        self.sender.observers = [observer for observer in self.sender.observers if observer is not self]
-        for coder, tensor in zip(self.sender.coders, tensors, strict=True):
+        sender.observers = [observer for observer in sender.observers if observer is not look]
+        for coder, tensor in zip(sender.coders, tensors, strict=True):
             if tensor is None or coder.method.feedback is not None or coder.method.codec.reuses_indices:
                 continue
             if (share := swamped(coder.codec, tensor)) > _MOST_SWAMPED:
@@ -495,3 +492,5 @@ class _FirstGradients:
                     ThinwireWarning,
                     stacklevel=2,
                 )
+
+    sender.observers.append(look)
