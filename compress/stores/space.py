@@ -1,6 +1,6 @@
 """Whether disks have room for what all processes that share them will keep there: stores, weights, checkpoints.
 
-Each process says what its own files need (`space_needs`). One process gets all needs and checks the sums.
+Each process says what its own files need (`needs_of`). One process gets all needs and checks the sums.
 """
 
 from __future__ import annotations
@@ -44,11 +44,6 @@ def by_medium(stores: Iterable[tuple[StoreLayout, Path | None]]) -> dict[str, in
     for layout, path in stores:
         taken["memory" if path is None else "disk"] += layout.nbytes
     return taken
-
-
-def space_needs(stores: Iterable[tuple[StoreLayout, Path]]) -> list[SpaceNeed]:
-    """The space these stores still need until they are full, one entry a file system."""
-    return needs_of("stores", ((layout.nbytes, path) for layout, path in stores))
 
 
 def needs_of(what: str, files: Iterable[tuple[int, Path]]) -> list[SpaceNeed]:

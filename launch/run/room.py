@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages, space_needs
+from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.console import show_stores
@@ -148,7 +148,7 @@ class Room:
         return [[SpaceNeed(**need) for need in needs] for needs in everyone]
 
     def _stores(self) -> list[SpaceNeed]:
-        return space_needs((layout, path) for layout, path in self.stores if path is not None)
+        return needs_of("stores", ((layout.nbytes, path) for layout, path in self.stores if path is not None))
 
     def _sets(self) -> int:
         """New sets of weights that are on the disk at the same time: a set is removed after the next one is whole."""
@@ -187,7 +187,7 @@ class Room:
             return 0
         here = len(self._trainer.sync.replicas.here)
         # errors: as a worker of all gradients, as an owner of a part
-        errors = here + 1 if replicas.keeps_errors else 0
+        errors = here + 1 if replicas.method.feedback is not None else 0
         if replicas.sync.every == 1:
             return errors
         # the common weights with their momentum; a simulation has the weights and optimizers of all replicas

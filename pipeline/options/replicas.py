@@ -183,11 +183,6 @@ class ReplicaOptions:
         """What the gradients go through between replicas."""
         return compress.parse(self.gradients)
 
-    @property
-    def keeps_errors(self) -> bool:
-        """Whether a replica adds what a message lost to its next one."""
-        return self.method.feedback is not None
-
 
 def _is_place(text: str | None) -> bool:
     """Whether a text is ADDRESS:PORT."""

@@ -10,7 +10,7 @@ from support.slow_disk import LAYOUT, GatedFile, row, rows, slots, stored_in
 from support.small_disk import mounted
 from thinwire.compress.stores import slot_file
 from thinwire.compress.stores.disk import DiskStore
-from thinwire.compress.stores.space import check_space, space_needs
+from thinwire.compress.stores.space import check_space, needs_of
 from thinwire.compress.stores.store import StoreError, StoreLayout
 
 
@@ -108,7 +108,7 @@ def test_a_disk_that_is_really_full(tmp_path):
     with mounted(tmp_path / "small", "size=1m") as place:
         layout = StoreLayout(num_slots=64, row_shape=(1 << 14,))  # 4 MiB
         with pytest.raises(StoreError, match=r"small will take .*\(4194304 bytes\) more, but the disk has .* free"):
-            check_space([space_needs([(layout, place / "rows")])])
+            check_space([needs_of("stores", [(layout.nbytes, place / "rows")])])
         store = DiskStore(layout, place / "rows")
         values = store.write(slots(0, 1), gaussian(2, 1 << 14))
         store.flush()

@@ -13,7 +13,7 @@ from support.slow_disk import LAYOUT, slots
 from thinwire.compress.stores import space
 from thinwire.compress.stores.disk import DiskStore
 from thinwire.compress.stores.slot_file import SlotFile
-from thinwire.compress.stores.space import SpaceNeed, check_space, space_needs
+from thinwire.compress.stores.space import SpaceNeed, check_space, needs_of
 from thinwire.compress.stores.store import StoreError, StoreLayout
 from thinwire.launch import cli
 from thinwire.pipeline.processes import collectives
@@ -29,7 +29,7 @@ def free(monkeypatch):
 
 
 def check(*stores):
-    check_space([space_needs(iter(stores))])
+    check_space([needs_of("stores", ((layout.nbytes, path) for layout, path in stores))])
 
 
 def test_stores_on_one_disk_are_added_up(tmp_path, free):
@@ -84,7 +84,7 @@ def room_for_everyone(rank, folder):
     """Check a disk that has room for one process's store and not for two; the sentence it is refused with."""
     free = os.statvfs(folder)
     layout = StoreLayout(num_slots=6, row_shape=(free.f_bavail * free.f_frsize // 10 // 4,))
-    mine = space_needs([(layout, Path(folder, str(rank), "rows"))])
+    mine = needs_of("stores", [(layout.nbytes, Path(folder, str(rank), "rows"))])
     check_space([mine])
     try:
         everyone = collectives.everyone(Placement({0: 0, 1: 1}), [vars(need) for need in mine])
