@@ -10,9 +10,7 @@ frame, and nothing is copied.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,43 +19,7 @@ from thinwire.compress.stores.store import Store
 from thinwire.pipeline.devices.courier import AtOnce, Carrier, Courier
 from thinwire.pipeline.devices.staged_store import RowLanes, StagedStore
 from thinwire.pipeline.devices.streams import CopyStream
-from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
-
-Seal = Callable[[Tensor], None]
-"""Writes the header into a frame of the host that holds its payloads."""
-
-
-class Departing(Protocol):
-    """The way of frames from the device to the transport."""
-
-    def take(self) -> Tensor:
-        """A frame on the device, contents undefined."""
-
-    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
-        """Seal and send the first `nbytes` of a frame. Later compute may read the frame, but must not write it."""
-
-    def flush(self) -> None:
-        """Wait until everything sent has left."""
-
-
-class StraightSender:
-    """The way on the CPU: the frame of the transport is the frame of the device."""
-
-    def __init__(self, transport: SendingEnd) -> None:
-        self._transport = transport
-
-    def take(self) -> Tensor:
-        """A buffer of the transport."""
-        return self._transport.take()
-
-    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
-        """Seal and send at once."""
-        seal(frame)
-        self._transport.send(frame, nbytes, what)
-
-    def flush(self) -> None:
-        """Wait until everything sent has left."""
-        self._transport.flush()
+from thinwire.pipeline.processes.transport import ReceivingEnd, Seal, SendingEnd, complete
 
 
 class StraightReceiver:
@@ -88,7 +50,7 @@ Arriving = StraightReceiver
 
 
 class StagedSender:
-    """The way from a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
+    """A sending end on a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
 
     Args:
         transport: lends pinned frames of `capacity` bytes.
@@ -110,17 +72,16 @@ class StagedSender:
         self._stream.hold_compute(copied)
         return frame
 
-    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Order the copy, and leave the rest to the carrier."""
         pinned = self._transport.take()
-        copied = self._stream.copy(frame[:nbytes], pinned[:nbytes], after=self._stream.mark())
-        self._free.append((frame, copied))
+        copied = self._stream.copy(buffer[:nbytes], pinned[:nbytes], after=self._stream.mark())
+        self._free.append((buffer, copied))
         self._carrier.submit(partial(self._depart, copied, pinned, nbytes, what, seal))
 
     def _depart(self, copied: torch.Event, pinned: Tensor, nbytes: int, what: str, seal: Seal) -> None:
         copied.synchronize()
-        seal(pinned)
-        self._transport.send(pinned, nbytes, what)
+        self._transport.send(pinned, nbytes, what, seal)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
@@ -168,10 +129,10 @@ class Ways:
         self._stream, self._rows = cache(CopyStream), cache(_lanes_of_rows)
         self._courier = cache(partial(Courier, "thinwire courier"))
 
-    def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> Departing:
+    def departing(self, transport: SendingEnd, capacity: int, device: torch.device, *, at_once: bool) -> SendingEnd:
         """The way from a device; `at_once` if the receiving stage is in this process, which then waits for the copy."""
         if device.type == "cpu":
-            return StraightSender(transport)
+            return transport
         carrier: Carrier = AtOnce() if at_once else self._courier(device)
         return StagedSender(transport, capacity, self._stream(device), carrier)
 

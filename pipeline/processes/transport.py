@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -58,14 +59,25 @@ class Beginnings:
         return self._made[key]
 
 
+Seal = Callable[[Tensor], None]
+"""Writes the header into a frame of the host that holds its payloads."""
+
+
+def complete(buffer: Tensor) -> None:
+    """Of a buffer to which nothing is to be added."""
+
+
 class SendingEnd(Protocol):
     """The sending end of a channel."""
 
     def take(self) -> Tensor:
-        """A buffer to write the next frame into."""
+        """A buffer to write the next frame into, where the stage computes; contents undefined."""
 
-    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
-        """Send the first `nbytes` of `buffer` and return at once; the buffer belongs to the transport again."""
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
+        """Seal and send the first `nbytes` of `buffer` and return at once; the buffer belongs to the transport again.
+
+        Later compute may read it, but must not write it.
+        """
 
     def flush(self) -> None:
         """Wait until everything sent has left; PeerError when the peer is gone or silent."""
@@ -91,8 +103,9 @@ class MemoryEnd(Pool):
         super().__init__(capacity, pinned=pinned)
         self._frames: deque[Tensor] = deque()
 
-    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Queue the buffer."""
+        seal(buffer)
         self._frames.append(buffer)
 
     def flush(self) -> None:
@@ -129,8 +142,9 @@ class _ProcessGroupEnd(Pool):
 class ProcessGroupSender(_ProcessGroupEnd):
     """The sending end of a channel over a process group: one wait per step."""
 
-    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Start sending the first `nbytes` of `buffer`."""
+        seal(buffer)
         with reaching(what), _unrecorded:
             work = self._group.send([self._beginnings.of(buffer, nbytes)], self._peer, self._tag)
         self._pending.append((work, buffer, what))

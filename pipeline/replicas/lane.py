@@ -29,7 +29,9 @@ from thinwire.pipeline.processes.transport import (
     ProcessGroupReceiver,
     ProcessGroupSender,
     ReceivingEnd,
+    Seal,
     SendingEnd,
+    complete,
 )
 from thinwire.pipeline.wire.boundary import LocalTime, same_clock
 from thinwire.pipeline.wire.channel import Channel
@@ -170,8 +172,9 @@ class Several:
         """A buffer to write the next frame into."""
         return self._ends[0].take()
 
-    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Start sending the first `nbytes` of `buffer` to each receiver."""
+        seal(buffer)
         first, *others = self._ends
         # copy first: once it is sent, the buffer belongs to the transport
         copies = [end.take() for end in others]

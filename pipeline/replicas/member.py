@@ -25,7 +25,7 @@ from torch import Tensor
 from thinwire.compress import Decoder, Encoder, Method, Microbatch, PassKind, Progress, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store
-from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
+from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
@@ -89,7 +89,7 @@ class Lanes:
         """The end where this replica sends so many rows."""
         lane = self._lane(name, rows, self.replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
         encoder = _coder(Encoder, lane)
-        way = StraightSender(self._links.sending(lane, to, capacity_of([encoder])))
+        way = self._links.sending(lane, to, capacity_of([encoder]))
         copies = partial(self._crossing, self.replica, to)
         return Sender(lane, [encoder], way, self.setting.options, self.setting.meter, copies=copies)
 

@@ -25,11 +25,12 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.devices.staging import Arriving, Departing
+from thinwire.pipeline.devices.staging import Arriving
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.processes.transport import SendingEnd
 from thinwire.pipeline.wire.channel import Channel, frame_bytes, is_coded, place_of
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -143,7 +144,7 @@ class Sender(ChannelEnd):
         self,
         channel: Channel,
         encoders: Sequence[Encoder],
-        way: Departing,
+        way: SendingEnd,
         options: WireOptions,
         meter: Meter,
         copies: Callable[[], int] = lambda: 1,

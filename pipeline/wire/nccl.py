@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import CodecError, Decoder, Microbatch
-from thinwire.pipeline.devices.staging import Seal, StraightReceiver
+from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.devices.transports import Location, carrying
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName, Header, check
@@ -33,7 +33,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.processes.transport import Seal, complete, reaching
 from thinwire.pipeline.wire.boundary import FramePlan, Receiver
 from thinwire.pipeline.wire.channel import Channel
 
@@ -165,18 +165,18 @@ class GpuSender:
             return self._free.pop()
         return torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
 
-    def send(self, frame: Tensor, nbytes: int, what: str, seal: Seal) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Put header and sum into the frame and enqueue its send, behind the compute that was asked for until now."""
         # torch gives pinned memory out again only when its copy is done, which nothing here waits for
         head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._device.type != "cpu")
         seal(head)
-        frame[:HEADER_BYTES].copy_(head, non_blocking=True)
+        buffer[:HEADER_BYTES].copy_(head, non_blocking=True)
         if self._sums is not None:
-            self._sums.seal(frame, nbytes)
+            self._sums.seal(buffer, nbytes)
         with reaching(what):
-            work = dist.isend(frame[: sealed_bytes(nbytes)], group=self._group, group_dst=self._peer)
+            work = dist.isend(buffer[: sealed_bytes(nbytes)], group=self._group, group_dst=self._peer)
         assert work is not None, "this process is a member"
-        self._sent.append((work, frame))
+        self._sent.append((work, buffer))
 
     def flush(self) -> None:
         """Have later compute wait on the GPU until everything sent has left."""

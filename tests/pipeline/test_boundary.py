@@ -8,7 +8,7 @@ from support.own_code import add_module
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline import frames
-from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
+from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header, seal
 from thinwire.pipeline.measuring import meters
@@ -49,7 +49,7 @@ def ends(described, options=None):
     meter = Meter()
     leaving, arriving = coders(described, True), coders(described, False)
     link = MemoryEnd(capacity_of(leaving))
-    sender = Sender(described, leaving, StraightSender(link), options or WireOptions(), meter)
+    sender = Sender(described, leaving, link, options or WireOptions(), meter)
     return sender, Receiver(described, arriving, StraightReceiver(link), options or WireOptions(), meter), meter, link
 
 
@@ -271,7 +271,7 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
     monkeypatch.setattr(boundary, "time", SimpleNamespace(perf_counter_ns=lambda: int(1e9 * (5.0 + AHEAD))))
     described, meter = channel(example(8, 8)), Meter()
     link = Crossing(capacity_of(coders(described, True)), clock)
-    sender = Sender(described, coders(described, True), StraightSender(link), WireOptions(), Meter())
+    sender = Sender(described, coders(described, True), link, WireOptions(), Meter())
     receiver = Receiver(described, coders(described, False), StraightReceiver(link), WireOptions(), meter, local_time)
     sender.send(which(), (torch.randn(8, 8),))
     clock.now = 2.0

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from support.codec_helpers import EXPRESSIONS
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.devices.staging import StraightReceiver, StraightSender
+from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
 from thinwire.pipeline.measuring.meters import Meter
@@ -89,7 +89,7 @@ class Ends:
             for kind, activation in zip((Encoder, Decoder), around, strict=True)
         )
         self.link = MemoryEnd(capacity_of(leaving))
-        self.sender = Sender(described, leaving, StraightSender(self.link), options, meter)
+        self.sender = Sender(described, leaving, self.link, options, meter)
         self.receiver = Receiver(described, arriving, StraightReceiver(self.link), options, meter)
 
     def store(self, layout, purpose):

@@ -25,7 +25,8 @@ class Transport:
     def take(self):
         return torch.zeros(CAPACITY, dtype=torch.uint8)
 
-    def send(self, buffer, nbytes, what):
+    def send(self, buffer, nbytes, what, seal):
+        seal(buffer)
         self.log.append(("sent", what, threading.current_thread().name))
         self.sent.append(buffer[:nbytes].clone())
 

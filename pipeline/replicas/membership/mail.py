@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.compress import Progress
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
+from thinwire.pipeline.processes.transport import ReceivingEnd, Seal, SendingEnd, complete
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import Lane, LaneEnds
 from thinwire.pipeline.replicas.member import Lanes, Listener
@@ -102,8 +102,9 @@ class _Outbox:
         """A buffer to write the next frame into."""
         return torch.empty(self._capacity, dtype=torch.uint8)
 
-    def send(self, buffer: Tensor, nbytes: int, what: str) -> None:
+    def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Keep a copy of the first `nbytes` of `buffer`."""
+        seal(buffer)
         self._mail.put(self._tag, buffer[:nbytes].numpy().tobytes())
 
     def flush(self) -> None:

@@ -104,7 +104,8 @@ class Link:
         self._process.moment()
         return self._free.take()
 
-    def send(self, buffer, nbytes, what):
+    def send(self, buffer, nbytes, what, seal):
+        seal(buffer)
         self._process.moment()  # encoded, and not sent
         self._require_open(what)
         self._network.add(self, buffer, nbytes)
