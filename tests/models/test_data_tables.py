@@ -143,9 +143,9 @@ def test_letters_of_csv_may_come_after_ten_thousand_rows_of_digits(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,code\n" + "007,02\n" * 10_000)
     with pytest.raises(ModelError, match=r"got text of another type; .*; where digits are text, write CSV as JSON or"):
-        read_texts(Part(str(path)))
+        read("text", Part(str(path)))
     path.write_text("text,code\n" + "007,02\n" * 10_000 + "abc,de\n")
-    assert read_texts(Part(str(path))) == ["007"] * 10_000 + ["abc"]
+    assert read("text", Part(str(path))) == ["007"] * 10_000 + ["abc"]
     data = load(DataOptions(name=str(path), stream=1, limit=4, shuffle="never", held_out=0, block_size=3))
     assert bytes(data.training.inputs(torch.tensor([0])).flatten().tolist()) == b"007", "it is known by now"
 
