@@ -37,7 +37,7 @@ def test_frames_are_as_long_as_the_boundary_plans_them(expression, name):
         )
         for method, example in zip(channel.methods, examples, strict=True)
     ]
-    planned = ChannelEnd(channel, coders, Meter()).plan(Microbatch("train", range(2))).nbytes
+    planned = ChannelEnd(channel, coders, Meter(), copies=lambda: 1).plan(Microbatch("train", range(2))).nbytes
     assert frame_bytes((HIDDEN, MASK), codec_pair(expression), 0, name) == planned
 
 

@@ -30,7 +30,8 @@ class Recorded(LaneEnds):
         end = super().sending(lane, to, capacity)
         send = end.send
 
-        def kept(buffer, nbytes, what):
+        def kept(buffer, nbytes, what, seal):
+            seal(buffer)
             self.frames[lane.replica].append(bytes(buffer[:nbytes].tolist()))
             send(buffer, nbytes, what)
 
