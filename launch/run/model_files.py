@@ -156,5 +156,8 @@ def copy_model_files(run: Path, folder: Path, *left_out: str) -> None:
     said = stray(source) or next((f"{path} has more than {MOST_BYTES} bytes" for path in large), None)
     if said is not None:
         raise OptionsError(f"{source} must hold the files of a model, but {said}; remove it")
-    ignored = shutil.ignore_patterns(MARK, *left_out)
-    shutil.copytree(source, folder, ignore=ignored, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    for path in source.rglob("*"):  # copytree would go on where the disk is full, and fail with a list
+        if path.is_file() and path.name not in (MARK, *left_out):
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)

@@ -61,12 +61,13 @@ def copied(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
-def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, monkeypatch, capsys, error):
-    def full(folder, weights):
-        (folder / "model.safetensors").write_text("half")
+@pytest.mark.parametrize("at", ["thinwire.launch.run.export._save_weights", "shutil.copyfile"])
+def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, monkeypatch, capsys, at, error):
+    def full(*arguments):
+        (tmp_path / "out/model.safetensors").write_text("half")
         raise error
 
-    monkeypatch.setattr("thinwire.launch.run.export._save_weights", full)
+    monkeypatch.setattr(at, full)
     assert cli.main(["export", str(copied), "--to", str(tmp_path / "out")]) == 1
     assert (
         capsys.readouterr()
