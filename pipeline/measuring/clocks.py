@@ -8,13 +8,12 @@ slower than the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
-from thinwire.pipeline.processes.collectives import Kind, receive, send
+from thinwire.pipeline.processes.collectives import Kind, receive_numbers, send_numbers
 from thinwire.pipeline.processes.transport import reaching
 
 ROUNDS = 16
@@ -121,34 +120,25 @@ def _read_pair(other: int, *, asks: bool) -> Reading:
         found = min((_ask(other) for _ in range(FEW_ROUNDS)), key=lambda reading: reading.error)
         theirs = [found.at + found.offset, -found.offset, found.error]
         with reaching(f"process {dist.get_rank()} was sending process {other} the offset of its clock"):
-            _send(theirs, other)
+            send_numbers(Kind.CLOCK, theirs, other)
         return found
     _answer(other, FEW_ROUNDS)
     with reaching(f"process {dist.get_rank()} was waiting for process {other} to send the offset of its clock"):
-        return Reading(*_receive(3, other))
+        return Reading(*receive_numbers(Kind.CLOCK, 3, other))
 
 
 def _answer(other: int, rounds: int = ROUNDS) -> None:
     with reaching(f"process {dist.get_rank()} was waiting to send process {other} the time"):
         for _ in range(rounds):
-            _receive(1, other)
-            _send([time.perf_counter()], other)
+            receive_numbers(Kind.CLOCK, 1, other)
+            send_numbers(Kind.CLOCK, [time.perf_counter()], other)
 
 
 def _ask(reference: int) -> Reading:
     with reaching(f"process {dist.get_rank()} was waiting for the time of process {reference}"):
         asked = time.perf_counter()
-        _send([asked], reference)
-        [answer] = _receive(1, reference)
+        send_numbers(Kind.CLOCK, [asked], reference)
+        [answer] = receive_numbers(Kind.CLOCK, 1, reference)
         answered = time.perf_counter()
     middle = (asked + answered) / 2
     return Reading(middle, answer - middle, (answered - asked) / 2)
-
-
-def _send(seconds: Sequence[float], other: int) -> None:
-    send(Kind.CLOCK, torch.tensor(seconds, dtype=torch.float64).view(torch.uint8), other)
-
-
-def _receive(count: int, other: int) -> list[float]:
-    found: list[float] = receive(Kind.CLOCK, 8 * count, other).view(torch.float64).tolist()
-    return found

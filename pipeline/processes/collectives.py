@@ -106,19 +106,21 @@ def opened(kind: Kind, number: int, note: Tensor, sender: int) -> Tensor:
     return note[HEADER_BYTES:end]
 
 
-def send(kind: Kind, body: Tensor, to: int) -> None:
-    """Send bytes (uint8, on the host) to a process, by its rank in the default group, and wait until they have left."""
+def send_numbers(kind: Kind, numbers: Sequence[float], to: int) -> None:
+    """Send float64 to a process, by its rank in the default group, and wait until they have left."""
+    body = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
     dist.send(seal(kind, _next(_group_of(None), kind, f"to {to}"), body), to, tag=kind)
 
 
-def receive(kind: Kind, nbytes: int, source: int) -> Tensor:
-    """Wait for the `nbytes` that `send` in another process sends. WireError if they are damaged."""
-    note = torch.zeros(HEADER_BYTES + nbytes, dtype=torch.uint8)
+def receive_numbers(kind: Kind, count: int, source: int) -> list[float]:
+    """Wait for the numbers that `send_numbers` in another process sends. WireError if they are damaged."""
+    note = torch.zeros(HEADER_BYTES + 8 * count, dtype=torch.uint8)
     dist.recv(note, source, tag=kind)
     body = opened(kind, _next(_group_of(None), kind, f"from {source}"), note, source)
-    if len(body) != nbytes:
-        raise WireError(f"process {source} must send {nbytes} bytes, got {len(body)}; use the same release everywhere")
-    return body
+    if len(body) != 8 * count:
+        raise WireError(f"process {source} must send {count} numbers, got {len(body)} bytes; use the same release")
+    numbers: list[float] = body.view(torch.float64).tolist()
+    return numbers
 
 
 def _written(value: Any) -> Tensor:

@@ -30,15 +30,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import (
-    BucketMember,
-    BucketSide,
-    InFull,
-    Lanes,
-    Listener,
-    Setting,
-    never,
-)
+from thinwire.pipeline.replicas.member import BucketMember, BucketSide, InFull, Lanes, Listener, Setting, never
 from thinwire.pipeline.replicas.replica_passes import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics

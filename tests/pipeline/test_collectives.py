@@ -152,7 +152,7 @@ def test_words_reach_one_process_in_rank_order():
 def interrupted(rank, body):
     to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
     if rank == 0:
-        collectives.send(Kind.LOSSES, torch.frombuffer(bytearray(body), dtype=torch.uint8), 1)
+        dist.send(seal(Kind.LOSSES, 1, torch.frombuffer(bytearray(body), dtype=torch.uint8)), 1, tag=Kind.LOSSES)
         dist.barrier()
         return ""
     to_last.expect()
