@@ -62,6 +62,7 @@ class Sync:
 
     Attributes:
         exchanges: what the stages spent on exchanges.
+        following: the step that comes after the one under way; another one if the weights of others are taken in it.
     """
 
     stages: Sequence[CompressedStage]
@@ -83,17 +84,13 @@ class Sync:
         """The first step of training in this process, if `done` are done."""
         return done
 
-    def step_after(self, step: int) -> int:
-        """The step that comes after a step."""
-        return step + 1
-
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """The pairs of processes of different replicas that wait for each other before the clocks are read again."""
         return self.where.counterparts
 
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
-        self._progress, self._losses = progress, []
+        self._progress, self._losses, self.following = progress, [], progress.step + 1
         self.exchanges.begin()
 
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
@@ -213,10 +210,6 @@ class StepAlone(Sync):
         """The first step of training in this process: that of the others, if it takes their weights."""
         return self.local.first_step(done, self.steps)
 
-    def step_after(self, step: int) -> int:
-        """The step that comes after a step: that of the others, if their weights were taken in it."""
-        return self.local.step_after(step)
-
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
         return super().counterparts(begins=begins) if begins else []
@@ -240,7 +233,7 @@ class StepAlone(Sync):
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Exchange what the weights moved, if that is due."""
         self.local.use(None)
-        self.local.after_step(self._progress.step + 1, self.steps, self._progress)
+        self.following = self.local.after_step(self._progress.step + 1, self.steps, self._progress)
         return [float(loss) for loss in self._losses], self._norms[0]
 
     def end(self, progress: Progress) -> None:

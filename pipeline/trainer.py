@@ -176,7 +176,7 @@ class Trainer:
         # 4. The step, by the gradients of all.
         losses_of_all, grad_norm = self.sync.step(self.update)
         self._require_finite(step, losses_of_all, grad_norm)
-        self.done = self.sync.step_after(step)
+        self.done = self.sync.following
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())

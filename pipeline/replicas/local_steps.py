@@ -216,12 +216,13 @@ class LocalSteps:
             copies.use(replica)
         self._replicas.statistics.use(replica)
 
-    def after_step(self, done: int, steps: int, progress: Progress) -> None:
-        """Exchange what the replicas moved, if that is due after `done` of all `steps`; collective then."""
+    def after_step(self, done: int, steps: int, progress: Progress) -> int:
+        """Exchange what replicas moved, if that is due after `done` of all `steps`, collective then; the next step."""
         if self._is_due(done, steps):
             self._send(progress)
             self._land(progress)
             self._held = done
+        return done
 
     def is_behind(self, done: int) -> bool:
         """Whether the replicas have moved since the last exchange, after `done` steps."""
@@ -233,10 +234,6 @@ class LocalSteps:
     def first_step(self, done: int, steps: int) -> int:
         """The first step of training in this process, if `done` of all `steps` are done."""
         return done
-
-    def step_after(self, step: int) -> int:
-        """The step that comes after a step."""
-        return step + 1
 
     def _send(self, progress: Progress) -> None:
         """Send what all replicas here moved their weights by, and their statistics."""

@@ -96,7 +96,6 @@ class PresentSteps(LocalSteps):
         super().__init__(stages, replicas, make_optimizer, shared)
         self._stages, self._samples = stages, samples
         self._attendance, self._mail = replicas.attendance, replicas.mail
-        self._taken_after: int | None = None
 
     def first_step(self, done: int, steps: int) -> int:
         """Take the weights of another replica if those here are old; the step that comes next.
@@ -111,19 +110,15 @@ class PresentSteps(LocalSteps):
         self._take(taken, steps)
         return taken.step
 
-    def step_after(self, step: int) -> int:
-        """The step that comes after a step: if this replica took the weights of another, the one of the others."""
-        taken, self._taken_after = self._taken_after, None
-        return step + 1 if taken is None else taken
-
-    def after_step(self, done: int, steps: int, progress: Progress) -> None:
+    def after_step(self, done: int, steps: int, progress: Progress) -> int:
         """If an exchange is due, average what the replicas that take part moved, and move the common weights.
 
-        The average is weighted by samples. If they went on without this replica, take the weights of one of them.
+        The average is weighted by samples. If they went on without this replica, take the weights of one of them, and
+        go on with the next step of the others.
         """
         last = done == steps
         if not self._is_due(done, steps):
-            return
+            return done
         self._send(progress)
         samples = (done - self._held) * self._samples
         what = "waiting for the exchange with the other replicas"
@@ -134,13 +129,13 @@ class PresentSteps(LocalSteps):
             for stage in self._stages:
                 stage.meter.drop_exchange()
             self._take(answer, steps)
-            self._taken_after = answer.step
-            return
+            return answer.step
         self._mail.deliver(answer.samples, answer.frames)
         self._land(progress)
         self._held = done
         state = save(self._common()) if answer.gives else None
         self._attendance.applied(done, self._digest(), self._passes(), state, last=last)
+        return done
 
     def is_behind(self, done: int) -> bool:
         """Never: its last exchange stands, for the other replicas may be gone."""
