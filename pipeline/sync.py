@@ -185,14 +185,16 @@ class SumEachStep(Sync):
 
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
         """Send the gradients of a pipeline. Its statistics are few bytes, and go first, so they are there with it."""
-        self.replicas.statistics.leave(own.pipeline, self._progress)
+        self.replicas.statistics.use(None)
+        self.replicas.statistics.submit(own.pipeline, self._progress)
         super().after_backward(own, losses, update)
         self.replicas.submit(own.pipeline, self._progress)
 
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
         self.losses_of_others.send([float(loss) for loss in self._losses])
-        self.replicas.finish(self._progress)
+        self.replicas.statistics.average(self._progress, self.replicas.weight)
+        self.replicas.add_up(self._progress)
         losses, norm = super().step(update)
         return [*losses, *chain(*self.losses_of_others.receive())], norm
 

@@ -161,13 +161,13 @@ class Meter:
             name: [[*route, asdict(carried)] for route, carried in getattr(self, name).items()]
             for name in ("sent", "received")
         }
-        exchange = {"exchange": dict(self.exchange)} if self.exchange else {}
-        return {"seconds": dict(self.seconds), "computing": dict(self.computing), **exchange, **traffic}
+        spent = {name: dict(getattr(self, name)) for name in ("seconds", "computing", "exchange")}
+        return {**spent, **traffic}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.seconds, self.computing = dict(state["seconds"]), dict(state["computing"])
-        self.exchange = dict(state.get("exchange", {}))
+        self.exchange = dict(state["exchange"])
         for name in ("sent", "received"):
             setattr(self, name, {tuple(route): Traffic(**carried) for *route, carried in state[name]})
 

@@ -95,11 +95,6 @@ class Replicas:
             with exchange.meter.exchanging(ends=True):
                 exchange.finish(progress)
 
-    def finish(self, progress: Progress) -> None:
-        """Give every parameter the sum over all replicas, and batch norms the mean, after all here have submitted."""
-        self.statistics.average(progress, self.weight)
-        self.add_up(progress)
-
 
 ALONE = Replicas()
 

@@ -130,11 +130,6 @@ class Statistics:
             each.adopt(replica)
         self.use(replica)
 
-    def leave(self, replica: int, progress: Progress) -> None:
-        """After them: its statistics are sent, and the modules hold the common ones again."""
-        self.use(None)
-        self.submit(replica, progress)
-
     def submit(self, replica: int, progress: Progress) -> None:
         """Send the statistics of one replica."""
         for each in self.stages.values():

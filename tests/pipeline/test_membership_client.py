@@ -133,7 +133,7 @@ def test_a_link_that_is_too_slow_is_told_after_the_time_out(monkeypatch):
             """Just greeted again, with a message of which no piece arrives."""
             now = time.monotonic()
             return SimpleNamespace(
-                state=Standing.READY, is_empty=False, since=now, moved=start, greeted=True, beat=lambda: None
+                state=Standing.READY, left=1, since=now, moved=start, greeted=True, beat=lambda: None
             )
 
         monkeypatch.setattr(client._mesh, "connection", connection)

@@ -208,11 +208,6 @@ class Connection:
         return self._hello.known
 
     @property
-    def is_empty(self) -> bool:
-        """Whether all sent packets are acknowledged."""
-        return self.left == 0
-
-    @property
     def left(self) -> int:
         """Packets that are not acknowledged."""
         return self._flow.left

@@ -220,7 +220,7 @@ class Mesh:
         deadline = time.monotonic() + self._patience.farewell
         # first, because a message that was just sent may not be in its connection yet
         self._loop.catch_up(self._patience.farewell)
-        while time.monotonic() < deadline and any(not connection.is_empty for connection in self._open()):
+        while time.monotonic() < deadline and any(connection.left for connection in self._open()):
             time.sleep(0.005)
         self._loop.ask(self._loop.stop)
         self._loop.join()
@@ -334,7 +334,10 @@ class Mesh:
             peer = self._peer(self._senders[came][0])
             peer.heard = time.monotonic()
             if not data:
-                self._acknowledged(peer, packet)
+                expected = unpack_answer(packet)
+                if not isinstance(expected, int):
+                    raise WireError(f"an ack was expected, got {packet[:16]!r}")
+                self._advance(peer, expected)
                 return None
             sequence, awaited, piece = Piece.unpack(packet)
             if peer.inflows[self._senders[came][1]].takes(sequence):
@@ -392,14 +395,8 @@ class Mesh:
         peer.back.begin(partial(self._answer, came))
         return came
 
-    def _acknowledged(self, peer: _Peer, packet: bytes) -> None:
-        """Let the packets go that a process has which listens nowhere. WireError if the packet says something else."""
-        expected = unpack_answer(packet)
-        if not isinstance(expected, int):
-            raise WireError(f"an ack was expected, got {packet[:16]!r}")
-        self._advance(peer, expected)
-
     def _advance(self, peer: _Peer, expected: int) -> None:
+        """Let the packets go that a process has which listens nowhere. WireError if it cannot have so many."""
         if peer.back is None or not peer.back.acknowledge(expected):
             raise WireError(f"it acknowledges packet {expected}, which was never sent")
 

@@ -150,7 +150,7 @@ class Client:
             is_ready = connection.state is Standing.READY
             # a greeting is short: it comes over a link on which no piece arrives in time
             holds = (
-                is_ready and connection.is_empty and now - connection.since > min(self._heartbeat, self._timeout / 2)
+                is_ready and not connection.left and now - connection.since > min(self._heartbeat, self._timeout / 2)
             )
             self._moved = now if holds else max(self._moved, connection.moved)
             if is_ready:
