@@ -298,7 +298,13 @@ def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelle
         for part, limit in zip((training, *rest), options.limits, strict=False)
     ]
     if rest:
-        return training, rest[0].numbered_as(training)
+        evaluation = rest[0].numbered_as(training)
+        if evaluation.classes != training.classes:  # by name they would be the same
+            named, other = (options.name, options.evaluation)[:: 1 if training.classes else -1]
+            first = enumerate((training.classes or evaluation.classes)[:2])
+            told = ", ".join(f"{number} is {name}" for number, name in first)
+            columns.report(f"{named} names its classes and {other} does not, so they are taken by number: {told}")
+        return training, evaluation
     if not options.held_out:
         return training, None
     ids, held_out = _divided(len(training), options.held_out)

@@ -93,6 +93,15 @@ def test_a_run_says_which_columns_it_reads(tmp_path):
 
 
 @pytest.mark.slow
+def test_classes_of_a_source_without_names_are_told_to_be_taken_by_number(tmp_path):
+    """Those of a folder are sorted by name, 10 before 2, and a wrong score was reported without a word."""
+    evaluation = write_images(tmp_path / "b.parquet", random_pixels(2), [0, 1], names=["1", "10"])
+    options = DataOptions(name="digits", image_size=8, channels=3, evaluation=str(evaluation))
+    said = f"{evaluation} names its classes and digits does not, so they are taken by number: 0 is 1, 1 is 10"
+    assert load(options).notes[-1] == said
+
+
+@pytest.mark.slow
 def test_classes_are_those_of_the_same_name(tmp_path):
     training = write_images(tmp_path / "a.parquet", random_pixels(3), [0, 1, 2], names=["cat", "dog", "fox"])
     evaluation = write_images(tmp_path / "b.parquet", random_pixels(2), [0, 1], names=["cat", "fox"])
