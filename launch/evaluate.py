@@ -6,12 +6,14 @@ in `thinwire simulate`.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.errors.words import listed
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
@@ -22,6 +24,7 @@ from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared
+    from thinwire.models.data.options import DataOptions
     from thinwire.pipeline.evaluation import Compression, Score
 
 PROG = "thinwire eval"
@@ -36,7 +39,10 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.run.model_files import check_classes
         from thinwire.launch.run.saved import recipe_of
 
-    prepared = prepare(replace(recipe_of(options.place, rest, PROG), logging=[]))  # an evaluation logs nothing
+    wanted = recipe_of(options.place, rest, PROG)
+    if Path(options.place).is_dir() and any(option.startswith("--data.") for option in rest):
+        _note_on_training(wanted.data, recipe_of(options.place, [], PROG).data)
+    prepared = prepare(replace(wanted, logging=[]))  # an evaluation logs nothing
     check_classes(Path(options.place), prepared.data.classes)
     with working(), showing("scoring the held-out samples"):
         table = _table(prepared.recipe.name, _scores(prepared, options.place))
@@ -59,6 +65,18 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _note_on_training(data: DataOptions, trained: DataOptions) -> None:
+    """Say so if samples of the data that a model was trained on are held out now that were not held out then."""
+    names = ("evaluation", "held_out", "limit", "split", "subset", "tokenizer")
+    others = [f"data.{name}" for name in names if getattr(data, name) != getattr(trained, name)]
+    if others and data.name == trained.name and data.evaluation is None:
+        print(
+            f"{listed(others)} {'is' if len(others) == 1 else 'are'} not as in training, so the model may have been "
+            f"trained on what is held out here; name other data with data.evaluation",
+            file=sys.stderr,
+        )
 
 
 def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:

@@ -77,6 +77,19 @@ def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
 
 
 @pytest.mark.slow
+def test_samples_that_were_trained_on_are_told(here, capsys):
+    """With a smaller limit the last samples of those trained on were held out, without a word."""
+    simulate("tiny.yaml", here / "run")
+    (here / "other.txt").write_text("some words " * 40)
+    said = "data.limit is not as in training, so the model may have been trained on what is held out here; name other"
+    asked = [["--data.limit", "500"], ["--data.limit", "1000"], ["--data.evaluation", "other.txt"]]
+    for told, options in zip([True, False, False], asked, strict=True):
+        capsys.readouterr()
+        assert cli.main(["eval", "run", *options]) == 0
+        assert (said in capsys.readouterr().err) == told
+
+
+@pytest.mark.slow
 def test_a_run_without_weights_is_told(here, capsys):
     run = simulate("tiny.yaml", here / "unsaved")
     shutil.rmtree(run / "weights")
