@@ -244,9 +244,8 @@ class Store(ABC):
                 f"a store must have the layout of the saved one, {layout}, got {self.layout}; open it with the saved "
                 f"settings"
             )
-        self._put(state["known"].nonzero().flatten().tolist(), state["rows"])
-        self._known.copy_(state["known"])
-        self._unsaved.copy_(self._known)  # no snapshot has these rows
+        self.restore(state["known"], [(state["known"].nonzero().flatten().tolist(), state["rows"])])
+        self.unsave_all()
 
     def snapshot(self) -> Snapshot:
         """The rows written since the last snapshot, as they are now; later writes do not change it.

@@ -17,11 +17,10 @@ sides consistent:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,15 +71,6 @@ class StagedStore(Store):
         self._writes: deque[tuple[frozenset[int], Future[None]]] = deque()
         self._pinned: deque[Tensor] = deque()  # for writes; the writer gives back what this thread takes
         self._fetched: tuple[Tensor, torch.Event] | None = None  # the reader's pinned rows, and their last copy
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the content of the host store."""
-        self._drain()
-        try:
-            self._host.load_state_dict(state)
-        finally:
-            self._known.copy_(self._host._known)
-            self._unsaved.copy_(self._host._unsaved)
 
     def restore(self, known: Tensor, rows: Iterable[tuple[list[int], Tensor]]) -> None:
         """Replace the content of the host store by saved rows."""
