@@ -39,20 +39,7 @@ from thinwire.errors.imports import find_in
 from thinwire.errors.names import did_you_mean
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
-    {
-        codec.name: codec
-        for codec in (
-            Uncompressed,
-            Float16,
-            BFloat16,
-            Float8,
-            Quantize,
-            TopK,
-            RandK,
-            Reuse,
-            LowRank,
-        )
-    }
+    {codec.name: codec for codec in (Uncompressed, Float16, BFloat16, Float8, Quantize, TopK, RandK, Reuse, LowRank)}
 )
 """Every codec by its name in expressions."""
 

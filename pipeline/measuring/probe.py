@@ -73,10 +73,7 @@ def probe_both(one: int, other: int) -> float:
         works = [
             work
             for index in range(count)
-            for work in (
-                dist.irecv(arriving[index % 2], peer),
-                dist.isend(message, peer),
-            )
+            for work in (dist.irecv(arriving[index % 2], peer), dist.isend(message, peer))
         ]
         for work in works:
             assert work is not None

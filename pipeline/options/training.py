@@ -92,16 +92,8 @@ class OptimizerOptions:
                 object.__setattr__(self, name, usual)
         mistakes = [
             f"optimizer.{name} must be finite and not negative, got {value}"
-            for name, value in (
-                ("lr", self.lr),
-                ("min_lr", self.min_lr),
-                ("weight_decay", self.weight_decay),
-                ("warmup_steps", self.warmup_steps),
-                ("max_grad_norm", self.max_grad_norm or 0.0),
-                ("eps", self.eps or 0.0),
-                ("momentum", self.momentum or 0.0),
-            )
-            if value < 0 or not math.isfinite(value)
+            for name in ("lr", "min_lr", "weight_decay", "warmup_steps", "max_grad_norm", "eps", "momentum")
+            if (value := getattr(self, name) or 0.0) < 0 or not math.isfinite(value)
         ]
         if math.isfinite(self.lr) and self.lr > MOST_LR:
             mistakes.append(f"optimizer.lr must be at most {MOST_LR:g}, got {self.lr}")
