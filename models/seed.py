@@ -6,7 +6,8 @@ is a part of a cryptographic hash of its purpose.
 
 import hashlib
 import json
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,25 +20,21 @@ def derive_seed(*purpose: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class Seeded(AbstractContextManager[None]):
-    """A context in which torch's CPU generator has the state of `generator`. At the end its own state comes back.
+@contextmanager
+def seeded(generator: torch.Generator, device: torch.device = _CPU) -> Iterator[None]:
+    """Inside, torch's CPU generator has the state of `generator`. At the end its own state comes back.
 
     On a GPU, the generator of the GPU has the same seed. It draws other numbers than a CPU.
     """
-
-    def __init__(self, generator: torch.Generator, device: torch.device = _CPU) -> None:
-        self._generator = generator
-        self._gpu = None if device.type == "cpu" else device
-
-    def __enter__(self) -> None:
-        self._saved = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._generator.get_state())
-        if self._gpu is not None:
-            self._of_gpu = torch.get_device_module(self._gpu).default_generators[self._gpu.index]
-            self._saved_on_gpu = self._of_gpu.get_state()
-            self._of_gpu.manual_seed(self._generator.initial_seed())
-
-    def __exit__(self, *exception: object) -> None:
-        torch.random.set_rng_state(self._saved)
-        if self._gpu is not None:
-            self._of_gpu.set_state(self._saved_on_gpu)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.set_rng_state(generator.get_state())
+        if device.type == "cpu":
+            yield
+            return
+        of_gpu = torch.get_device_module(device).default_generators[device.index]
+        saved = of_gpu.get_state()
+        of_gpu.manual_seed(generator.initial_seed())
+        try:
+            yield
+        finally:
+            of_gpu.set_state(saved)

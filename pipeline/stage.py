@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from thinwire.compress import CodecError, Key, Microbatch, PassKind
-from thinwire.models.seed import Seeded
+from thinwire.models.seed import seeded
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
@@ -595,7 +595,7 @@ class CompressedStage(PipelineStage):
             return nullcontext()
         phase = phase_of(self._pass.kind)
         key = Key(self.wire.seed, self._first_layer, "forward", phase, self.step, microbatch)
-        return Seeded(key.generator(), self.device)
+        return seeded(key.generator(), self.device)
 
 
 def _side(shape: BoundaryShape, stage: int) -> str:

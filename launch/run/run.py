@@ -157,7 +157,7 @@ class Run:
         if self.reporting.is_out_of_patience and not self.trainer.stopped:
             self.trainer.stopped = True
             self.reporting.say_end(done)
-        if self.trains and self.trainer.anyone_asked:
+        if self.doing_now is Doing.TRAINING and self.trainer.anyone_asked:
             self._saves.stop(done)
 
     @contextmanager
@@ -186,11 +186,6 @@ class Run:
         """What this process does or waits for, in words."""
         words = [stage.meter.doing for stage in self.trainer.stages]
         return "; ".join(word for word in words if word) or "between two sections of its work"
-
-    @property
-    def trains(self) -> bool:
-        """Whether the first step is done and the last one is not."""
-        return self.doing_now is Doing.TRAINING
 
     @property
     def doing_now(self) -> Doing:

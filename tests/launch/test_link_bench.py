@@ -17,7 +17,7 @@ from thinwire.launch.bench.links import contests
 from thinwire.launch.bench.links.command import make_parser, pairs_of
 from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
 from thinwire.launch.bench.links.results import Contest, simulated
-from thinwire.launch.bench.links.worker import _Batches
+from thinwire.launch.bench.links.worker import _batches
 from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
@@ -153,8 +153,8 @@ def test_each_codec_between_replicas_is_a_contender():
 def test_samples_that_come_again_are_no_first_visit():
     """With few samples, the speed of AQ-SGD at its first visits was that of later ones."""
     some = SimpleNamespace(recipe=SimpleNamespace(batch_size=4), data=SimpleNamespace(training=range(9)))
-    batches = _Batches(some)
-    taken = [batches.next() for _ in range(3)]
+    batches = _batches(some)
+    taken = [next(batches) for _ in range(3)]
     assert [(ids.tolist(), new) for ids, new in taken] == [
         ([0, 1, 2, 3], True),
         ([4, 5, 6, 7], True),

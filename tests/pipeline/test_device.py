@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinwire.compress.transfer import put
-from thinwire.models.seed import Seeded
+from thinwire.models.seed import seeded
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU, choose, copy_to_host, described, put_all, seconds_now, use
 from thinwire.pipeline.errors import OptionsError
@@ -73,10 +73,10 @@ def test_a_seeded_forward_on_a_gpu_seeds_its_generator_and_gives_it_back(monkeyp
     class Module:
         default_generators = [None, gpu]
 
-    monkeypatch.setattr(torch, "get_device_module", lambda found: Module if found.type == "cuda" else None)
+    monkeypatch.setattr(torch, "get_device_module", lambda found: Module)
     draws = []
     for _ in range(2):
-        with Seeded(torch.Generator().manual_seed(5), torch.device("cuda", 1)):
+        with seeded(torch.Generator().manual_seed(5), torch.device("cuda", 1)):
             draws.append(torch.randn(4, generator=gpu))
     assert torch.equal(*draws)
     assert torch.equal(draws[0], torch.randn(4, generator=torch.Generator().manual_seed(5)))

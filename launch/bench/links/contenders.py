@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -92,22 +93,6 @@ class Contender(Protocol):
         return
 
 
-class _Given:
-    """A sampler whose next batch is set from outside."""
-
-    def __init__(self) -> None:
-        self.ids = torch.empty(0, dtype=torch.int64)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """One: every step is an epoch."""
-        return 1
-
-    def batch(self, step: int) -> Batch:
-        """The batch that was set, always in the first epoch."""
-        return Batch(0, self.ids, torch.ones(len(self.ids), dtype=torch.bool))
-
-
 class Thinwire(Contender):
     """The pipeline of the recipe with other codecs; stores on disk are in `folder`."""
 
@@ -129,7 +114,9 @@ class Thinwire(Contender):
         self._next = 0
         self._assembly = assemble(ready, where, rank)
         self._trainer = self._assembly.trainer
-        self._trainer.sampler = self._sampler = _Given()
+        # every step is an epoch, and gets its batch from outside
+        self._sampler: Any = SimpleNamespace(steps_per_epoch=1)
+        self._trainer.sampler = self._sampler
         self._trainer.read_clocks()
         self._device = self.stages[0].device
         self._compute_of_gpu: list[tuple[int, str, float]] = []
@@ -181,7 +168,8 @@ class Thinwire(Contender):
 
     def _take(self, ids: Tensor) -> tuple[StepRecord, list[tuple[int, str, float]]]:
         """Take one optimizer step: its record, and stage, task, seconds of what was computed."""
-        stages, self._sampler.ids = self._trainer.stages, ids
+        stages, batch = self._trainer.stages, Batch(0, ids, torch.ones(len(ids), dtype=torch.bool))
+        self._sampler.batch = lambda step: batch
         recordings = {stage.stage_index: Recording() for stage in stages}
         for stage in stages:
             stage.meter.recording = recordings[stage.stage_index]

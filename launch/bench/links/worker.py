@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         else PlainTorch(prepared, where, rank, BASELINES[name], device)
         for index, (name, codecs) in enumerate(plan.contenders.items())
     }
-    batches = _Batches(prepared)
+    batches = _batches(prepared)
 
     def taken() -> None:
         if rank == 0:
@@ -116,30 +117,23 @@ def measured(index: int, rank: int) -> str:
     return f"measured {index} {rank}"
 
 
-class _Batches:
-    """Batches of new samples until all samples were used, then from the start again; the same in every process."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._size, self._count = prepared.recipe.batch_size, len(prepared.data.training)
-        self._taken = 0
-
-    def next(self) -> tuple[Tensor, bool]:
-        """The ids of the next batch, and whether none of them has come before."""
-        first, self._taken = self._taken, self._taken + self._size
-        return (first + torch.arange(self._size)) % self._count, self._taken <= self._count
+def _batches(prepared: Prepared) -> Iterator[tuple[Tensor, bool]]:
+    """The ids of each batch of new samples, and whether none of them has come before; the same in every process."""
+    size, known = prepared.recipe.batch_size, len(prepared.data.training)
+    return (((torch.arange(size) + taken) % known, taken + size <= known) for taken in count(0, size))
 
 
 def _take_turns(
     contenders: dict[str, Contender],
     plan: BenchPlan,
-    batches: _Batches,
+    batches: Iterator[tuple[Tensor, bool]],
     device: torch.device,
     taken: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Take the turns of every contender: a first step, or round, on new samples, then others on the same samples."""
     turns = []
     for _ in range(plan.repetitions):
-        ids, new = batches.next()
+        ids, new = next(batches)
         for name, contender in contenders.items():
             first = _timed(contender, ids, device)
             contender.measure_compute(ids)
