@@ -1,5 +1,6 @@
 import pytest
 
+from support import known_models
 from support.forked import fork_interpreters, nursery
 from support.tiny_run import write_recipe
 from thinwire.launch.run import reporting
@@ -11,6 +12,12 @@ def no_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "save_picture", lambda path, *_: path.touch())
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def each_model_once():
+    """Runs within the tests' process look once at each model before they start, as commands do in forks."""
+    known_models.remember()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,8 +5,11 @@ import tempfile
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
+from support import known_models
 from support.tiny_run import prepared, write_recipe
+from thinwire.launch.run import room
 
+known_models.remember()
 with tempfile.TemporaryDirectory() as _folder, chdir(_folder), redirect_stdout(io.StringIO()):
     write_recipe(Path())
-    prepared()
+    room.check_memory(prepared().recipe, replicas=1)
