@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -44,7 +45,7 @@ class Table:
                     f"of {self.title!r}"
                 )
 
-    @property
+    @cached_property
     def numeric(self) -> tuple[bool, ...]:
         """Whether each column holds numbers. Such columns are aligned to the right."""
         cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
@@ -52,7 +53,7 @@ class Table:
             any(map(_is_number, column)) and not any(isinstance(cell, str) for cell in column) for column in cells
         )
 
-    @property
+    @cached_property
     def texts(self) -> list[list[str]]:
         """Every cell as text for people, by row. The fractions of a column have the same number of decimals."""
         return [list(row) for row in zip(*map(_column_texts, zip(*self.rows, strict=True)), strict=True)]
@@ -97,7 +98,7 @@ class Table:
         body = "\n".join([lines[0], f"|{rule}|", *lines[1:]])
         return "\n\n".join([f"## {self.title}", body, *([self.note] if self.note else [])])
 
-    @property
+    @cached_property
     def widths(self) -> list[int]:
         """The least width of each column that shows all numbers on one line. Longer texts are folded."""
         found = []
