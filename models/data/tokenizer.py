@@ -105,7 +105,7 @@ class Pretrained:
         self.name = name
         self.vocab_size = self.padded_vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
-    def _encode(self, *texts: list[str], **options: Any) -> Any:
+    def _encode(self, *texts: list[Any], **options: Any) -> Any:
         """What the tokenizer makes of texts. ModelError if its files let it fail."""
         try:
             return self._tokenizer(*texts, verbose=False, **options)
@@ -136,11 +136,14 @@ class Pretrained:
             (length > special, f"block_size must be above the {special} special tokens of a sample, got {length}"),
             (self._tokenizer.is_fast or not words, f"tokenizer {self.name!r} must have a tokenizer.json to tag words"),
         )
+        gap = self._gap() if words else ""
         names = [name for name in ("attention_mask", "token_type_ids") if name in self._tokenizer.model_input_names]
         parts: dict[str, list[Any]] = {name: [] for name in ("input_ids", *names, *(["words"] if words else []))}
         num_truncated = 0
         for rows in _in_parts(examples):
             columns = [list(column) for column in zip(*rows, strict=True)]
+            if gap:
+                columns = [[[row[0], *(gap + word for word in row[1:])] for row in column] for column in columns]
             for column in columns:
                 _utf8([*chain.from_iterable(column)] if words else column, self.name)
             encoded = self._encode(
@@ -153,6 +156,14 @@ class Pretrained:
                 found.append(np.array(encoded[name], dtype=np.uint8 if name in names else np.int32))
         tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
         return Padded(tensors.pop("input_ids"), tensors, num_truncated, tensors.pop("words", None))
+
+    def _gap(self) -> str:
+        """What words of a list need before them so that they are those of a text; else some tokenizers glue them."""
+        apart, glued, spaced = (
+            self._encode([given], is_split_into_words=isinstance(given, list))["input_ids"]
+            for given in ("a a", ["a", "a"], ["a", " a"])
+        )
+        return " " if apart == spaced != glued else ""
 
     @property
     def padding(self) -> int:

@@ -11,6 +11,7 @@ from support.family_cases import gradients_of, run_pipeline, split, state_of
 from thinwire.models.data.clients import divide
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
+from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
@@ -43,6 +44,21 @@ def test_the_first_token_of_each_word_has_its_tag(options):
     assert data.training.side(ids)["attention_mask"].sum(1).tolist() == [6, 3, 7]
     assert (data.num_labels, data.task.unit) == (3, "nats per word")
     assert data.notes[-1].endswith("column tokens is read, and the class from ner_tags")
+
+
+def test_words_are_those_of_a_text_where_the_tokenizer_would_glue_them(options, tmp_path):
+    """Tokenizers of bytes made one long word of all: NewYorkisbig."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa"]
+    pairs = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, [("Ġ", "a")]))
+    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    folder = tmp_path / "of bytes"
+    PreTrainedTokenizerFast(tokenizer_object=pairs, pad_token="!").save_pretrained(str(folder))
+    found = make_tokenizer(str(folder)).padded([(["a", "a", "b"],)], 5)
+    assert [letters[token] for token in found.tokens[0].tolist()] == ["a", "Ġa", "Ġ", "b", "!"]
+    assert found.words.tolist() == [[0, 1, 2, -1, -1]]
 
 
 def test_accuracy_counts_words(options):
