@@ -61,6 +61,10 @@ class PairSamples(Samples):
             )
         if self.padded.num_truncated:
             notes.append(f"{self.padded.num_truncated} of {len(self)} samples are cut to {length} tokens")
+        if not self.padded.apart:
+            notes.append(
+                "data.tokenizer puts no token between the two texts of a pair, so no model sees where one ends"
+            )
         return tuple(notes)
 
 

@@ -93,6 +93,8 @@ class Padded:
     """The number of rows whose texts were longer than T tokens."""
     words: Tensor | None = None
     """The number of the word that begins with each token, -1 where none does: int32 [N, T]. Only of lists of words."""
+    apart: bool = True
+    """Whether a token stands between two texts."""
 
 
 class Pretrained:
@@ -155,7 +157,14 @@ class Pretrained:
             for name, found in parts.items():
                 found.append(np.array(encoded[name], dtype=np.uint8 if name in names else np.int32))
         tensors = {name: torch.from_numpy(np.concatenate(found)) for name, found in parts.items()}
-        return Padded(tensors.pop("input_ids"), tensors, num_truncated, tensors.pop("words", None))
+        apart = len(examples[0]) < 2 or self._separates()
+        return Padded(tensors.pop("input_ids"), tensors, num_truncated, tensors.pop("words", None), apart)
+
+    def _separates(self) -> bool:
+        """Whether a token stands between the two texts of a pair."""
+        one, two = self._encode(["a"], add_special_tokens=False), self._encode(["a"], ["a"])
+        [ids], [pair] = one["input_ids"], two["input_ids"]
+        return ids * 2 not in [pair[start : start + 2 * len(ids)] for start in range(len(pair))]
 
     def _gap(self) -> str:
         """What words of a list need before them so that they are those of a text; else some tokenizers glue them."""

@@ -89,6 +89,10 @@ def test_pairs(tmp_path):
     assert data.training.inputs(ids).tolist() == [[2, 16, 17, 18, 3, 5, 6, 7, 3, 0, 0, 0]]
     assert set(data.training.side(ids)) == set(data.training.side_example(1)) == {"attention_mask", "token_type_ids"}
     assert data.notes[0].startswith("25.0% of the 7 x 12 tokens are padding")
+    assert "puts no token" not in str(data.notes)
+    glues = replace(options, tokenizer=write_tokenizer(tmp_path / "alone", pairs=False))
+    said = "data.tokenizer puts no token between the two texts of a pair, so no model sees where one ends"
+    assert said in load(glues).notes and said not in load(replace(glues, columns=["sentence"])).notes
     one = load(replace(options, columns=["sentence"], limit=5, held_out=0))
     assert len(one.training) == 5
     assert one.training.inputs(ids)[0, :6].tolist() == [2, 5, 6, 7, 3, 0]
