@@ -101,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
         # a host only says that one of its processes failed; the process without a report is the one
         processes = job.where.num_replicas * job.where.num_processes
         silent = dict.fromkeys(rank for rank in range(processes) if rank not in reports)
-        told = failures.explain(reports, silent, job.where.stages_of, replica_of=job.where.replica_of)
+        told = failures.explain(reports, silent, job.where)
     if told:
         print(told, file=sys.stderr)
     return outcome.status

@@ -165,15 +165,14 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                 end = stage_processes.run(
                     start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves
                 )
-                silences = failures.silences(end.silent, where.stages_of, where.replica_of)
-                reports = failures.read_reports(folder) | silences
+                reports = failures.read_reports(folder) | failures.silences(end.silent, where)
                 begun |= (folder / BEGUN).exists()
             if end.finished:
                 return
             if came:
                 left_over = _left(wanted, begun)
                 raise StoppedError(failures.explain_stopped(came[0], reports.values(), left_over), came[0])
-            told = failures.explain(reports, end.failed, where.stages_of, end.hung, where.replica_of)
+            told = failures.explain(reports, end.failed, where, end.hung)
             if left == 0 or any(report.lasting for report in reports.values()):
                 began, left_over = left < wanted.checkpoint.restarts, _left(wanted, begun)
                 told = "\n".join(filter(None, [told, left_over]))

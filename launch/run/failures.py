@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
@@ -26,6 +27,9 @@ from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.shared.exit_codes import FOR_MEMORY, SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
+
+if TYPE_CHECKING:
+    from thinwire.pipeline.processes.placement import Placement
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
@@ -127,29 +131,28 @@ def read_reports(folder: Path) -> dict[int, Report]:
 def explain(
     reports: Mapping[int, Report],
     exit_codes: Mapping[int, int | None],
-    stages_of: Callable[[int], list[int]],
+    where: Placement,
     hung: Iterable[int] = (),
-    replica_of: Callable[[int], int | None] = lambda rank: None,
+    replica: int | None = None,
 ) -> str:
     """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
     If no process failed by itself (a link went down, one stage was asked to stop), processes that hang come first, or
-    else the first report.
-
-    Args:
-        reports: reports by rank, in the order they were written.
-        exit_codes: exit codes of the processes that failed: negative is the number of a signal, None is unknown.
-        stages_of: the stages of a rank.
-        hung: the ranks that did not end after SIGTERM.
-        replica_of: the replica of a rank; None without replicas.
+    else the first report. `reports` are in the order they were written. Exit codes are of the processes that failed:
+    negative is the number of a signal, None is unknown. `replica` is that of all of them, if they are a run of its own.
     """
-    silent = [rank for rank in sorted(exit_codes) if rank not in reports]
 
     def who(rank: int) -> str:
-        said = named(stages_of(rank), replica_of(rank))
-        return f"the process of {said}" if len(stages_of(rank)) > 1 else said
+        stages = where.stages_of(rank)
+        said = named(stages, where.replica_of(rank) if replica is None else replica)
+        return f"the process of {said}" if len(stages) > 1 else said
 
-    killed = [f"{who(rank)} {_ended(exit_codes[rank])}" for rank in silent]
+    unknown = f"ended without a report, as one does that was killed {FOR_MEMORY}"
+    killed = [
+        f"{who(rank)} {unknown if code is None else ended(code)}"
+        for rank, code in sorted(exit_codes.items())
+        if rank not in reports
+    ]
     hanging = [f"{who(rank)} hung: it did not end when it was asked to" for rank in hung]
     order = {"own": 0, "peer": 1, "saved": 2, "stopped": 3}
     told = sorted(reports.values(), key=lambda report: order[report.kind])
@@ -175,14 +178,16 @@ def failure(
     return OptionsError(text) if mistake else FailedError(told)
 
 
-def silences(
-    silent: Mapping[int, str],
-    stages_of: Callable[[int], list[int]],
-    replica_of: Callable[[int], int | None] = lambda rank: None,
-) -> dict[int, Report]:
+def silences(silent: Mapping[int, str], where: Placement, replica: int | None = None) -> dict[int, Report]:
     """The reports of processes that were killed for their silence, by rank; they leave none."""
     return {
-        rank: Report(rank=rank, stages=stages_of(rank), replica=replica_of(rank), kind="own", text=f"it {said}")
+        rank: Report(
+            rank=rank,
+            stages=where.stages_of(rank),
+            replica=where.replica_of(rank) if replica is None else replica,
+            kind="own",
+            text=f"it {said}",
+        )
         for rank, said in silent.items()
     }
 
@@ -246,12 +251,6 @@ def stop_on_signals(
             os._exit(SIGNALLED + number)
 
     threading.Thread(target=watch, name="stop-on-signals", daemon=True).start()
-
-
-def _ended(exit_code: int | None) -> str:
-    return (
-        f"ended without a report, as one does that was killed {FOR_MEMORY}" if exit_code is None else ended(exit_code)
-    )
 
 
 def named(stages: Sequence[int], replica: int | None = None) -> str:

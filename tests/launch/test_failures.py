@@ -4,6 +4,7 @@ import textwrap
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,8 @@ def report(rank, kind, text="something", stages=None):
 
 def told(*reports, exit_codes, stages_of=lambda rank: [rank], hung=()):
     """What is told of reports that were left in this order."""
-    return explain({report.rank: report for report in reports}, exit_codes, stages_of, hung).splitlines()
+    where = SimpleNamespace(stages_of=stages_of, replica_of=lambda rank: None)
+    return explain({report.rank: report for report in reports}, exit_codes, where, hung).splitlines()
 
 
 def test_a_mistake_that_all_replicas_found_is_one_sentence():

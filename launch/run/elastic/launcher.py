@@ -152,8 +152,7 @@ class Launcher:
         running = self._running.pop(replica)
         with running.resources:
             end = running.processes.end(expected=bool(self._came))
-            silences = failures.silences(end.silent, self._where.stages_of, lambda rank: replica)
-            reports = failures.read_reports(running.folder) | silences
+            reports = failures.read_reports(running.folder) | failures.silences(end.silent, self._where, replica)
             self._note(replica, running)
         self._ended.reports += reports.values()
         if end.finished:
@@ -161,7 +160,7 @@ class Launcher:
         if end.finished or self._came:
             agent.loses(replica, for_good=True)
             return
-        told = failures.explain(reports, end.failed, self._where.stages_of, end.hung, lambda rank: replica)
+        told = failures.explain(reports, end.failed, self._where, end.hung, replica)
         # NaN, a full disk or damaged checkpoints are of one replica: it may come back, and the others go on
         if not running.again and any(report.of_all for report in reports.values()):
             agent.loses(replica, for_good=True)
