@@ -331,7 +331,8 @@ def check_order(name: str, num_stages: int, num_processes: int, num_microbatches
     """
     try:
         order = actions(name, num_stages, num_processes, num_microbatches)
-        done = Counter(_yields(part) for action in merge(order) for part in _parts(action))
+        _require_each_once(order, num_stages, num_microbatches)
+        merge(order)
     except OptionsError as error:
         raise OptionsError([f"pipeline.schedule {name}: {mistake}" for mistake in error.mistakes]) from error
     except Exception as error:
@@ -344,14 +345,18 @@ def check_order(name: str, num_stages: int, num_processes: int, num_microbatches
                     f"pipeline.schedule {name} must run each stage on its process, got stage {away[0]} on process "
                     f'{process}, where placement="{SCHEDULES[name].placement}" puts it on {place[away[0]]}'
                 )
+
+
+def _require_each_once(order: Order, num_stages: int, num_microbatches: int) -> None:
+    done = Counter(_yields(part) for row in order.values() for action in filter(None, row) for part in _parts(action))
     stages, microbatches = range(num_stages), range(num_microbatches)
     wanted = [(kind, s, m) for kind in ("forward", "backward") for s in stages for m in microbatches]
     wrong = next((work for work in wanted if done[work] != 1), None)
     if wrong is not None:
         kind, stage, microbatch = wrong
         raise OptionsError(
-            f"pipeline.schedule {name} must run each forward and backward once, got {done[wrong]} {kind}s of "
-            f"micro-batch {microbatch} on stage {stage}"
+            f"an order must run each forward and backward once, got {done[wrong]} {kind}s of micro-batch {microbatch} "
+            f"on stage {stage}"
         )
 
 
@@ -380,8 +385,9 @@ def merge(order: Mapping[int, Sequence[_Action | None]]) -> list[_Action]:
                 done.update(_yields(part) for part in _parts(action))
                 progressed = True
         if not progressed:
-            heads = ", ".join(f"{row[0]} on process {process}" for process, row in waiting.items() if row)
-            raise OptionsError(f"an order must not wait for itself, and nothing can go before {heads}")
+            works = [_yields(_parts(row[0])[0]) for row in waiting.values() if row]
+            heads = ", ".join(f"the {kind} of micro-batch {m} on stage {s}" for kind, s, m in works)
+            raise OptionsError(f"an order must not wait for itself, and each process is about to wait: {heads}")
     return merged
 
 

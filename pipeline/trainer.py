@@ -130,7 +130,7 @@ class Trainer:
         return self.done
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
-        """Run all optimizer steps from `first` on, calling `after_step` after each."""
+        """Run all optimizer steps from `first` on, calling `after_step` after each, which may raise to end them."""
         self.tracer.read_clock(self.placement.reporter)
         self.done = first
         while (step := self.done) < self.update.steps and not self.stopped:
@@ -200,7 +200,7 @@ class Trainer:
     def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:
         """Raise NonFiniteError if a loss or the gradient norm is not finite; a frame need not show it.
 
-        No checkpoint of this step has been written yet.
+        The weights have moved, but no checkpoint of this step has been written yet.
         """
         if self.update.scale.active or self.stages[0].wire.options.nonfinite == "send":
             return

@@ -51,7 +51,7 @@ def test_the_page_has_these_sections():
 
 def test_a_codec(follow):
     printed = follow("A codec")
-    assert re.search(r"my_feedback\.Fading\(topk\(0\.1\), kept=0\.8\)", printed), printed
+    assert re.search(r"my_feedback\.Limited\(topk\(0\.1\), most=0\.5\)", printed), printed
     assert re.search(r"ef\(my_codecs\.Sign\).* 1\.\d\d +0 *$", printed, re.MULTILINE), printed
     assert re.search(r"my_codecs\.Sign\(scale=0\.5\).* 1\.\d\d +0 *$", printed, re.MULTILINE), printed
 

@@ -168,8 +168,8 @@ def _load_text(options: DataOptions, seed: int) -> Data:
     require(
         (
             len(tokens) >= least,
-            f"the training text must have {least} tokens or more, got {len(tokens)}; "
-            + ", or ".join([*more_samples(options), "lower data.block_size"]),
+            f"the training text of {options.name} must have {least} tokens or more, got {len(tokens)}; "
+            + ", or ".join([*more_samples(options), "lower data.block_size" if len(tokens) > 1 else "take other data"]),
         ),
         (
             not rest or len(rest[0]) >= least,

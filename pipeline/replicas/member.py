@@ -1,13 +1,13 @@
 """One replica in the exchange of one bucket: it sends parts to their owners, adds up its own, and takes all sums.
 
-    worker    u = g_i + e_i; sends C(u) to the owner of each part; e_i <- u - C(u)     every replica i
-    owner     v = E + the sum over i of what arrived, in the order of the replicas; sends C(v) to all; E <- v - C(v)
+    worker    u = g_i + d e_i; sends C(u) to the owner of each part; e_i <- u - C(u)     every replica i
+    owner     v = d E + the sum over i of what arrived, in the order of the replicas; sends C(v) to all; E <- v - C(v)
     all       use C(v), the owner too
 
 If every replica adds up for itself, each sends C(u_i) to all, and there is no owner.
 
-Without feedback the errors e and E are zero. A frame of a replica to itself takes the same way, through memory. So
-every contribution is treated alike, and all replicas use the same bytes.
+d is the decay of `ef`. Without feedback the errors e and E are zero. A frame of a replica to itself takes the same way,
+through memory. So every contribution is treated alike, and all replicas use the same bytes.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from support.data_files import random_pixels, write_images, write_json, write_tokenizer
+from support.own_code import add_module
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -60,10 +61,19 @@ def test_a_text_for_evaluation_leaves_all_others_to_training(tmp_path):
     assert bytes(data.held_out.tokens.tolist()) == b"evaluation"
 
 
+def test_a_source_without_text_is_named(monkeypatch):
+    add_module(monkeypatch, "empty_data", "texts = lambda split: []")
+    with pytest.raises(
+        ModelError, match="text of empty_data:texts must have 10 tokens or more, got 0; take other data"
+    ):
+        load(DataOptions(name="empty_data:texts", block_size=9, held_out=0))
+
+
 def test_both_parts_too_short_are_named_at_once(tmp_path):
+    name = text_file(tmp_path, 10)
     with pytest.raises(ModelError) as caught:
-        load(DataOptions(name=text_file(tmp_path, 10), block_size=9, held_out=0.4))
-    assert "training text must have 10 tokens or more, got 6" in str(caught.value)
+        load(DataOptions(name=name, block_size=9, held_out=0.4))
+    assert f"training text of {name} must have 10 tokens or more, got 6" in str(caught.value)
     assert "held-out text must have 10 tokens or more, got 4" in str(caught.value)
 
 

@@ -90,6 +90,6 @@ def test_a_source_that_cannot_be_mixed_is_named(tmp_path):
     with pytest.raises(ModelError) as caught:
         load(DataOptions(name=files["a"], mixture=mixture, block_size=2, held_out=0))
     short, nowhere = caught.value.mistakes
-    assert short.startswith(f"{files['short']}: the training text must have 3 tokens or more, got 1")
+    assert short.startswith(f"the training text of {files['short']} must have 3 tokens or more, got 1")
     assert nowhere.startswith("data.name, and what evaluation and mixture name, must be 'pydoc'")
     assert nowhere.endswith(f"got 'nowhere.jsonl': no such file or folder in {Path.cwd()}")

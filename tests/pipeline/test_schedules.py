@@ -144,6 +144,11 @@ class Forgetful(ScheduleLoopedBFS):
         return super()._calculate_single_rank_operations(rank)[:-1]
 
 
+class Gap(ScheduleLoopedBFS):
+    def _calculate_single_rank_operations(self, rank):
+        return [action for action in super()._calculate_single_rank_operations(rank) if str(action) != "2B1"]
+
+
 class Waiting(ScheduleLoopedBFS):
     def _calculate_single_rank_operations(self, rank):
         return super()._calculate_single_rank_operations(rank)[::-1]
@@ -157,7 +162,7 @@ good = of(ScheduleLoopedBFS)
 picky = of(ScheduleLoopedBFS, refuse)
 chatty = of(ScheduleLoopedBFS, lambda *numbers: True)
 narrow = of(ScheduleLoopedBFS, lambda number: None)
-forgetful, waiting, misplaced = of(Forgetful), of(Waiting), of(ScheduleZBVZeroBubble)
+forgetful, gap, waiting, misplaced = of(Forgetful), of(Gap), of(Waiting), of(ScheduleZBVZeroBubble)
 few = alternating_schedule(lambda stages, microbatches: [1], Overlap(0.5))
 floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages, Overlap(0.5))
 one_argument = alternating_schedule(lambda stages: [1] * stages, Overlap(0.5))
@@ -178,11 +183,17 @@ none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
         ),
         (
             "forgetful",
-            "pipeline.schedule own_schedules:forgetful must run each forward and backward once, got 0 backwards",
+            "pipeline.schedule own_schedules:forgetful: an order must run each forward and backward once, got 0 backw",
+        ),
+        (
+            "gap",
+            "pipeline.schedule own_schedules:gap: an order must run each forward and backward once, got 0 backwards of "
+            "micro-batch 1 on stage 2",
         ),
         (
             "waiting",
-            "pipeline.schedule own_schedules:waiting: an order must not wait for itself, and nothing can go before",
+            "pipeline.schedule own_schedules:waiting: an order must not wait for itself, and each process is about "
+            "to wait: the backward of micro-batch 0 on stage 0, the backward of micro-batch 0 on stage 1",
         ),
         (
             "misplaced",
