@@ -116,8 +116,9 @@ def _check_pictures(name: str, returned: Any) -> Labelled:
 def _check_labelled(name: str, returned: Any) -> Labelled:
     require((isinstance(returned, Labelled), f"{name} must return Labelled examples, got {type(returned).__name__}"))
     labelled: Labelled = returned
-    examples, labels, num_labels = labelled.examples, labelled.labels, labelled.num_labels
+    examples, labels, num_labels, classes = labelled.examples, labelled.labels, labelled.num_labels, labelled.classes
     listed = isinstance(examples, list | tuple | np.ndarray) and len(examples) > 0
+    named = isinstance(classes, tuple) and all(isinstance(each, str) for each in classes)
     fits = isinstance(labels, torch.Tensor) and labels.dtype == torch.int64 and labels.dim() == 1
     require(
         (listed, f"{name} must return a list of at least one example, got {_words(examples)}"),
@@ -126,6 +127,11 @@ def _check_labelled(name: str, returned: Any) -> Labelled:
         (
             not (listed and fits) or len(labels) == len(examples),
             f"{name} must return a label for each example, got {len(labels)} for {len(examples)}",
+        ),
+        (
+            classes == () or (named and len({*classes}) == len(classes) == num_labels),
+            f"{name} must return classes as a tuple of {num_labels} names that differ, or leave them out, got "
+            f"{_words(classes)}",
         ),
     )
     check_labels(labels, num_labels, name)

@@ -67,6 +67,14 @@ def floats(split):
     return Labelled([torch.zeros(2, 2).numpy()] * 2, torch.tensor([0, 1]), 2)
 
 
+def few_classes(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0, 1]), 2, ("good",))
+
+
+def one_class_twice(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0, 1]), 2, ("good", "good"))
+
+
 def two_channels(split):
     return Labelled([torch.zeros(2, 2, 2, dtype=torch.uint8).numpy()] * 2, torch.tensor([0, 1]), 2)
 
@@ -135,6 +143,12 @@ PICTURES = "must return images that are uint8 arrays [H, W] or [H, W, C] with 1 
         ("listed_labels", "pairs", "must return labels as an int64 tensor [N], got list [0, 1]; write torch.tensor("),
         ("text_alone", "pairs", "must return examples that are tuples of one or two texts, got str 'a' at index 0"),
         ("uneven", "pairs", "must return as many texts in each tuple, got one in some and two in others"),
+        (
+            "few_classes",
+            "pairs",
+            "must return classes as a tuple of 2 names that differ, or leave them out, got tuple ('",
+        ),
+        ("one_class_twice", "pairs", "must return classes as a tuple of 2 names that differ, or leave them out, got "),
         ("floats", "images", f"{PICTURES}, got a "),
         ("two_channels", "images", f"{PICTURES}, got a "),
     ],
