@@ -37,10 +37,18 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     Raises:
         ModelError: the data cannot be read, or do not fit the options; the message lists all mistakes.
     """
-    kind = options.chosen_kind
     _require_rows(options)
-    if not options.mixture:
-        return _LOADERS[kind](options, seed)
+    data = _load_mixture(options, seed) if options.mixture else _LOADERS[options.chosen_kind](options, seed)
+    if data.held_out is None or data.held_out.digest != data.training.digest:
+        return data
+    seen = (
+        "the samples for evaluation are those to train on; name others by data.evaluation to see what a model learned"
+    )
+    return replace(data, notes=(*data.notes, seen))
+
+
+def _load_mixture(options: DataOptions, seed: int) -> Data:
+    kind = options.chosen_kind
     names = [options.name, *options.mixture]
     parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]

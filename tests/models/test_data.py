@@ -69,6 +69,18 @@ def test_a_source_without_text_is_named(monkeypatch):
         load(DataOptions(name="empty_data:texts", block_size=9, held_out=0))
 
 
+def test_an_evaluation_of_the_samples_to_train_on_is_told(tmp_path):
+    """A loss of samples that the model had learned was reported as held out."""
+    (tmp_path / "a.txt").write_text("0123456789")
+    (tmp_path / "b.txt").write_text("9876543210")
+    options = DataOptions(name=str(tmp_path / "a.txt"), block_size=4)
+    said = (
+        "the samples for evaluation are those to train on; name others by data.evaluation to see what a model learned"
+    )
+    for name, told in (("a.txt", (said,)), ("b.txt", ())):
+        assert load(replace(options, evaluation=str(tmp_path / name))).notes == told
+
+
 def test_both_parts_too_short_are_named_at_once(tmp_path):
     name = text_file(tmp_path, 10)
     with pytest.raises(ModelError) as caught:
