@@ -63,7 +63,8 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
         return [{"role": role, "content": value}]
     rule = "a conversation must be a list of messages, each with role and content (or from and value)"
     listed = isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
-    require((listed and bool(value), f"{rule}, got {_short(value)} in {place}"))
+    hint = "; digits of CSV are read as numbers: write the rows as JSON" if isinstance(value, int | float) else ""
+    require((listed and bool(value), f"{rule}, got {_short(value)} in {place}{hint}"))
     messages = []
     for given in value:
         message = {name: field for name, field in given.items() if field is not None}  # tables fill up with None

@@ -63,6 +63,8 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
     path = write_json(tmp_path / "b.jsonl", [{"question": "why", "text": "did"}])
     with pytest.raises(ModelError, match=r"columns must name those of .* that hold conversations, got none; it has"):
         read("chat", Part(str(path)))
+    with pytest.raises(ModelError, match=r"got 2 in here; digits of CSV are read as numbers: write the rows as JSON"):
+        conversation_of(["1 + 1?", 2], "here")
     with pytest.raises(ModelError, match=r"from must be one of .*, got 'me' in here"):
         conversation_of([[{"from": "me", "value": "hello"}]], "here")
     with pytest.raises(ModelError, match=r"from must be one of .*, got \['human'\] in here"):
