@@ -15,7 +15,7 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from support.processes import run
 from support.relay import Relay
 from support.toy import train
-from thinwire.pipeline.processes.zeromq import rendezvous
+from thinwire.pipeline.processes.zeromq import group
 from thinwire.pipeline.processes.zeromq.connections import Patience
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.mesh import Address, Mesh
@@ -67,14 +67,14 @@ def over_zmq(target, keys, folder, mesh, rank, *args):
     """Call `target` where the only process group is one over ZeroMQ; and how often the connections were broken."""
     dist.barrier()  # gloo's start fails where the other process has left already
     dist.destroy_process_group()
-    rendezvous.Mesh = mesh
-    rendezvous.register()
+    group.Mesh = mesh
+    group.register()
     dist.init_process_group(
         "zmq",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=2,
-        pg_options=rendezvous.MeshSettings(keys=keys, patience=PATIENCE),
+        pg_options=group.MeshSettings(keys=keys, patience=PATIENCE),
     )
     result = target(rank, *args)
     dist.barrier()
