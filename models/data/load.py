@@ -6,7 +6,7 @@ targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from thinwire.errors.names import first_of
 from thinwire.models.data.chats import ChatSamples, ChatTokens, in_words
 from thinwire.models.data.images import Augmentation, ImageSamples, Normalization, find_format, measure
 from thinwire.models.data.mixture import mix
-from thinwire.models.data.options import DataOptions
+from thinwire.models.data.options import BYTES, DataOptions
 from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part, is_split
 from thinwire.models.data.samples import Data, Samples
@@ -39,6 +39,8 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     """
     _require_rows(options)
     data = _load_mixture(options, seed) if options.mixture else _LOADERS[options.chosen_kind](options, seed)
+    if not options.mixture:
+        _require_one_tokenizer(options, {options.name: data})
     if data.held_out is None or data.held_out.digest != data.training.digest:
         return data
     seen = (
@@ -52,7 +54,9 @@ def _load_mixture(options: DataOptions, seed: int) -> Data:
     names = [options.name, *options.mixture]
     parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
-    return mix(dict(zip(names, parts, strict=True)), shares)
+    sources = dict(zip(names, parts, strict=True))
+    _require_one_tokenizer(options, sources)
+    return mix(sources, shares)
 
 
 def _require_rows(options: DataOptions) -> None:
@@ -76,6 +80,18 @@ def _require_rows(options: DataOptions) -> None:
             if value != unset
         )
     )
+
+
+def _require_one_tokenizer(options: DataOptions, sources: Mapping[str, Data]) -> None:
+    """Raise ModelError for token ids beside texts whose tokens are bytes: alike numbers mean other text there."""
+    parts = [(name, data.training) for name, data in sources.items()]
+    parts += [(options.evaluation or name, data.held_out) for name, data in sources.items() if data.held_out]
+    forms = {part.tokens.dtype: name for name, part in parts if isinstance(part, TextBlocks)}
+    if len(forms) == 2:  # other tokenizers make tokens of the type of token ids
+        raise ModelError(
+            f"data.tokenizer must be that of the token ids of {forms[torch.int32]}, because {forms[torch.uint8]} is "
+            f"text, got {BYTES!r}"
+        )
 
 
 def _load_entry(options: DataOptions, seed: int) -> Data:

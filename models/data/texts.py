@@ -84,7 +84,7 @@ class TextStream(TextBlocks):
         return self._count
 
     def _begin(self) -> None:
-        self.tokens, self._first = torch.empty(0, dtype=torch.int32), 0
+        self.tokens, self._first = torch.empty(0, dtype=torch.uint8), 0
         self._parts = self._endless()
 
     def _endless(self) -> Iterator[Tensor]:
@@ -103,7 +103,7 @@ class TextStream(TextBlocks):
         if start < self._first:
             self._begin()
         while self._first + len(self.tokens) < stop:
-            tokens = torch.cat([self.tokens, next(self._parts).int()])
+            tokens = torch.cat([self.tokens, next(self._parts)])
             # the batch before may be asked for again
             dropped = min(max(0, 2 * start - stop - self._first), len(tokens))
             self.tokens, self._first = tokens[dropped:], self._first + dropped

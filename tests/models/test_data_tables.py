@@ -365,6 +365,29 @@ def test_the_vocabulary_is_that_of_texts_and_token_ids(tmp_path):
         assert data.vocab_size == size
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "texts", "evaluation": "ids"},
+        {"name": "ids", "evaluation": "texts"},
+        {"name": "ids", "mixture": {"texts": 0.5}, "held_out": 0},
+        {"name": "texts", "evaluation": "ids", "stream": 1, "limit": 5, "shuffle": "never"},
+        {"name": "ids", "evaluation": "texts", "stream": 1, "limit": 5, "shuffle": "never"},
+    ],
+)
+def test_token_ids_beside_texts_need_the_tokenizer_that_made_them(tmp_path, monkeypatch, options):
+    """Texts of bytes trained with them, and alike tokens meant other text."""
+    monkeypatch.chdir(tmp_path)
+    for folder, row in (("ids", {"input_ids": [1, 2, 3, 4]}), ("texts", {"text": "why the cat sat"})):
+        write_json(tmp_path / folder / "rows.jsonl", [row])
+    options = {name: f"./{value}" if name == "evaluation" else value for name, value in options.items()}
+    told = r"data\.tokenizer must be that of the token ids of (\./)?ids, because (\./)?texts is text, got 'bytes'"
+    with pytest.raises(ModelError, match=f"^{told}$"):
+        load(DataOptions(block_size=2, **options))
+    words = write_tokenizer(tmp_path / "words", pairs=False)
+    load(DataOptions(block_size=2, tokenizer=words, **options))
+
+
 def test_token_ids_with_labels_are_conversations(tmp_path):
     path = Part(str(write_rows(tmp_path / "a.parquet", [{"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}])))
     [chat] = read("chat", path)
