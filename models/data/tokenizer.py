@@ -166,6 +166,11 @@ class Pretrained:
         [ids], [pair] = one["input_ids"], two["input_ids"]
         return ids * 2 not in [pair[start : start + 2 * len(ids)] for start in range(len(pair))]
 
+    def _behind(self) -> int:
+        """How many tokens the tokenizer adds behind a text, where it ends."""
+        whole, bare = (self._encode(["a"], add_special_tokens=each)["input_ids"][0] for each in (True, False))
+        return next((count for count in range(len(whole)) if whole[: len(whole) - count][-len(bare) :] == bare), 0)
+
     def _gap(self) -> str:
         """What words of a list need before them so that they are those of a text; else some tokenizers glue them."""
         apart, glued, spaced = (
@@ -198,7 +203,8 @@ class Pretrained:
         """
         [checked] = _utf8([text], self.name)
         if not chat:
-            return self.tokens([checked]).long()
+            tokens = self.tokens([checked]).long()
+            return tokens[: len(tokens) - self._behind()]
         self._require_template()
         said = self._render([{"role": "user", "content": checked}], "the prompt", add_generation_prompt=True)
         return torch.tensor(self._encode([said], add_special_tokens=False)["input_ids"][0], dtype=torch.int64)

@@ -94,6 +94,14 @@ def test_bytes_need_room_for_text():
         Bytes().padded([("a", "b")], 3)
 
 
+def test_what_ends_a_text_does_not_stand_behind_a_prompt(folder):
+    """A model went on behind an end of text."""
+    words = Pretrained(folder)
+    assert words.tokens(["the cat"]).tolist() == [2, 5, 6, 3]
+    assert words.prompt("the cat", chat=False).tolist() == [2, 5, 6]
+    assert words.prompt("", chat=False).tolist() == [2]
+
+
 def test_a_prompt_is_a_text_or_the_first_message_of_a_chat(tmp_path, folder):
     words = Pretrained(write_tokenizer(tmp_path / "chat", pairs=False, chat=CHAT))
     asked = words.prompt("the cat", chat=True)
