@@ -79,13 +79,15 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
 
 
 def _weighted(messages: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
-    """The messages. ModelError if one says, as in OpenAI's format, that it does not count in full."""
-    others = [message["weight"] for message in messages if message["role"] == ANSWERS and message.get("weight", 1) != 1]
+    """The messages. ModelError if one says, as in OpenAI's format or axolotl's, that it does not count in full."""
+    answers = [message for message in messages if message["role"] == ANSWERS]
+    others = [each[name] for name in ("weight", "train") for each in answers if each.get(name, 1) != 1]
     require(
         (
             not others,
-            f"the weight of an answer must be 1 or left out, got {_short(others[:1])[1:-1]} in {place}; put messages "
-            "that must not count into a column prompt, and the answer into completion",
+            "weight and train of an answer must be 1 and true, or left out, got "
+            f"{_short(others[:1])[1:-1]} in {place}; put messages that must not count into a column prompt, and the "
+            "answer into completion",
         )
     )
     return messages

@@ -72,12 +72,14 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
 
 
 def test_an_answer_that_is_marked_not_to_count_is_refused():
-    """It would count: OpenAI's format has a weight of 0 or 1 for each answer."""
+    """It would count: OpenAI's format has a weight of 0 or 1 for each answer, axolotl's `train`."""
     asked, answer = ASKED
-    chat = [asked, {**answer, "weight": 1}]
+    chat = [asked, {**answer, "weight": 1, "train": True}]
     assert conversation_of([chat], "here") == Conversation(chat)
-    with pytest.raises(ModelError, match=r"the weight of an answer must be 1 or left out, got 0 in here; put messages"):
-        conversation_of([[asked, {**answer, "weight": 0}, *chat]], "here")
+    for mark, value in (("weight", 0), ("train", False)):
+        told = f"^weight and train of an answer must be 1 and true, or left out, got {value} in here; put messages"
+        with pytest.raises(ModelError, match=told):
+            conversation_of([[asked, {**answer, mark: value}, *chat]], "here")
     assert conversation_of([[asked, {**answer, "weight": 0}, asked], "a mat"], "here").first == 3, "none of them counts"
 
 
