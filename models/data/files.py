@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import torch
@@ -21,11 +22,14 @@ def is_text_file(name: str) -> bool:
 
 
 def read_lines(part: Part, columns: Columns) -> list[str]:
-    """The lines of a file with their line ends. Bytes that are not UTF-8 become lone surrogates ("surrogateescape")."""
+    """The lines of a file with their line ends, without a byte order mark.
+
+    Bytes that are not UTF-8 become lone surrogates ("surrogateescape").
+    """
     require_no_split(part)
     path = Path(part.name)
     require_text(path)
-    text = read_bytes(path).decode(errors="surrogateescape")
+    text = read_bytes(path).removeprefix(BOM_UTF8).decode(errors="surrogateescape")
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 

@@ -139,7 +139,7 @@ def open_folder(part: Part, columns: Columns) -> Splits:
     place = str(path.resolve())  # the library takes the data's name from the last part, and "." has none
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        builder = _built(part, "text", data_dir=place, keep_linebreaks=True)
+        builder = _built(part, "text", data_dir=place, keep_linebreaks=True, encoding="utf-8-sig")
     else:
         builder = _built(part, place, part.subset)
     found = builder.config.data_files or {}

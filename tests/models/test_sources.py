@@ -33,6 +33,14 @@ def test_a_text_file_is_lines_that_join_to_it(tmp_path):
 
 
 @uses_datasets
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """It was trained on, as three tokens."""
+    (tmp_path / "train.txt").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo")
+    for name in (tmp_path / "train.txt", tmp_path):
+        assert read("text", Part(str(name))) == ["one\n", "\N{BYTE ORDER MARK}two"]
+
+
+@uses_datasets
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_texts_of_tables(tmp_path, suffix):
     path = write_rows(tmp_path / f"rows{suffix}", ROWS)
