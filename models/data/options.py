@@ -128,6 +128,10 @@ class DataOptions:
                 f"{BYTES!r}",
             ),
             (
+                kind != "images" or self.tokenizer == BYTES,
+                f"tokenizer must be left out for kind images: only texts have tokens, got {self.tokenizer}",
+            ),
+            (
                 not self.mixture or kind in ("text", "chat"),
                 f"mixture must be left out for kind {kind}: only text and chat mix, got {self.mixture}",
             ),

@@ -204,6 +204,10 @@ def test_digits():
         ({"name": "digits", "mean": [math.nan], "std": [0.5]}, ["have a finite value for each channel", "got [nan]"]),
         ({"name": "digits", "channels": 4, "image_size": -1}, ["must be 1 or 3, got 4", "at least 1, got -1"]),
         ({"evaluation": ""}, ["evaluation must be a split, a path or null"]),
+        (
+            {"name": "digits", "tokenizer": "x"},
+            ["tokenizer must be left out for kind images: only texts have tokens, got x"],
+        ),
         ({"label": "class"}, ["label must be left out for kind text: only pairs, tags and images have labels"]),
     ],
 )
