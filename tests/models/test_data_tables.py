@@ -85,7 +85,7 @@ def test_of_chats_no_other_column_is_taken_for_the_text(tmp_path, row):
 
 def test_a_run_says_which_columns_it_reads(tmp_path):
     path = write_json(tmp_path / "rows.jsonl", [{"sentence": "words " * 9, "label": n % 2} for n in range(9)])
-    other = write_json(tmp_path / "other.jsonl", [{"text": "words " * 9, "label": n % 2} for n in range(9)])
+    other = write_json(tmp_path / "other.jsonl", [{"text": "others " * 9, "label": n % 2} for n in range(9)])
     shared = {"name": str(path), "block_size": 8}
     assert load(DataOptions(**shared)).notes == (f"of {path}, column sentence is read",)
     both = (f"of {path}, column sentence is read", f"of {other}, column text is read")
@@ -131,7 +131,7 @@ def test_labels_that_number_too_many_classes_are_refused(tmp_path, labels):
 
 def test_a_run_names_labels_that_no_sample_has(tmp_path):
     """Labels 1 to 3 gave four classes without a word."""
-    path = write_json(tmp_path / "rows.jsonl", [{"text": "words", "label": 1 + row % 3} for row in range(6)])
+    path = write_json(tmp_path / "rows.jsonl", [{"text": f"{row} words", "label": 1 + row % 3} for row in range(6)])
     options = DataOptions(name=str(path), kind="pairs", block_size=4, held_out=0.5)
     assert load(options).notes[-1] == f"no sample of {path} has label 0, and there are 4 classes, numbered from 0"
 
