@@ -133,6 +133,12 @@ def _warnings(
             f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
             "their losses is not the cost of compression alone."
         )
+    held_out = {run.summary["held_out_digest"]: name for name, run in zip(names, runs, strict=True)}
+    if len(held_out) > 1 and not any(name.startswith("data.") for name in others):
+        yield (
+            f"The held-out samples of {listed([*held_out.values()])} are not the same, as their data changed in "
+            "between. So the difference between their losses is not the cost of compression alone."
+        )
     done = [run.summary["steps"] for run in runs]
     if unfinished := [
         f"{name} has done {steps:,} of {run.summary['planned_steps']:,} steps"

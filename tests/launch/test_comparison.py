@@ -50,6 +50,7 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
         "replicas": [],
         "training_seconds": 4.0,
         "held_out": scores,
+        "held_out_digest": "a",
         "channels": channels,
         "stages": [{"stage": stage, "layers": layers[stage], "seconds": seconds} for stage in range(2)],
     }
@@ -194,6 +195,17 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
     found = compare(runs, runs[0], {})
     assert found.tables[-1].rows[-1] == ["pipeline.layers", "[2, 2]", "[3, 1]"]
     assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
+
+
+def test_data_that_changed_between_runs_are_warned_of(tmp_path):
+    """Losses of other held-out samples were compared without a word."""
+    runs = [made(tmp_path, name) for name in ("none", "again", "later")]
+    assert compare(runs, runs[0], {}).warning == ""
+    runs[2] = replace(runs[2], summary=runs[2].summary | {"held_out_digest": "b"})
+    said = "The held-out samples of again and later are not the same, as their data changed in between. So the"
+    assert compare(runs, runs[0], {}).warning.startswith(said)
+    other = yaml.safe_dump(yaml.safe_load(runs[2].recipe) | {"data": {"limit": 9}})
+    assert "held-out samples" not in compare([*runs[:2], replace(runs[2], recipe=other)], runs[0], {}).warning
 
 
 @pytest.mark.slow
