@@ -130,7 +130,7 @@ class Trainer:
         return self.done
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
-        """Run all optimizer steps from `first` on, calling `after_step` after each, which may raise to end them."""
+        """Run all optimizer steps from `first` on. `after_step` is called after each; it may raise to end training."""
         self.tracer.read_clock(self.placement.reporter)
         self.done = first
         while (step := self.done) < self.update.steps and not self.stopped:

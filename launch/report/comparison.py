@@ -133,7 +133,8 @@ def _warnings(
             f"These runs differ in more than compression and seed: in {', '.join(others)}. So the difference between "
             "their losses is not the cost of compression alone."
         )
-    held_out = {run.summary["held_out_digest"]: name for name, run in zip(names, runs, strict=True)}
+    digests = [run.summary.get("held_out_digest") for run in runs]
+    held_out = {digest: name for digest, name in zip(digests, names, strict=True) if digest}
     if len(held_out) > 1 and not any(name.startswith("data.") for name in others):
         yield (
             f"The held-out samples of {listed([*held_out.values()])} are not the same, as their data changed in "

@@ -442,6 +442,9 @@ class WeightsCheckpoint:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not self._new.is_dir():  # another process on this disk was first
                 return
+            for part in _parts_of(self._new):  # of a process that was killed, with more stages
+                if str(_stage_of(part)) not in files:
+                    shutil.rmtree(part, ignore_errors=True)
             write_durably(self._new / MANIFEST, manifest.text().encode())
             path = step_folder(self.folder, self._step)
             before = path.with_name(path.name.replace("step-", "passed-over-"))

@@ -102,6 +102,13 @@ def test_a_run_killed_between_two_names_leaves_whole_weights_until_the_next_save
     assert names(tmp_path) == ["step-00000003", MARK] and steps(tmp_path) == [3, 3]
 
 
+def test_stages_of_a_killed_run_are_not_in_weights_with_fewer(tmp_path):
+    begun(tmp_path, 2)
+    saving, files = begun(tmp_path, 2, (0,))
+    saving[0].complete(files)
+    assert not (tmp_path / "weights/step-00000002/stage-1").exists() and steps(tmp_path) == [2]
+
+
 def test_what_killed_runs_left_goes_with_the_next_save_or_start(tmp_path):
     save(tmp_path, 2)
     for again in (lambda: save(tmp_path, 8), lambda: remove_leftovers(tmp_path)):
