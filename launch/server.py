@@ -21,7 +21,7 @@ from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.interfaces import is_address, parted
+from thinwire.pipeline.processes.addresses import is_address, parted
 
 PROG = "thinwire server"
 _BYTES_OF_A_PARAMETER = 16
@@ -82,7 +82,7 @@ def _check(listen: str, wanted: Recipe) -> None:
             "names the file, here and on all hosts",
         ),
     )
-    from thinwire.pipeline.processes.backends import check_installed
+    from thinwire.pipeline.wire.backends import check_installed
 
     check_installed()
 

@@ -90,8 +90,8 @@ def _check_reach(wanted: Recipe) -> None:
     """Raise OptionsError if the file of keys, the host of the membership server or an interface cannot be used."""
     from thinwire.launch.shared.interfaces import check_interface
     from thinwire.pipeline.errors import OptionsError
-    from thinwire.pipeline.interfaces import found, parted
-    from thinwire.pipeline.processes.backends import check_installed, check_keys
+    from thinwire.pipeline.processes.addresses import found, parted
+    from thinwire.pipeline.wire.backends import check_installed, check_keys
 
     place = wanted.replicas.server
     # zmq takes addresses, too, and says so itself
@@ -141,7 +141,7 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     from thinwire.launch.run.resume import BEGUN
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import show
-    from thinwire.pipeline.processes.backends import fresh_keys
+    from thinwire.pipeline.wire.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
     here = len(wanted.replicas.here)

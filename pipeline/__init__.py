@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from thinwire.pipeline.errors import PipelineError
     from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, WireOptions
     from thinwire.pipeline.saving.stateful import SavedStages
-    from thinwire.pipeline.stage import CompressedStage
-    from thinwire.pipeline.traced import stage_from
+    from thinwire.pipeline.stages.compressed_stage import CompressedStage
+    from thinwire.pipeline.stages.traced import stage_from
     from thinwire.pipeline.wire.passes import Pass
     from thinwire.pipeline.wire.wire import Wire, compressed
 else:
@@ -26,8 +26,8 @@ else:
             "thinwire.pipeline.options": ["BoundaryOptions", "CompressionOptions", "WireOptions"],
             "thinwire.pipeline.wire.passes": ["Pass"],
             "thinwire.pipeline.saving.stateful": ["SavedStages"],
-            "thinwire.pipeline.stage": ["CompressedStage"],
-            "thinwire.pipeline.traced": ["stage_from"],
+            "thinwire.pipeline.stages.compressed_stage": ["CompressedStage"],
+            "thinwire.pipeline.stages.traced": ["stage_from"],
             "thinwire.pipeline.wire.wire": ["Wire", "compressed"],
         },
     )

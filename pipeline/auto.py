@@ -40,7 +40,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.schedules import SCHEDULES, Overlap
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.channel import Channel, frame_length
 from thinwire.pipeline.wire.passes import phase_of
 

@@ -28,7 +28,7 @@ from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.options.compression import MILD
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.training.trainer import Trainer
 from thinwire.pipeline.wire.passes import Pass
 
 Compression = Literal["on", "off"]

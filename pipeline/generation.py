@@ -28,7 +28,7 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
 from thinwire.pipeline.processes.collectives import all_gather_json
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.channel import is_sums
 from thinwire.pipeline.wire.passes import Pass

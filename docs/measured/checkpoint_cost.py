@@ -23,7 +23,7 @@ forks.use_one_thread()  # else the stages would be new interpreters, which know 
 from thinwire.launch import cli  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
 from thinwire.launch.run.saving import Saves  # noqa: E402
-from thinwire.pipeline.trainer import StepRecord  # noqa: E402
+from thinwire.pipeline.training.trainer import StepRecord  # noqa: E402
 
 BLOCK, EVERY, PAIRS = 40, 10, 7
 OPTIONS = {

@@ -30,10 +30,10 @@ from thinwire.launch.run import assembly  # noqa: E402
 from thinwire.launch.run.reporting import Reporting  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
 from thinwire.launch.run.saving import Saves  # noqa: E402
-from thinwire.pipeline.optimization import Update  # noqa: E402
-from thinwire.pipeline.runner import Runner  # noqa: E402
 from thinwire.pipeline.saving.checkpoint import Checkpoints  # noqa: E402
-from thinwire.pipeline.trainer import Trainer  # noqa: E402
+from thinwire.pipeline.training.optimization import Update  # noqa: E402
+from thinwire.pipeline.training.runner import Runner  # noqa: E402
+from thinwire.pipeline.training.trainer import Trainer  # noqa: E402
 
 QWEN3 = {
     "hidden_size": 1024,

@@ -34,8 +34,8 @@ from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.shared.links import Links
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.zeromq.keys import Keys
+from thinwire.pipeline.wire.backends import group_arguments
 
 OPEN = "zmq, not encrypted"
 TRANSPORTS = ("gloo", "zmq", OPEN)

@@ -23,8 +23,8 @@ from thinwire.models.precision import threads
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.training.optimization import WholeBatchLoss
 from thinwire.pipeline.wire.channel import is_coded
 
 REPETITIONS = 5

@@ -51,7 +51,6 @@ from thinwire.models.tasks import Classification, TaskName, own_task
 from thinwire.pipeline.devices.device import CPU, choose, put_all, use
 from thinwire.pipeline.devices.memory import told_if_full
 from thinwire.pipeline.generation import Generator
-from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
@@ -60,12 +59,13 @@ from thinwire.pipeline.replicas.exchange import check_fit
 from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.replicas.membership.steps import replicas_of
 from thinwire.pipeline.replicas.shared import SharedWeights, bytes_of_step
-from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
-from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.sync import sync_of
-from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import Update, WholeBatchLoss
+from thinwire.pipeline.training.runner import Runner
+from thinwire.pipeline.training.sync import sync_of
+from thinwire.pipeline.training.trainer import Trainer
 from thinwire.pipeline.wire import nccl
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire

@@ -18,7 +18,7 @@ from thinwire.models.errors import ModelError
 from thinwire.models.layers import Stage
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared

@@ -18,7 +18,7 @@ from thinwire.launch.run import tables
 from thinwire.launch.shared.tables import FOLDED, Table, duration_text, say, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 if TYPE_CHECKING:
     from thinwire.launch.run.assembly import Prepared

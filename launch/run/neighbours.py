@@ -26,8 +26,8 @@ import torch.distributed as dist
 from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
-from thinwire.pipeline.interfaces import interface_addresses
 from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes.addresses import interface_addresses
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
 

@@ -46,7 +46,7 @@ from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
 from thinwire.pipeline.saving.checkpoint_folder import manifests
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 
 class Reporting:

@@ -40,8 +40,8 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     trouble,
     unreadable,
 )
-from thinwire.pipeline.trainer import Trainer
-from thinwire.pipeline.training_state import resume, resume_model
+from thinwire.pipeline.training.trainer import Trainer
+from thinwire.pipeline.training.training_state import resume, resume_model
 
 _MAY_CHANGE = (
     *WITHOUT_EFFECT,

@@ -31,7 +31,7 @@ from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.membership.attendance import Attendance
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 
 class Run:

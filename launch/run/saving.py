@@ -24,7 +24,7 @@ from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import StageState, WeightsCheckpoint
 from thinwire.pipeline.saving.checkpoint_folder import has_manifests
-from thinwire.pipeline.training_state import collect
+from thinwire.pipeline.training.training_state import collect
 
 
 class Saves:

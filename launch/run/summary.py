@@ -20,7 +20,7 @@ from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.step_exchanges import reported
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 Activity = Literal["training", "evaluation", "saving"]
 

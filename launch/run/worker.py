@@ -41,9 +41,9 @@ from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.processes import collectives, posts
-from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.wire.backends import group_arguments
 
 _POLL = 0.02
 _GRACE = 2.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.interfaces import interface_addresses
+from thinwire.pipeline.processes.addresses import interface_addresses
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 

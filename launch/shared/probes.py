@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from thinwire.launch.shared.control_groups import cores, free_memory
 from thinwire.launch.shared.interfaces import host_address
-from thinwire.pipeline.interfaces import interface_addresses
+from thinwire.pipeline.processes.addresses import interface_addresses
 
 Verdict = Literal["ok", "limited", "missing"]
 

@@ -11,11 +11,11 @@ from thinwire import compress
 from thinwire.errors import broken
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.interfaces import parted
 from thinwire.pipeline.options.changes import changed
 from thinwire.pipeline.options.compression import CompressionOptions, mistakes_of_sums
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
+from thinwire.pipeline.processes.addresses import parted
 
 MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""

@@ -35,7 +35,7 @@ from thinwire.pipeline.replicas.replica_passes import weights_of
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.state import trained
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.handshake import differences
 

@@ -33,7 +33,7 @@ from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 _JSON = ".json"
 """The end of the names of what an optimizer keeps that is no tensor, such as a number of steps."""

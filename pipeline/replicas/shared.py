@@ -24,7 +24,7 @@ from thinwire.pipeline.replicas.layout import FLAT
 from thinwire.pipeline.replicas.member import BucketMember, InFull, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 PREFIX = "shared/"
 """What the names of its errors begin with in a checkpoint."""

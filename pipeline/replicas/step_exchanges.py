@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.saving.checkpoint import StageState
 from thinwire.pipeline.saving.checkpoint_folder import VALUES, SavedStage, reading
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _AS_LARGE = ("exp_avg", "exp_avg_sq", "momentum_buffer")

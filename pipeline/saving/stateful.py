@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.pipeline.errors import PipelineError
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 
 class SavedStages:

@@ -14,7 +14,7 @@ from support.tiny_run import alone
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import prepare, simulated_placement
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.training.trainer import Trainer
 
 RECIPE = """
 model: {name: llama, config: {vocab_size: 22, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2,

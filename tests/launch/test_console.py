@@ -8,7 +8,7 @@ import pytest
 from thinwire.launch.run.console import ProgressLine, show_stores, show_summary
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.measuring.meters import SECTIONS
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 LONG = ('aqsgd(q(4), store="disk")', 'ef21(q(2, scale="minmax", per="tensor", round="stochastic"), slot="sample")')
 

@@ -23,7 +23,7 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 ELASTIC = [
     *("--replicas.count", "2", "--replicas.membership", "elastic"),

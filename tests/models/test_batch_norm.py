@@ -8,7 +8,7 @@ from thinwire.models.batch_norm import batch_norm_warning, batch_norms, running_
 from thinwire.models.layers import Blueprint, Chain, Layer, LayerSpec, build_stage, stage_output_examples
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.schedules import actions, build_merged, merge
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.wire import Wire
 
 IDENTICAL = {"rtol": 0, "atol": 0}

@@ -30,7 +30,7 @@ from thinwire.compress import CodecError
 from thinwire.models import large_weights, tasks
 from thinwire.pipeline import CompressedStage, CompressionOptions, Pass, PipelineError, Wire
 from thinwire.pipeline.schedules import SCHEDULES, actions, build_merged, merge
-from thinwire.pipeline.split_backward import SplitBackward
+from thinwire.pipeline.stages.split_backward import SplitBackward
 
 pytestmark = pytest.mark.slow
 

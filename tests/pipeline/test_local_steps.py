@@ -21,7 +21,7 @@ from thinwire.pipeline.replicas.membership.attendance import Taken
 from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing
 from thinwire.pipeline.replicas.statistics import Statistics
 from thinwire.pipeline.saving.checkpoint_folder import manifests
-from thinwire.pipeline.training_state import resume
+from thinwire.pipeline.training.training_state import resume
 
 EVERY, STEPS = 3, 8
 NONE = {"activations": "none", "gradients": "none"}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thinwire.pipeline.errors import NonFiniteError
-from thinwire.pipeline.optimization import FIRST_SCALE, SCALE_GROWS_AFTER, LossScale
+from thinwire.pipeline.training.optimization import FIRST_SCALE, SCALE_GROWS_AFTER, LossScale
 
 
 def test_the_factor_halves_after_a_bad_step_and_doubles_after_many_good_ones():

@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from support.allocated import peak_bytes
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.optimization import _set_lr, clip, ends_of, lr_factor, make_optimizer, squared_norm
 from thinwire.pipeline.options import OptimizerOptions
+from thinwire.pipeline.training.optimization import _set_lr, clip, ends_of, lr_factor, make_optimizer, squared_norm
 
 FREEZING = {"quantized-adam": {"freeze_after": "1 step"}}
 
@@ -79,7 +79,7 @@ import ctypes, re
 from pathlib import Path
 import torch
 from torch.nn import Parameter
-from thinwire.pipeline.optimization import squared_norm
+from thinwire.pipeline.training.optimization import squared_norm
 
 ctypes.CDLL(None).mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, as glibc sets it when tensors of 32 MB are freed
 large = Parameter(torch.empty(80, 2**19, dtype=torch.bfloat16))

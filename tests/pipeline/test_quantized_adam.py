@@ -11,8 +11,8 @@ from support.toy import Sampler, Samples, Task, make_trainer, module
 from thinwire.compress import Progress
 from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.optimization import make_optimizer
 from thinwire.pipeline.options import OptimizerOptions
+from thinwire.pipeline.training.optimization import make_optimizer
 
 FREEZE_AFTER = 4
 OPTIONS = OptimizerOptions(

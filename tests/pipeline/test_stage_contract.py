@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 HOOKS = {
     "clear_runtime_states": ["self"],

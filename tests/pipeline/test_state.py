@@ -14,7 +14,7 @@ from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.saving import checkpoint
 from thinwire.pipeline.saving.checkpoint import Checkpoints
 from thinwire.pipeline.saving.checkpoint_folder import manifests, trouble
-from thinwire.pipeline.training_state import collect, resume
+from thinwire.pipeline.training.training_state import collect, resume
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from torch import nn
 from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.optimization import WholeBatchLoss
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.sync import StepAlone, SumEachStep, Sync
+from thinwire.pipeline.training.optimization import WholeBatchLoss
+from thinwire.pipeline.training.sync import StepAlone, SumEachStep, Sync
 
 UNCOMPRESSED = {"activations": "none", "gradients": "none"}
 PLAIN_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}

@@ -12,7 +12,6 @@ from torch.distributed.pipelining import PipelineStage
 
 from thinwire.compress import SlotCounts, parse
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.optimization import Update, WholeBatchLoss
 from thinwire.pipeline.options import (
     CompressionOptions,
     OptimizerOptions,
@@ -27,11 +26,12 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import connect
 from thinwire.pipeline.replicas.shared import SharedWeights
-from thinwire.pipeline.runner import Runner
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
-from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.sync import sync_of
-from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import Update, WholeBatchLoss
+from thinwire.pipeline.training.runner import Runner
+from thinwire.pipeline.training.sync import sync_of
+from thinwire.pipeline.training.trainer import Trainer
 from thinwire.pipeline.wire.wire import Wire
 
 WIDTH = 12

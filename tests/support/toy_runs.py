@@ -8,7 +8,7 @@ from support.processes import run
 from support.toy import make_trainer, train
 from thinwire.pipeline.saving.checkpoint import Checkpoints
 from thinwire.pipeline.saving.checkpoint_folder import manifests
-from thinwire.pipeline.training_state import collect, resume
+from thinwire.pipeline.training.training_state import collect, resume
 
 
 def equal_to_a_simulation(processes, options):

@@ -17,7 +17,7 @@ from thinwire.launch.shared.interfaces import alone
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.channel import Channel, is_coded
 

@@ -29,15 +29,15 @@ from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import CPU, put_all, seconds_now
 from thinwire.pipeline.measuring.meters import SECTIONS, Meter
 from thinwire.pipeline.measuring.spans import Recording
-from thinwire.pipeline.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.schedules import build
-from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
+from thinwire.pipeline.training.trainer import StepRecord
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""

@@ -24,7 +24,7 @@ from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged
-from thinwire.pipeline.trainer import StepRecord
+from thinwire.pipeline.training.trainer import StepRecord
 
 _GROWN = 1000.0
 """How many times the gradient norm of the first step is reported once. max_grad_norm would hide it."""

@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.interfaces import is_address, parted
+from thinwire.pipeline.processes.addresses import is_address, parted
 from thinwire.pipeline.processes.zeromq.flows import Inflow, Outflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, Socket, received

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +23,8 @@ import zmq
 from torch import Tensor
 
 from thinwire.pipeline.errors import MismatchError, OptionsError, WireError
-from thinwire.pipeline.interfaces import interface_addresses, is_address, parted
-from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes import posts
-from thinwire.pipeline.processes.backends import KEYS_VARIABLE
+from thinwire.pipeline.processes.addresses import interface_addresses, is_address, parted
 from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.processes.zeromq.connections import Patience
 from thinwire.pipeline.processes.zeromq.keys import Keys
@@ -210,20 +207,6 @@ class MeshSettings:
     keys: Keys
     connections: int = 1
     patience: Patience | None = None
-
-
-def arguments(options: WireOptions, beside: dist.ProcessGroup | None) -> dict[str, Any]:
-    """The `pg_options` for `init_process_group` and `new_group`; see `backends.group_arguments`."""
-    register()
-    if isinstance(beside, Group):
-        return {"backend": BACKEND, "pg_options": beside}
-    path = options.keys or os.environ.get(KEYS_VARIABLE)
-    if path is None:
-        raise OptionsError(
-            "wire.keys must name a file of keys for wire.transport zmq; make one with thinwire keys FILE, and copy it "
-            "to every machine of the run"
-        )
-    return {"backend": BACKEND, "pg_options": MeshSettings(keys=Keys.read(Path(path)), connections=options.connections)}
 
 
 def register() -> None:

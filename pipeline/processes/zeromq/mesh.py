@@ -12,7 +12,7 @@ from functools import partial
 import zmq
 
 from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.interfaces import joined
+from thinwire.pipeline.processes.addresses import joined
 from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, PacketFlow, Patience, Sending, bounded
 from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys

@@ -28,7 +28,7 @@ from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.state import parameters_of, saved_state, trained
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.wire import Wire
 
 

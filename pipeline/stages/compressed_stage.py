@@ -29,7 +29,7 @@ from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.transport import reaching
-from thinwire.pipeline.split_backward import SplitBackward, changeable
+from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.ends import EndsOfReplicas
 from thinwire.pipeline.wire.passes import Pass, phase_of, require_expected

@@ -23,13 +23,13 @@ from thinwire.pipeline.measuring.meters import Section, spending
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.measuring.step_traffic import StepTraffic
 from thinwire.pipeline.measuring.tracer import Tracer
-from thinwire.pipeline.optimization import Update
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.step_exchanges import StepExchanged, step_exchanged
-from thinwire.pipeline.runner import Runner
-from thinwire.pipeline.stage import CompressedStage
-from thinwire.pipeline.sync import PipelineBatch, Sync
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import Update
+from thinwire.pipeline.training.runner import Runner
+from thinwire.pipeline.training.sync import PipelineBatch, Sync
 from thinwire.pipeline.wire.passes import Pass
 
 

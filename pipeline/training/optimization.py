@@ -30,7 +30,7 @@ from thinwire.pipeline.processes.collectives import StageNumbers
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shared import SharedWeights
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 FIRST_SCALE = 2.0**16
 """The first factor, as in torch's GradScaler."""

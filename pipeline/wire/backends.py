@@ -5,6 +5,7 @@ Over NCCL go frames from GPU to GPU alone (devices/nccl.py); all else goes over 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,19 @@ def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup |
     if options.transport != "zmq" or size == 1:
         return {"backend": "gloo"}
     check_installed()
-    from thinwire.pipeline.processes.zeromq.group import arguments
+    from thinwire.pipeline.processes.zeromq.group import BACKEND, Group, MeshSettings, register
+    from thinwire.pipeline.processes.zeromq.keys import Keys
 
-    return arguments(options, beside)
-
-
-def arguments_beside() -> dict[str, Any]:
-    """`backend` and `pg_options` for another group of processes of the default one; ZeroMQ shares its connections."""
-    if dist.get_backend() == "zmq":
-        return {"backend": "zmq", "pg_options": dist.group.WORLD}
-    return {"backend": "gloo"}
+    register()
+    if isinstance(beside, Group):
+        return {"backend": BACKEND, "pg_options": beside}
+    path = options.keys or os.environ.get(KEYS_VARIABLE)
+    if path is None:
+        raise OptionsError(
+            "wire.keys must name a file of keys for wire.transport zmq; make one with thinwire keys FILE, and copy it "
+            "to every machine of the run"
+        )
+    return {"backend": BACKEND, "pg_options": MeshSettings(keys=Keys.read(Path(path)), connections=options.connections)}
 
 
 def check_installed() -> None:

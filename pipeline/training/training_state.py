@@ -10,8 +10,8 @@ from thinwire.pipeline.saving.checkpoint import Checkpoints, StageState
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 from thinwire.pipeline.saving.state import collect as collect_stage
 from thinwire.pipeline.saving.state import restore, restore_model, restore_passes, stores_of
-from thinwire.pipeline.sync import StepAlone
-from thinwire.pipeline.trainer import Trainer
+from thinwire.pipeline.training.sync import StepAlone
+from thinwire.pipeline.training.trainer import Trainer
 
 
 def collect(trainer: Trainer, checkpoints: Checkpoints) -> dict[int, StageState]:

@@ -20,7 +20,6 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
-from thinwire.pipeline.optimization import Update, ends_of, make_optimizer
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
 from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
@@ -31,7 +30,8 @@ from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import Update, ends_of, make_optimizer
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from thinwire.compress.transfer import put
 from thinwire.pipeline.devices.device import put_all
-from thinwire.pipeline.optimization import WholeBatchLoss
-from thinwire.pipeline.stage import CompressedStage
+from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.training.optimization import WholeBatchLoss
 from thinwire.pipeline.wire.passes import Pass
 
 

@@ -1,0 +1,1 @@
+"""torch's PipelineStage with compressed boundaries."""
