@@ -21,7 +21,7 @@ from thinwire.errors.calls import first_line
 
 _KEY = Key(seed=1, boundary=0, channel="activations", phase="train", step=2, microbatch=3)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
-_SHAPES = ((), (1,), (7,), (64,), (3, 5), (2, 4, 8), (3, 5, 7), (2, 3, 4, 5), (0,), (3, 0))
+_SHAPES = ((), (1,), (7,), (64,), (3, 5), (2, 4, 8), (3, 5, 7), (2, 3, 4, 5), (64, 128), (0,), (3, 0))
 _SPECIAL: Mapping[str, Callable[[Tensor], Tensor]] = {
     "all 0": torch.zeros_like,
     "all 1": torch.ones_like,
@@ -30,6 +30,10 @@ _SPECIAL: Mapping[str, Callable[[Tensor], Tensor]] = {
     "with a NaN": lambda x: _with(x, torch.nan),
     "with an infinity": lambda x: _with(x, torch.inf),
 }
+_LEAST_REACHED = 0.01
+"""Of an error bound: less, for the worst element of all tensors, and the bound says nothing."""
+_NEAR = 8
+"""Bytes by which a codec may miss the size of its payload, and be told by how many."""
 _TRIAL = ((3, 5, 7), (2, 4, 8))
 """Shapes whose number of elements is odd, and a multiple of 8."""
 
@@ -51,7 +55,7 @@ def check(codec: Codec) -> None:
     found = _Findings()
     for sentence in _described(codec):
         found.add(sentence, sentence)
-    taken = set()
+    taken, reached = set(), list[float]()
     for words, x in _tensors():
         try:
             carried = _carry(codec, x)
@@ -59,12 +63,16 @@ def check(codec: Codec) -> None:
             for rule, broken in _RULES.items() if x.numel() else [(_NOTHING, _size)]:
                 if detail := broken(carried):
                     found.add(rule, f"{codec.name} {rule}: {detail} for {words}")
+            reached += _reached(carried)
         except ContractError as error:
             found.add(re.split(" for |, got", str(error))[0], str(error))
         except CodecError:
             continue
     if torch.float32 not in taken and not found.sentences:
         found.add("", f"{codec.name} must take a float32 tensor of some shape, and refused all")
+    if reached and max(reached) < _LEAST_REACHED:
+        share = f"the largest error is {max(reached):.2g} of it"
+        found.add("", f"{codec.name} must keep its error_bound near its errors: {share}")
     if found.sentences:
         raise ContractError(found.sentences)
 
@@ -216,6 +224,16 @@ def _error(carried: _Carried) -> str | None:
     return f"an error of {got:.3g} where error_bound says {most:.3g}"
 
 
+def _reached(carried: _Carried) -> list[float]:
+    """The largest error of float32 over its bound; none where the bound is broken, or 0."""
+    x = carried.x
+    if x.dtype != torch.float32 or _error(carried):
+        return []
+    bound = carried.codec.error_bound(x).double().broadcast_to(x.shape)
+    shares = ((carried.decoded.double() - x.double()).abs() / bound)[x.isfinite() & bound.isfinite() & (bound > 0)]
+    return [shares.max().item()] if shares.numel() else []
+
+
 def _damage(carried: _Carried) -> str | None:
     size, generator = len(carried.payload), torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
@@ -288,9 +306,27 @@ def _carry(codec: Codec, x: Tensor) -> _Carried:
 
 
 def _encoded(codec: Codec, x: Tensor) -> Tensor:
-    payload = torch.zeros(size_of(codec, x.shape, x.dtype), dtype=torch.uint8)
-    codec.encode(x, payload, _KEY)
+    size = size_of(codec, x.shape, x.dtype)
+    payload = torch.zeros(size, dtype=torch.uint8)
+    try:
+        codec.encode(x, payload, _KEY)
+    except ContractError:
+        if (written := _written(codec, x, size)) is None:
+            raise
+        wrong = f"got {size} for {_name(tuple(x.shape), x.dtype)}, where it writes {written}"
+        raise ContractError(f"{codec.name}'s nbytes must be the number of bytes that _encode writes, {wrong}") from None
     return payload
+
+
+def _written(codec: Codec, x: Tensor, size: int) -> int | None:
+    """The bytes that a codec fills, if they are a few more or less than `size`, which it failed to fill."""
+    for other in range(max(0, size - _NEAR), size + _NEAR + 1):
+        try:
+            call_method(codec, "_encode", x, torch.zeros(other, dtype=torch.uint8), _KEY, None)
+            return other
+        except CodecError:
+            continue
+    return None
 
 
 def _decoded(codec: Codec, payload: Tensor, like: Tensor) -> Tensor:

@@ -40,9 +40,10 @@ class Ternary(Codec):
         return SCALE_BYTES + -(-elements // len(WEIGHTS)) if elements else 0
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """The error of each decoded element, plus a rounding to the tensor's dtype."""
+        """The error of each decoded element; it and the element are rounded."""
         digits, scale = self._digits(x)
-        return (x.float().view(-1) - digits * scale).abs().view(x.shape) + scale * torch.finfo(x.dtype).eps
+        distance = (x.float().view(-1) - digits * scale).abs().view(x.shape)
+        return distance + (distance + scale) * torch.finfo(x.dtype).eps
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         digits, scale = self._digits(x)

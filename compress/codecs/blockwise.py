@@ -55,15 +55,15 @@ class Blockwise(MayVary, Codec):
 
     def error_bound_within(self, magnitudes: Tensor) -> Tensor:
         """The largest error of each element of any tensor of at most these `magnitudes`."""
-        if self._bound_grows or not magnitudes.numel():
-            return self.error_bound(magnitudes)
+        if self._most_growth or not magnitudes.numel():
+            return (self._most_growth or 1) * self.error_bound(magnitudes)
         magnitudes = magnitudes.detach().float()
         return magnitudes + _REACH * magnitudes.amax()
 
     @property
-    def _bound_grows(self) -> bool:
-        """Whether `error_bound` is never less for a tensor of larger magnitudes."""
-        return False
+    def _most_growth(self) -> int | None:
+        """The most by which `error_bound` of a tensor exceeds that of its magnitudes, or of larger ones, if known."""
+        return None
 
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no decoded element is NaN or infinity; most grids show it by the scales alone."""

@@ -137,9 +137,10 @@ class Quantize(Blockwise):
         return _GRIDS[self._points](self.bits, stochastic, self.clip)
 
     @property
-    def _bound_grows(self) -> bool:
-        plain = self.clip is None and self.outliers is None
-        return self.scale == "absmax" and self._points == "midrise" and plain
+    def _most_growth(self) -> int | None:
+        if self.scale != "absmax" or self.clip is not None or self.outliers is not None:
+            return None
+        return 1 if self._points == "midrise" else 2  # midtread cuts up to a step where it rounds by half of one
 
     @property
     def _coded(self) -> Coded:

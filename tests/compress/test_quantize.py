@@ -370,3 +370,14 @@ def test_integers_are_refused():
         'q(4, per="tensor", grid="midrise") compresses floating-point tensors of at least 16 bits, got torch.int64; '
         "send this tensor with none"
     )
+
+
+@pytest.mark.parametrize(
+    "expression", ["q(1)", "q(4)", "q(8)", "q(4, group=5)", "q(8, step=0.2)", 'q(3, per="tensor")']
+)
+def test_the_bound_within_magnitudes_holds_for_smaller_tensors_and_is_near(expression):
+    """A bound of four times the largest magnitude said nothing about codecs that send factors through q."""
+    codec, magnitudes = parse(expression), gaussian(6, 4, 10).abs()
+    within, smaller = codec.error_bound_within(magnitudes), gaussian(6, 4, 10, seed=1).clamp(-1, 1) * magnitudes
+    reached = [(codec.error_bound(x) / within).max() for x in (magnitudes, -magnitudes, smaller)]
+    assert 0.4 < max(reached) <= 1

@@ -1,5 +1,7 @@
 """`check` finds each rule that a codec breaks, and none that it keeps."""
 
+import re
+
 import pytest
 
 from support.own_code import add_module
@@ -47,7 +49,11 @@ BROKEN = {
     ),
     "a byte short": (
         "    def nbytes(self, shape, dtype): return max(0, 2 * prod(shape) - 1)",
-        "Own's _encode failed for float32 []: RuntimeError",
+        "Own's nbytes must be the number of bytes that _encode writes, got 1 for float32 [], where it writes 2",
+    ),
+    "a failing encoder": (
+        "    def _encode(self, x, out, key, shared): raise RuntimeError('no')",
+        "Own's _encode failed for float32 []: RuntimeError: no",
     ),
     "bytes of nothing": (
         """
@@ -96,6 +102,10 @@ BROKEN = {
     "a bound that is too small": (
         "    def error_bound(self, x): return torch.zeros(())",
         "Own must keep its error_bound: an error of ",
+    ),
+    "a bound that is far too large": (
+        "    def error_bound(self, x): return 1000 * super().error_bound(x)",
+        "Own must keep its error_bound near its errors: the largest error is 6",
     ),
     "a bound that is none": (
         "    def error_bound(self, x): return x.new_full(x.shape, torch.inf)",
@@ -200,13 +210,13 @@ def test_a_wrong_argument_in_an_expression_is_one_sentence(own, expression, said
         parse(expression)
 
 
-@pytest.mark.parametrize("broken", ["an int of bytes", "a byte short", "too few parameters"])
+@pytest.mark.parametrize("broken", ["an int of bytes", "a byte short", "a failing encoder", "too few parameters"])
 def test_an_expression_of_a_broken_codec_is_refused_before_it_is_used(own, broken):
     methods, said = BROKEN[broken]
     own(methods)
     with pytest.raises(CodecError) as caught:
         parse("ef(own_rules.Own)")
-    assert str(caught.value).startswith(f"own_rules.{said.partition(' for ')[0]}")
+    assert str(caught.value).startswith(f"own_rules.{re.split(' for |, got', said)[0]}")
     assert "\n" not in str(caught.value)
 
 
