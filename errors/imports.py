@@ -20,11 +20,14 @@ def is_path(name: str) -> bool:
     return bool(module and inner) and not Path(name).exists()
 
 
-def find(path: str, error: type[ThinwireError]) -> object:
-    """The object at `module:name`; raises `error` if there is none."""
+def find(path: str, error: type[ThinwireError], field: str) -> object:
+    """The object at `module:name`, which a field of the recipe names; raises `error` if there is none."""
     module, colon, name = path.partition(":")
-    error.require((bool(module and colon and name), f'your own object must be written as "module:name", got {path!r}'))
-    return find_in(module, name, path, error)
+    error.require((bool(module and colon and name), f'{field} must be written as "module:name", got {path!r}'))
+    try:
+        return find_in(module, name, path, error)
+    except error as raised:
+        raise error([f"{field}: {mistake}" for mistake in raised.mistakes]) from raised
 
 
 def find_in(module_name: str, name: str, written: str, error: type[ThinwireError]) -> object:

@@ -186,7 +186,8 @@ def own_task(task: Task, loss: str | None, metrics: Sequence[str]) -> Task:
             f"training.metrics must have names of their own, other than {', '.join(known)}, got {', '.join(names)}",
         )
     )
-    found = {path: find(path, ModelError) for path in (*metrics, *filter(None, [loss]))}
+    fields = {**dict.fromkeys(metrics, "training.metrics"), **({} if loss is None else {loss: "training.loss"})}
+    found = {path: find(path, ModelError, field) for path, field in fields.items()}
     require(
         *(
             (callable(each), f"{path} must be a function of output and targets, got {type(each).__name__}")

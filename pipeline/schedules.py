@@ -245,7 +245,7 @@ class Schedules(dict[str, ScheduleSpec]):
             raise OptionsError(
                 f"pipeline.schedule must be one of {', '.join(self)}, or module:name for your own, got {name}{hint}"
             )
-        found = find(name, OptionsError)
+        found = find(name, OptionsError, "pipeline.schedule")
         if not isinstance(found, ScheduleSpec):
             raise OptionsError(f"pipeline.schedule {name} must be a ScheduleSpec, got {type(found).__name__}")
         return found

@@ -62,12 +62,10 @@ def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:
 
 
 def _find(path: str) -> tuple[ModuleType, Callable[..., object]]:
-    module, colon, name = path.partition(":")
-    require((bool(module and colon and name), f'your own model must be written as "module:factory", got {path!r}'))
-    factory = find(path, ModelError)
+    factory = find(path, ModelError, "model.name")
     if not callable(factory):
         raise ModelError(f"{path} must be a function, got {type(factory).__name__}")
-    return sys.modules[module], factory
+    return sys.modules[path.partition(":")[0]], factory
 
 
 def _made(factory: Callable[[], object]) -> object:

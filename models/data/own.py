@@ -29,7 +29,7 @@ def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iter
     Raises:
         ModelError: there is no such function, it fails, it gives something else, or another result the second time.
     """
-    read = find(part.name, ModelError)
+    read = find(part.name, ModelError, "data")
     if not callable(read):
         raise ModelError(f"{part.name} must be a function that takes a split, got {type(read).__name__}")
     split = part.split or "test"  # what is named for evaluation, beside the data to train on

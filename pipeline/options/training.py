@@ -148,7 +148,7 @@ class OptimizerOptions:
         import torch
 
         name = "Muon" if self.name == "muon" else self.name
-        found = find(name, OptionsError) if is_path(name) else getattr(torch.optim, name, None)
+        found = find(name, OptionsError, "optimizer.name") if is_path(name) else getattr(torch.optim, name, None)
         if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or found is torch.optim.Optimizer:
             known = [name for name, each in vars(torch.optim).items() if isinstance(each, type)]
             raise OptionsError(

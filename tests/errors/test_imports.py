@@ -29,14 +29,15 @@ def folder(tmp_path, monkeypatch):
 def test_a_module_that_fails_is_named_with_the_line_and_not_as_one_that_was_not_found(folder, name, text, said):
     (folder / f"{name}.py").write_text(text)
     with pytest.raises(ThinwireError) as error:
-        find(f"{name}:spec", ThinwireError)
-    assert str(error.value) == f"module {name} of '{name}:spec' cannot be imported: {said}"
+        find(f"{name}:spec", ThinwireError, "model.name")
+    assert str(error.value) == f"model.name: module {name} of '{name}:spec' cannot be imported: {said}"
 
 
 def test_a_module_that_is_not_found_is_answered_with_the_folder(folder):
     with pytest.raises(ThinwireError) as error:
-        find("no_such_module.inner:spec", ThinwireError)
+        find("no_such_module.inner:spec", ThinwireError, "pipeline.schedule")
     assert str(error.value) == (
-        f"module no_such_module.inner of 'no_such_module.inner:spec' cannot be imported, from {folder} either: "
+        "pipeline.schedule: module no_such_module.inner of 'no_such_module.inner:spec' cannot be imported, "
+        f"from {folder} either: "
         "ModuleNotFoundError: No module named 'no_such_module'"
     )

@@ -121,7 +121,7 @@ def test_trackio_itself_keeps_the_points_at_their_steps(tmp_path, monkeypatch):
     [
         ("tensorbord", "logging must be wandb, trackio or module:function, got 'tensorbord'"),
         ("own_log:PLACE", "logging must be a function of a dict of numbers, got int at own_log:PLACE"),
-        ("own_log:nothing", "module own_log has no 'nothing'"),
+        ("own_log:nothing", "logging: module own_log has no 'nothing'"),
     ],
 )
 def test_what_gets_no_lines_is_refused(monkeypatch, name, said):

@@ -112,14 +112,14 @@ def test_a_function_written_with_a_dot_is_answered_with_a_colon():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own_sources:text", "module own_sources has no 'text' (did you mean texts"),
+        ("own_sources:text", "data: module own_sources has no 'text' (did you mean texts"),
         ("own_sources:constant", "own_sources:constant must be a function that takes a split, got int"),
         ("own_sources:broken", "own_sources:broken failed for the split 'train': KeyError: 'train'"),
         (
             "own_sources:pictures",
             "own_sources:pictures must return a list of texts, got Labelled; set data.kind to pairs or images for that",
         ),
-        ("no_sources:texts", "module no_sources of 'no_sources:texts' cannot be imported, from "),
+        ("no_sources:texts", "data: module no_sources of 'no_sources:texts' cannot be imported, from "),
     ],
 )
 def test_a_function_that_gives_no_texts_is_one_sentence(name, said):

@@ -199,11 +199,15 @@ def test_initialize_beside_the_factory_fills_everything(here):
 @pytest.mark.parametrize(
     ("path", "config", "message"),
     [
-        ("my_models", {}, "\"module:factory\", got 'my_models'"),
-        (":mlp", {}, '"module:factory"'),
-        ("no_such_models:mlp", {}, "module no_such_models of 'no_such_models:mlp' cannot be imported, from .* either"),
+        ("my_models", {}, "\"module:name\", got 'my_models'"),
+        (":mlp", {}, '"module:name"'),
+        (
+            "no_such_models:mlp",
+            {},
+            "model.name: module no_such_models of .* cannot be imported, from .* either",
+        ),
         ("broken_models:mlp", {}, "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-        ("my_models:mlpp", {}, r"module my_models has no 'mlpp' \(did you mean mlp\?\)"),
+        ("my_models:mlpp", {}, r"model.name: module my_models has no 'mlpp' \(did you mean mlp\?\)"),
         ("my_models:not_a_function", {}, "my_models:not_a_function must be a function, got int"),
         ("my_models:mlp", {"with": 4}, r"does not take the config \{'with': 4\}: got an unexpected keyword"),
         ("my_models:leaving", {}, "failed with the config {}: SystemExit: 0"),

@@ -239,7 +239,7 @@ def test_a_loss_and_metrics_of_ones_own(monkeypatch):
     [
         ("own_loss:PERPLEXITY", [], "own_loss:PERPLEXITY must be a function of output and targets, got int"),
         (None, ["own_loss:right", "own_loss:right"], "must have names of their own"),
-        ("own_loss:nothing", [], "module own_loss has no 'nothing'"),
+        ("own_loss:nothing", [], "training.loss: module own_loss has no 'nothing'"),
     ],
 )
 def test_what_is_no_loss_of_ones_own(monkeypatch, loss, metrics, said):

@@ -30,7 +30,7 @@ def check_hooks(names: Sequence[str]) -> None:
                 mistakes.append(f"logging to {name} needs its package: pip install {name}")
         elif not is_path(name):
             mistakes.append(f"logging must be {', '.join(SERVICES)} or module:function, got {name!r}")
-        elif not callable(found := find(name, OptionsError)):
+        elif not callable(found := find(name, OptionsError, "logging")):
             mistakes.append(f"logging must be a function of a dict of numbers, got {type(found).__name__} at {name}")
     if mistakes:
         raise OptionsError(mistakes)
@@ -52,7 +52,7 @@ class Hooks:
             if name in SERVICES:
                 self._hooks[name] = self._service(name, recipe, run)
             else:
-                found: Any = find(name, OptionsError)
+                found: Any = find(name, OptionsError, "logging")
                 self._hooks[name] = found
 
     def _service(self, name: str, recipe: Recipe, run: str) -> Hook:
