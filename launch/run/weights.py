@@ -5,6 +5,7 @@ The one in weights/ has the form of any other (`pipeline/saving/checkpoint.py`).
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.stores.durable import remove_parts
 from thinwire.compress.stores.marks import remove, run_of, stray
-from thinwire.errors.files import as_written, read_object
+from thinwire.errors.files import MARK, as_written, read_object
 from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
@@ -41,10 +42,21 @@ if TYPE_CHECKING:
 
 def newest(run: Path) -> Manifest | None:
     """The manifest of the weights in a run's weights/; None without one. OptionsError if a link leads out of it."""
+    _finish(run / "weights")
     found = manifests(run / "weights")
     if found and (said := stray(run / "weights", run_of(run))) is not None:
         raise OptionsError(f"{run} must hold the weights of a run, but {said}; remove it")
     return found[-1] if found else None
+
+
+def _finish(folder: Path) -> None:
+    """Give whole weights their name, where a run was killed after it had taken that of others of the same step."""
+    for path in folder.glob(f"{NEW}*"):
+        named = path.with_name(path.name.replace(NEW, "step-"))
+        with suppress(OSError), (folder / MARK).open("rb") as file:  # OSError: a folder of another user
+            fcntl.flock(file, fcntl.LOCK_EX)  # a run that saves them at this moment names them itself
+            if run_of(path) is not None and (path / MANIFEST).exists() and not named.exists():
+                path.rename(named)
 
 
 def remove_leftovers(run: Path) -> None:
@@ -156,6 +168,8 @@ def find_checkpoint(place: Path) -> SavedCheckpoint | None:
         OptionsError: the checkpoints that are there are damaged or lack parts, or their run is not around them.
     """
     folders, step = _folders_of(place)
+    for folder in folders:
+        _finish(folder)
     found = [(manifest, folder) for folder in folders for manifest in manifests(folder)]
     found = [(manifest, folder) for manifest, folder in found if step in (None, manifest.step)]
     found.sort(key=lambda one: one[0].step)

@@ -102,6 +102,20 @@ def test_a_run_killed_between_two_names_leaves_whole_weights_until_the_next_save
     assert names(tmp_path) == ["step-00000003", MARK] and steps(tmp_path) == [3, 3]
 
 
+@pytest.mark.parametrize("find", [newest, lambda run: find_checkpoint(run / "weights")])
+def test_whole_weights_are_found_where_a_run_was_killed_before_it_gave_them_their_name(tmp_path, find):
+    """They were there, and export said that the run had saved none."""
+    (tmp_path / "recipe.yaml").touch()
+    save(tmp_path, 2)
+    folder = tmp_path / "weights"
+    (folder / "step-00000002").rename(folder / "passed-over-00000002")
+    saving, files = begun(tmp_path, 2)
+    assert find(tmp_path) is None
+    saving[0].complete(files)
+    (folder / "step-00000002").rename(folder / "new-00000002")
+    assert find(tmp_path) is not None and steps(tmp_path) == [2, 2]
+
+
 def test_stages_of_a_killed_run_are_not_in_weights_with_fewer(tmp_path):
     begun(tmp_path, 2)
     saving, files = begun(tmp_path, 2, (0,))
