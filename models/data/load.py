@@ -41,18 +41,25 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     data = _load_mixture(options, seed) if options.mixture else _LOADERS[options.chosen_kind](options, seed)
     if not options.mixture:
         _require_one_tokenizer(options, {options.name: data})
-    if data.held_out is None or data.held_out.digest != data.training.digest:
-        return data
-    seen = (
-        "the samples for evaluation are those to train on; name others by data.evaluation to see what a model learned"
-    )
-    return replace(data, notes=(*data.notes, seen))
+    notes = list(data.notes)
+    if options.evaluation and options.held_out not in (0, DataOptions.held_out):
+        notes.append(f"data.held_out, {options.held_out}, does nothing, because data.evaluation names what is held out")
+    if data.held_out is not None and data.held_out.digest == data.training.digest:
+        notes.append(
+            "the samples for evaluation are those to train on; name others by data.evaluation to see what a model "
+            "learned"
+        )
+    return replace(data, notes=tuple(notes))
 
 
 def _load_mixture(options: DataOptions, seed: int) -> Data:
     kind = options.chosen_kind
     names = [options.name, *options.mixture]
-    parts = attempt(*(partial(_load_entry, replace(options, name=name, kind=kind, mixture={}), seed) for name in names))
+    first = replace(options, kind=kind, mixture={})
+    once = options.evaluation is not None and not is_split(options.evaluation)  # of no source, so the first reads it
+    later = replace(first, evaluation=None, evaluation_limit=None, held_out=0) if once else first
+    each = [first, *(replace(later, name=name) for name in options.mixture)]
+    parts = attempt(*(partial(_load_entry, entry, seed) for entry in each))
     shares = [1 - sum(options.mixture.values()), *options.mixture.values()]
     sources = dict(zip(names, parts, strict=True))
     _require_one_tokenizer(options, sources)

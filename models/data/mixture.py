@@ -82,8 +82,7 @@ def mix(parts: Mapping[str, Data], shares: Sequence[float]) -> Data:
     times = ", ".join(
         f"{name} {count / len(samples):.3g} times" for name, count, samples in zip(parts, counts, training, strict=True)
     )
-    # one file for evaluation is the same samples in each
-    held_out = list({data.held_out.digest: data.held_out for data in parts.values() if data.held_out}.values())
+    held_out = [data.held_out for data in parts.values() if data.held_out]
     return replace(
         first,
         training=MixedSamples(training, sources[order], rows[order]),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support.data_files import CHAT, write_json, write_tokenizer
+from thinwire.models.data import load as load_module
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -45,6 +46,29 @@ def test_what_is_held_out_comes_once_and_is_not_trained_on(tmp_path):
     assert len(data.held_out) == 3 and not held_out & trained
     data = load(DataOptions(name=files["a"], mixture={files["b"]: 0.5}, block_size=2, evaluation=files["b"]))
     assert len(data.held_out) == 4
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_one_file_for_evaluation_is_read_once(tmp_path, monkeypatch):
+    """It was read and made tokens again for each source."""
+    files, opened, read = tables(tmp_path, a=9, b=4, c=2, d=1), [], load_module.read
+    monkeypatch.setattr(
+        load_module, "read", lambda kind, part, columns: opened.append(part) or read(kind, part, columns)
+    )
+    mixture = {files["b"]: 0.2, files["c"]: 0.2}
+    data = load(DataOptions(name=files["a"], mixture=mixture, block_size=2, evaluation=files["d"], evaluation_limit=3))
+    assert sorted(part.name for part in opened) == sorted(files.values())
+    assert len(data.held_out) == 1 and data.held_out.inputs(torch.tensor([0])).tolist() == [[300, 301]]
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_share_to_hold_out_beside_evaluation_is_said_to_do_nothing(tmp_path):
+    files = tables(tmp_path, a=9, b=4)
+    given = {"name": files["a"], "block_size": 2, "evaluation": files["b"]}
+    for share, said in ((0.1, False), (0, False), (0.3, True)):
+        notes = load(DataOptions(**given, held_out=share)).notes
+        assert ("data.held_out, 0.3, does nothing, because data.evaluation names what is held out" in notes) == said
+    assert "held_out" not in str(load(DataOptions(name=files["a"], block_size=2, held_out=0.4)).notes)
 
 
 @pytest.mark.usefixtures("hub_cache")
