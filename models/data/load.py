@@ -6,6 +6,7 @@ targets. The three kinds of samples are in `texts`, `pairs` and `images`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,9 @@ from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import IGNORE, Classification, LanguageModeling
+
+_PARTS, _PART_BYTES = 16, 2**16
+"""What of each file of a stream its digest depends on."""
 
 
 def load(options: DataOptions, *, seed: int = 0) -> Data:
@@ -156,7 +160,7 @@ def _load_stream(options: DataOptions, seed: int) -> Data:
         *(partial(read, "text", part, columns) for part in evaluation),
     )
     tokens = partial(_tokens, tokenizer)
-    told = repr((training, options.columns, options.tokenizer, buffer, limit, seed, _sizes(Path(options.name))))
+    told = repr((training, options.columns, options.tokenizer, buffer, limit, seed, _files(Path(options.name))))
     return Data(
         TextStream(rows, tokens, (limit - 1) // size, size, told),
         TextBlocks(tokens(rest[0])[: options.limits[1]], size) if rest else None,
@@ -166,10 +170,20 @@ def _load_stream(options: DataOptions, seed: int) -> Data:
     )
 
 
-def _sizes(place: Path) -> list[tuple[str, int]]:
-    """The files of a path and their sizes; none of a name on the hub."""
+def _files(place: Path) -> list[tuple[str, int, str]]:
+    """The files of a path, their sizes and digests of parts; none of a name on the hub."""
     files = [path for path in sorted([place, *place.rglob("*")]) if path.is_file()]
-    return [(str(path.relative_to(place)), path.stat().st_size) for path in files]
+    return [(str(path.relative_to(place)), path.stat().st_size, _digest_of_parts(path)) for path in files]
+
+
+def _digest_of_parts(path: Path) -> str:
+    """The SHA-256 of parts that are spread over a file, from its first byte to its last: of 1 MiB, all of it."""
+    size, hashed = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for start in range(0, size, max(_PART_BYTES, -((_PART_BYTES - size) // (_PARTS - 1)))):
+            file.seek(start)
+            hashed.update(file.read(_PART_BYTES))
+    return hashed.hexdigest()
 
 
 def _tokens(tokenizer: Bytes | Pretrained, texts: Sequence[str] | Tensor) -> Tensor:

@@ -179,7 +179,8 @@ def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
 
 def _opened(part: Part, builder: Any) -> Splits:
     """The splits that `datasets` makes, from its cache if it has them."""
-    if is_csv := hasattr(builder.config, "keep_default_na"):  # "None" and "NA" are texts
+    is_csv = hasattr(builder.config, "keep_default_na")
+    if is_csv and (part.streamed or not Path(builder.cache_dir).is_dir()):  # "None" and "NA" are texts
         builder.config.keep_default_na, builder.config.na_values = False, [""]
         builder.config.converters = _converters(builder, _TYPED)
     if part.streamed:
@@ -247,9 +248,9 @@ def _version(path: Path) -> str:
 
 def open_on_hub(part: Part, columns: Columns) -> Splits:
     """Open a data set on the hub."""
-    from datasets import load_dataset
+    from datasets import load_dataset_builder
 
-    return dict(load_dataset(part.name, part.subset, streaming=part.streamed))
+    return _opened(part, load_dataset_builder(part.name, part.subset))
 
 
 def read_texts(table: Dataset, part: Part, columns: Columns) -> list[str] | Tensor:

@@ -160,6 +160,16 @@ def test_letters_of_csv_may_come_after_ten_thousand_rows_of_digits(tmp_path):
 
 
 @pytest.mark.slow
+def test_csv_on_the_hub_is_read_by_the_same_rules(tmp_path, hub_cache, monkeypatch):
+    """Digits in front of letters could not be read there, and "None" was no text."""
+    (tmp_path / "rows.csv").write_text("text,code\n" + "007,02\n" * 10_000 + "abc,de\nNone,\n")
+    build = hub_cache.load_dataset_builder
+    monkeypatch.setattr(hub_cache, "load_dataset_builder", lambda *_: build(str(tmp_path)))
+    for _ in range(2):  # the second time from the cache
+        assert read("text", Part("nobody/rows")) == ["007"] * 10_000 + ["abc", "None"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
     """pandas reads 10,000 rows at a time, and made 7 of the "007" in a part that had no letters."""

@@ -78,16 +78,17 @@ def test_the_layout_of_the_hub(tmp_path):
         read("text", Part(str(tmp_path)))
 
 
-def test_a_hub_name_goes_to_the_hub(hub_cache, monkeypatch):
-    asked = []
+def test_a_hub_name_goes_to_the_hub(tmp_path, hub_cache, monkeypatch):
+    asked, build = [], hub_cache.load_dataset_builder
 
-    def load_dataset(*arguments, **options):
-        asked.append((arguments, options))
-        return {"validation": hub_cache.Dataset.from_list(ROWS)}
+    def load_dataset_builder(*arguments):
+        asked.append(arguments)
+        return build(str(tmp_path))
 
-    monkeypatch.setattr(hub_cache, "load_dataset", load_dataset)
+    write_json(tmp_path / "validation.jsonl", ROWS)
+    monkeypatch.setattr(hub_cache, "load_dataset_builder", load_dataset_builder)
     assert read("text", Part("nyu-mll/glue", "validation", "cola")) == TEXTS
-    assert asked == [(("nyu-mll/glue", "cola"), {"streaming": False})]
+    assert asked == [("nyu-mll/glue", "cola")]
 
 
 def test_what_cannot_be_a_name_on_the_hub_is_a_wrong_path(tmp_path):

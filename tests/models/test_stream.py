@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from support.data_files import write_json, write_rows
+from thinwire.models.data import load as load_module
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -53,6 +54,30 @@ def test_rows_that_a_file_has_more_behind_the_first_block_make_another_stream(tm
     after = load(options)
     assert blocks(before, 0) == blocks(after, 0)
     assert before.training.digest != after.training.digest
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_rows_that_are_others_of_the_same_size_make_another_stream(tmp_path, index):
+    """Its files were known by their sizes alone."""
+    options = DataOptions(name=folder(tmp_path), stream=1, limit=25, **STREAM)
+    before, path = load(options), tmp_path / "files" / f"{index}.jsonl"
+    path.write_text(path.read_text().replace(f"{index * 4 + 3:02}", "99"))
+    after = load(options)
+    assert blocks(before, 0) == blocks(after, 0)
+    assert before.training.digest != after.training.digest
+
+
+def test_a_large_file_is_known_by_parts_from_its_start_to_its_end(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    told = set()
+    for place in (None, 0, 2**20 + 2**16, 2**22 - 1):
+        with path.open("wb") as file:
+            file.truncate(2**22)
+            if place is not None:
+                file.seek(place)
+                file.write(b"x")
+        told.add(load_module._digest_of_parts(path))
+    assert len(told) == 4
 
 
 @pytest.mark.slow
