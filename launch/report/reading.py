@@ -18,6 +18,7 @@ import yaml
 
 from thinwire.errors import attempt
 from thinwire.errors.files import as_written, read_lines, read_text
+from thinwire.launch.run.tables import read_summary
 from thinwire.launch.run.yaml_text import load_yaml
 from thinwire.launch.shared.strict_json import with_nan
 from thinwire.launch.shared.tables import Table, is_document, read_document
@@ -25,11 +26,6 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 Points = list[tuple[float, float]]
-SUMMED_UP = (
-    *("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent", "running"),
-    *("planned_steps", "metered_from", "timed", "replicas", "choices", "weights_digest"),
-)
-"""What the summary of a run has at least."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ def _read_run(folder: Path) -> RunFiles:
     found = RunFiles(
         folder,
         *attempt(
-            lambda: part("summary.json", _summary),
+            lambda: read_summary(folder),
             lambda: part("recipe.yaml", _recipe),
             lambda: part("metrics.jsonl", partial(_json_lines, torn)),
             lambda: part("evaluations.jsonl", partial(_json_lines, torn), []),
@@ -224,13 +220,6 @@ def _read_document(path: Path) -> Document:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise OptionsError(f"{path} holds no tables: {error}") from error
-
-
-def _summary(path: Path) -> Mapping[str, Any]:
-    found = json.loads(read_text(path))
-    if lacking := [name for name in SUMMED_UP if not isinstance(found, Mapping) or name not in found]:
-        raise OptionsError(f"{path} is not the summary of a run: it has no {', '.join(lacking)}")
-    return dict(found)
 
 
 def _recipe(path: Path) -> str:

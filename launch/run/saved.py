@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from thinwire.compress.stores.marks import run_of, stray
-from thinwire.errors.files import read_object
 from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.run.tables import read_summary as read_summary  # for commands of users
 from thinwire.launch.run.weights import find_checkpoint
 from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions
@@ -142,23 +142,6 @@ def chosen_codecs(compression: CompressionOptions, choices: Sequence[Mapping[str
             )
     chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in choices}
     return compression.chosen(chosen) if chosen else compression.before_choice()
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run. OptionsError if it is missing or damaged."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise OptionsError(f"RUN must be the folder of a run that has saved weights, but {path} is missing")
-    try:
-        summary = read_object(path)
-        summary["weights_digest"], int(summary["steps"])
-        for row in summary["channels"]:
-            row["boundary"], row["channel"], row["codec"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise OptionsError(
-            f"{path} must be the summary of a run, but it is damaged ({error!r}); copy it again, or train again"
-        ) from error
-    return summary
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:

@@ -1,14 +1,32 @@
-"""The tables of a run, from its summary: for its closing lines and for the page of a report."""
+"""The summary of a run as its file has it, and its tables: for its closing lines and for the page of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from thinwire.errors.files import as_written, read_object
 from thinwire.launch.shared.tables import Table, Value, duration_text
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import SECTIONS
 
 Summary = Mapping[str, Any]
+SUMMED_UP = (
+    *("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent", "running"),
+    *("planned_steps", "metered_from", "timed", "replicas", "choices", "weights_digest"),
+)
+"""What the summary of a run has at least."""
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run. OptionsError if it is missing or damaged."""
+    path = folder / "summary.json"
+    with as_written(path, OptionsError):
+        found = read_object(path)
+    if lacking := [name for name in SUMMED_UP if name not in found]:
+        raise OptionsError(f"{path} is not the summary of a run: it has no {', '.join(lacking)}")
+    return found
 
 
 def scores(summary: Summary) -> Table | None:

@@ -323,12 +323,24 @@ def test_what_is_no_run_that_ended(copied, tmp_path, capsys):
     assert not (tmp_path / "export").exists()
 
 
-@pytest.mark.parametrize("text", ["", '{"name": "x", "weights_', "[]", "{}"])
-def test_a_damaged_summary_is_one_sentence(tmp_path, text):
-    (tmp_path / "summary.json").write_text(text)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: No such file or directory; "),
+        ("", "cannot be read: "),
+        ('{"name": "x", "weights_', "cannot be read: "),
+        ("[" * 99_999, "cannot be read: it is nested too deep; "),
+        ("[]", "cannot be read: it holds no JSON object but list; "),
+        ("{}", "is not the summary of a run: it has no name, steps, "),
+    ],
+)
+def test_a_damaged_summary_is_one_sentence(tmp_path, text, said):
+    path = tmp_path / "summary.json"
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(OptionsError) as caught:
         read_summary(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'summary.json'} must be the summary of a run, but it is damaged")
+    assert str(caught.value).startswith(f"{path} {said}") and "\n" not in str(caught.value)
 
 
 def test_a_summary_that_is_missing_or_damaged_keeps_no_model_from_its_export(copied, tmp_path):

@@ -276,7 +276,7 @@ def test_a_summary_that_lacks_what_is_shown_is_no_run(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("summary.json", "[]", "summary.json is not the summary of a run: it has no name, steps, "),
+        ("summary.json", "[]", "summary.json cannot be read: it holds no JSON object but list; copy it again"),
         ("summary.json", "{", "summary.json cannot be read: "),
         ("recipe.yaml", "[1]", "recipe.yaml must hold the fields of a recipe"),
         ("recipe.yaml", "a: [", "recipe.yaml is not valid YAML: "),
