@@ -237,7 +237,8 @@ def origin_of(wanted: Recipe, data: Data) -> dict[str, Any]:
     """The origin of a cell with this recipe, whose own modules are imported, and these data."""
     kept = fields_of(wanted)
     held_out = data.held_out.digest if data.held_out is not None else None
-    folders = [Path(place) for place in dict.fromkeys((wanted.model.name, with_run_weights(wanted.model).weights))]
+    start = with_run_weights(wanted.model)
+    folders = [Path(place) for place in dict.fromkeys((start.name, start.weights, start.lora.weights))]
     of_model = [path for folder in folders for pattern in _OF_A_MODEL for path in sorted(folder.glob(pattern))]
     named = {name for value in kept.values() for name in _OWN.findall(str(value))}
     own = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(named)]

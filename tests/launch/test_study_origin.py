@@ -18,14 +18,26 @@ def origin(*options):
     return origin_of(recipe.parse(["gpt2-tiny", *options]), DATA)
 
 
-def test_other_weights_in_the_same_folder_are_another_origin(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"one")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("model.safetensors", ["--model.weights"]),
+        (
+            "adapter_model.safetensors",
+            ["--model.weights", "pretrained", "--model.lora.rank", "4", "--model.lora.weights"],
+        ),
+    ],
+    ids=["model", "adapter"],
+)
+def test_other_weights_in_the_same_folder_are_another_origin(tmp_path, name, options):
+    """A study kept the cells that another adapter had made."""
+    (tmp_path / name).write_bytes(b"one")
     (tmp_path / "README.md").write_text("one")
-    first = origin("--model.weights", str(tmp_path))
+    first = origin(*options, str(tmp_path))
     (tmp_path / "README.md").write_text("two")
-    assert origin("--model.weights", str(tmp_path)) == first
-    (tmp_path / "model.safetensors").write_bytes(b"two")
-    second = origin("--model.weights", str(tmp_path))
+    assert origin(*options, str(tmp_path)) == first
+    (tmp_path / name).write_bytes(b"two")
+    second = origin(*options, str(tmp_path))
     assert {name for name in first if first[name] != second[name]} == {"model's files"}
 
 
