@@ -61,6 +61,7 @@ _PLAIN: Mapping[str, Sequence[Any]] = {
 False and null are as the first. Other ways to begin, as pissa, take out of the model what they put into the matrices.
 """
 
+_MATRICES = (".lora_A.default.weight", ".lora_B.default.weight")
 _OF_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Models in which PEFT refuses an `out_proj`: kernels read its weight past the matrices beside it."""
 
@@ -88,7 +89,7 @@ class AdaptedWeights:
         frozen, own = self._divide(names)
         more = [] if self.adapter is None else self.adapter.unread(own)
         source = "" if self.adapter is None else self.adapter.source
-        others = [name for name in more if not is_adapter(name)]
+        others = [name for name in more if not name.endswith(_MATRICES)]
         require(
             (
                 not others,

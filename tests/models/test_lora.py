@@ -285,10 +285,11 @@ def test_it_starts_from_an_adapter_of_peft(folder, tmp_path):
     for said, lora in refusals.items():
         with pytest.raises(ModelError, match=re.escape(said)):
             check_weights(adapted(folder, "bert", weights=str(tmp_path / "adapter"), **lora))
-    more = load_file(tmp_path / "adapter" / WEIGHTS_FILE) | {"base_model.model.bert.embeddings.weight": torch.ones(1)}
-    save_file(more, tmp_path / "adapter" / WEIGHTS_FILE)
-    with pytest.raises(ModelError, match=r"must hold no weights but its matrices, and .* has bert.embeddings.weight;"):
-        check_weights(adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter")))
+    plain = load_file(tmp_path / "adapter" / WEIGHTS_FILE)
+    for other in ("bert.embeddings.weight", "bert.pooler.lora_B.bias", "bert.embeddings.lora_embedding_A"):
+        save_file(plain | {f"base_model.model.{other}": torch.ones(1)}, tmp_path / "adapter" / WEIGHTS_FILE)
+        with pytest.raises(ModelError, match=rf"must hold no weights but its matrices, and .* has {other};"):
+            check_weights(adapted(folder, "bert", targets=["query"], weights=str(tmp_path / "adapter")))
     config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text()) | {"init_lora_weights": "pissa"}
     (tmp_path / "adapter" / CONFIG_FILE).write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"must be a plain LoRA, and .*config.json has init_lora_weights pissa"):
