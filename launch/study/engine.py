@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 from thinwire.compress.stores.durable import write_durably
@@ -31,6 +32,8 @@ GRACE = 10.0
 SILENCE = 30.0
 """Seconds after which a study prints how far it is."""
 _POLL = 0.5
+_ROOM = 1 << 14
+"""Bytes that the last words of a cell may take."""
 
 
 @dataclass
@@ -95,8 +98,9 @@ class Job:
             self.status = "finished"
             remove_checkpoints(folder / "checkpoints")
         else:
-            said = "" if code < 0 else last_line(folder / "log.txt")  # who was killed said nothing of it
-            self.status, self.trouble = "failed", said or ended(code)
+            # who was killed said nothing of it, and on a full disk nobody can
+            said = [] if code < 0 else [last_line(folder / "log.txt"), _full(folder)]
+            self.status, self.trouble = "failed", "; ".join(filter(None, said)) or ended(code)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its processes."""
@@ -175,6 +179,17 @@ def progress(jobs: Sequence[Job], at_once: int, now: float) -> str:
         said += f", about {duration_text(max(sum(left) / min(at_once, len(left)), *left))} left"
     running = [job for job in coming if job.status == "runs"]
     return "; ".join([said, *(f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)])
+
+
+def _full(folder: Path) -> str:
+    """Why a log cannot grow in a folder; empty where it can."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM))
+            file.flush()
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror}"
+    return ""
 
 
 def _stop(running: Sequence[Job]) -> None:

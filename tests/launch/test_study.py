@@ -12,6 +12,7 @@ import pytest
 from pandas import DataFrame
 
 from support.commands import THINWIRE, completed, started
+from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
@@ -386,6 +387,23 @@ def test_a_cell_that_was_killed_says_so(tmp_path):
     one.process = SimpleNamespace(poll=lambda: -signal.SIGKILL)
     one.look()
     assert (one.status, one.trouble) == ("failed", ended(-signal.SIGKILL))
+
+
+@pytest.mark.parametrize("logged", ["", "step 3: loss 2.5\n"])
+def test_a_cell_that_had_no_room_for_its_last_words_says_so(tmp_path, logged):
+    """It exited with status 1, and its log was empty."""
+    with mounted(tmp_path / "disk", "size=32k") as disk:
+        one = job(cells_of(parse_study(STUDY, "s", "s"), Scale(), disk)[0], "runs")
+        one.process = SimpleNamespace(poll=lambda: 1)
+        folder = one.checked.cell.folder
+        folder.mkdir(parents=True)
+        (folder / "log.txt").write_text(logged)
+        one.look()
+        assert one.trouble == (logged.strip() or ended(1))
+        (folder / "weights").write_bytes(bytes(20 << 10))
+        one.look()
+        assert one.trouble.endswith(f"{folder} cannot be written: No space left on device")
+        assert one.trouble.startswith(logged.strip())
 
 
 def test_a_study_prints_every_half_minute_how_far_it_is(capsys, monkeypatch):
