@@ -14,7 +14,7 @@ from thinwire.errors.words import listed
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles, training_bytes
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
-from thinwire.launch.run.tables import metered_steps, since
+from thinwire.launch.run.tables import metered_steps, since, unpredicted
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
@@ -252,6 +252,8 @@ def _predicted(
         "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute. Runs "
         "that differ in compression alone have the compute of the one where it took least, and codec times to match."
     )
+    if left_out := next(filter(None, (unpredicted(run.summary) for run in runs)), None):
+        note += f" {left_out.capitalize()}."
     return Table("Over other links", columns, rows, note)
 
 

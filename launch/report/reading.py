@@ -26,6 +26,8 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 Points = list[tuple[float, float]]
+OF_WEIGHTS = ("replicas", "shared")
+"""Where a summary has the gradients of weights that were sent: between replicas, and stages that hold the same."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class RunFiles:
 
     @property
     def sent(self) -> list[Mapping[str, Any]]:
-        """What training sent, a row for each channel of each boundary, and between the replicas of each stage."""
-        return [*self.summary["channels"], *self.summary["replicas"]]
+        """What training sent: a row for each channel of each boundary, and of the gradients of weights."""
+        return [row for name in ("channels", *OF_WEIGHTS) for row in self.summary.get(name, [])]
 
     @property
     def ratio(self) -> float:
@@ -77,14 +79,15 @@ class RunFiles:
 
     @property
     def codecs(self) -> str:
-        """The codecs of activations and gradients, and between replicas; a comma joins several codecs of a channel."""
+        """The codecs of activations and gradients, and of those of weights; a comma joins several of a channel."""
         found = [", ".join(dict.fromkeys(row["codec"] for row in self._rows(channel))) for channel in CHANNELS]
-        between = {row["codec"] for row in self.summary["replicas"]} - {"none"}
-        return ", replicas ".join(["/".join(dict.fromkeys(found)) or "none", *between])
+        of_weights = {f"{name} {row['codec']}": row for name in OF_WEIGHTS for row in self.summary.get(name, [])}
+        coded = [said for said, row in of_weights.items() if row["codec"] != "none"]
+        return ", ".join(["/".join(dict.fromkeys(found)) or "none", *coded])
 
     @property
     def is_uncompressed(self) -> bool:
-        """Whether no frame was compressed, neither at a boundary nor between replicas."""
+        """Whether no frame was compressed, neither at a boundary nor of gradients of weights."""
         return all(row["codec"] == "none" for row in self.sent)
 
     @property

@@ -133,7 +133,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     channels, codecs = _named_once(tables.channels(summary), Console().width)
     show([channels], notes=False)
     say(*codecs)
-    between = [tables.replicas(summary), tables.exchange(summary)] if summary["replicas"] else []
+    between = [tables.shared(summary), tables.replicas(summary), tables.exchange(summary)]
     show([table for table in between if table], notes=False)
     say(_samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
     show([tables.stages(summary)], notes=False)

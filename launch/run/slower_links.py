@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.tables import metered_steps
+from thinwire.launch.run.tables import metered_steps, unpredicted
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host
@@ -61,7 +61,7 @@ def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
     """Print the predicted speeds over slower links at the end of a run of several processes."""
     if dist.get_world_size() > 1 and (table := speeds(recipe, summary)):
         show([table])
-        say(PREDICTED, crowding(recipe), how_to_measure(recipe))
+        say(PREDICTED, unpredicted(summary), crowding(recipe), how_to_measure(recipe))
 
 
 def crowding(recipe: Recipe) -> str:

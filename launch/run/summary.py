@@ -15,7 +15,7 @@ from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
-from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, ChannelName
+from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, SHARED, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
@@ -109,7 +109,8 @@ def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]], used: Compres
     exchanges = reported([stage["exchange"] for stage in stages]) if several else []
     return {
         "channels": channel_rows(sent, recipe.num_boundaries, codec_of),
-        "replicas": replica_rows(sent, len(stages), str(recipe.replicas.method)) if several else [],
+        "replicas": weights_rows(sent, len(stages), EXCHANGE, str(recipe.replicas.method)) if several else [],
+        "shared": weights_rows(sent, len(stages), SHARED, recipe.compression.shared),
         "stages": [row | {"exchange": its} for row, its in zip(rows, exchanges, strict=True)] if several else rows,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(traffic) for phase, traffic in by_phase.items()},
@@ -138,8 +139,10 @@ def channel_rows(
     return rows
 
 
-def replica_rows(sent: Mapping[Route, Traffic], num_stages: int, codec: str) -> list[dict[str, Any]]:
-    """The gradients of weights that the replicas sent each other: one row for each stage and channel.
+def weights_rows(
+    sent: Mapping[Route, Traffic], num_stages: int, channels: Sequence[ChannelName], codec: str
+) -> list[dict[str, Any]]:
+    """The gradients of weights that replicas, or stages that hold the same, sent: a row for each stage and channel.
 
     There is none for sums if every replica adds up for itself, and one for running statistics if there are any.
     """
@@ -152,7 +155,7 @@ def replica_rows(sent: Mapping[Route, Traffic], num_stages: int, codec: str) -> 
             "bits_per_element": traffic.bits_per_element,
         }
         for stage in range(num_stages)
-        for channel in EXCHANGE
+        for channel in channels
         for traffic in [sent.get((stage, channel, "train"), Traffic())]
         if traffic.frames or channel == "parts"
     ]

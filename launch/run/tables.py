@@ -110,6 +110,22 @@ def replicas(summary: Summary) -> Table | None:
     return Table(title, ["stage", "way", "MB sent", "of", "ratio", "bits"], rows, "Bytes of all replicas.")
 
 
+def shared(summary: Summary) -> Table | None:
+    """The bytes that stages sent to add up gradients of weights that they all hold; None if there are none."""
+    if not (found := summary.get("shared")):  # older runs do not say it
+        return None
+    ways = {"shared parts": "to the owner of a part", "shared sums": "from the owner to all"}
+    rows = [[ways[row["channel"]], *_sizes(row)] for row in found]
+    title = f"gradients sent of weights that several stages hold{since(summary)}, {found[0]['codec']}"
+    return Table(title, ["way", "MB sent", "of", "ratio", "bits"], rows)
+
+
+def unpredicted(summary: Summary) -> str:
+    """A sentence if predicted speeds leave out what a run sent; else empty."""
+    held = "sums of gradients of weights that several stages hold are not in the predicted times"
+    return held if summary.get("shared") else ""
+
+
 def exchange(summary: Summary) -> Table | None:
     """The seconds of the exchange between replicas, and what the drain of the pipeline hid; None without replicas."""
     stages = [stage for stage in summary["stages"] if "exchange" in stage]

@@ -89,20 +89,27 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_replicas_sent_each_other_counts_too(tmp_path):
-    """A run whose replicas compress was the uncompressed baseline, and sent as much as one whose replicas do not."""
+@pytest.mark.parametrize("who", ["replicas", "shared"])
+def test_what_replicas_and_stages_with_the_same_weights_sent_counts_too(tmp_path, who):
+    """A run whose replicas compress was the uncompressed baseline, and sent as much as one whose replicas do not.
+
+    What stages sent of a tied head was left out.
+    """
     runs = []
     for name, codec, nbytes in (("coded", "ef(q(4))", 16_000), ("plain", "none", 128_000)):
         run = made(tmp_path, name)
         rows = [{"stage": stage, "codec": codec, "bytes": nbytes, "uncompressed": 128_000} for stage in range(2)]
-        runs.append(replace(run, summary=run.summary | {"replicas": rows}))
+        runs.append(replace(run, summary=run.summary | {who: rows}))
     coded, plain = runs
     assert find_baseline(runs, None) is plain
     found = columns(compare(runs, plain, {}).tables[0])
-    assert [row["activations/gradients"] for row in found] == ["none, replicas ef(q(4))", "none"]
+    assert [row["activations/gradients"] for row in found] == [f"none, {who} ef(q(4))", "none"]
     assert [row["MB in training"] for row in found] == [0.1, 0.32]  # 64 kB over the boundary
     assert [row["fewer bytes"] for row in found] == [round(320 / 96, 2), 1.0]
     assert coded.progress_in_megabytes[-1] == pytest.approx(0.096)
+    tables = compare(runs, plain, {"1mbit": parse_link("1mbit")}).tables
+    [told] = [table.note for table in tables if table.title == "Over other links"]
+    assert ("sums of gradients" in told.lower()) == (who == "shared"), "predicted times leave them out"
 
 
 @pytest.mark.slow

@@ -248,6 +248,7 @@ def test_a_tied_head_that_goes_through_a_codec_has_the_same_numbers_after_a_stop
     told = summary(folder / "whole")
     nbytes = bytes_of_step(256 * 16, [0, 2], parse("ef(q(4))"))
     assert told["bytes_sent"] == sum(channel["bytes"] for channel in told["channels"]) + 4 * nbytes
+    assert sum(row["bytes"] for row in told["shared"]) == 4 * nbytes
     said = f"each step sends {size_text(nbytes)} to sum its gradients over them through ef(q(4))"
     assert f"2 stages hold transformer.wte: {said}\n" in command.stdout
 

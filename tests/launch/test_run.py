@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
+from thinwire.launch.report.reading import read, training_bytes
 from thinwire.launch.run import reporting
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.assembly import simulated_placement
@@ -74,6 +75,15 @@ def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
     assert (summary["traffic"]["train"]["bytes"], summary["bytes_sent"]) == (trained, trained + sum(evaluated))
     assert sum(stage["parameters"] for stage in summary["stages"]) > 0
     assert summary["train_loss"] == lines(folder / "metrics.jsonl")[-1]["loss"]
+
+
+def test_the_closing_tables_and_a_report_have_what_stages_sent_of_a_tied_head(here, capsys):
+    """They left it out, and said that a run had sent fewer bytes than it had."""
+    ran("--model.tied", "sum", "--compression.shared", "ef(q(4))")
+    assert "gradients sent of weights that several stages hold, ef(q(4))" in capsys.readouterr().out
+    [run], _ = read([Path("runs/tiny")])
+    assert training_bytes(run.sent) == sum(step["bytes"] for step in run.steps)
+    assert run.codecs == "q(4)/q(8), shared ef(q(4))"
 
 
 def test_seconds_of_training_are_those_of_its_steps(here):

@@ -67,6 +67,9 @@ def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
     assert ["this", "machine,", "measured", "16.00", "-", "-"] in [line.split() for line in lines]
     assert any("predicted, not measured" in line for line in lines)
     assert lines[-1].startswith("to measure it on Linux, as root: thinwire bench ")
+    assert slower_links.PREDICTED in lines and not any("sums of gradients" in line for line in lines)
+    show_slower_links(parse(["quickstart"]), summary() | {"shared": [{}]})
+    assert "sums of gradients of weights that several stages hold are not in the" in capsys.readouterr().out
     show_slower_links(parse(["quickstart"]), summary(steps=5))
     assert capsys.readouterr().out == ""
 
