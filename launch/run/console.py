@@ -15,7 +15,7 @@ from rich.table import Column
 from thinwire.compress.stores.space import in_words
 from thinwire.errors.words import listed, numbered
 from thinwire.launch.run import tables
-from thinwire.launch.shared.tables import FOLDED, Table, duration_text, say, show, size_text
+from thinwire.launch.shared.tables import Table, duration_text, say, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
 from thinwire.pipeline.training.trainer import StepRecord
@@ -148,7 +148,7 @@ def _named_once(table: Table, width: int) -> tuple[Table, list[str]]:
     """The table of channels; if its codecs make it too wide, with numbers in their place, and a line for each."""
     place = list(table.columns).index("codec")
     codecs = list(dict.fromkeys(str(row[place]) for row in table.rows))
-    if sum(table.widths) - FOLDED + max(map(len, codecs), default=0) <= width:
+    if sum(table.widths) - table.widths[place] + max(map(len, codecs), default=0) + 2 <= width:
         return table, []
     marks = {codec: f"({number})" for number, codec in enumerate(codecs, 1)}
     rows = [[marks.get(str(cell), cell) for cell in row] for row in table.rows]

@@ -23,7 +23,7 @@ Value = str | int | float | bool | None
 ALIGNED_RANGE = 1e4
 """If the largest number of a column is at most so many times the smallest, all have the same number of decimals."""
 
-FOLDED = 12
+FOLDED = 32
 """Characters of a line of folded text, in a terminal that is too narrow for the whole text."""
 
 
@@ -49,9 +49,7 @@ class Table:
     def numeric(self) -> tuple[bool, ...]:
         """Whether each column holds numbers. Such columns are aligned to the right."""
         cells = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
-        return tuple(
-            any(map(_is_number, column)) and not any(isinstance(cell, str) for cell in column) for column in cells
-        )
+        return tuple(bool(column) and all(cell is None or _is_number(cell) for cell in column) for column in cells)
 
     @cached_property
     def texts(self) -> list[list[str]]:

@@ -55,6 +55,16 @@ def test_what_is_too_wide_for_a_terminal_is_shown_in_parts_that_fit(capsys, monk
     assert max(map(len, said.splitlines())) <= 40 and said.count("aqsgd") == 6 and said.count("wide") == 1
 
 
+def test_a_long_name_stays_readable_in_a_narrow_terminal(capsys, monkeypatch):
+    """Names of rows were cut into lines of nine characters, beside columns of dashes as wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("row", *(f"loss of seed {seed}, {what}" for seed in range(4) for what in ("mean", "std")))
+    name = 'activations aqsgd(q(2, per="channel", grid="midtread"), first=q(8, step=0.1))'
+    show([Table("study", names, [[name, *(3.072, None) * 4]])])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and any('per="channel", grid="midtread"),' in line for line in lines)
+
+
 def test_markdown_has_the_same_cells():
     assert TABLE.markdown == (
         "## speed\n\n| codec | GB/s | lossless | [bytes] |\n|---|---:|---|---:|\n"
