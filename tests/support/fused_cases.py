@@ -82,7 +82,7 @@ SELECTED = {
 """Rows, and the share of each that is selected."""
 
 
-def selected(name, how):
+def selected(name, how, dtypes=(torch.float32, torch.bfloat16, torch.float16)):
     """What differs between the places that `how` selects and those of a CPU, in words; "" if nothing does."""
     shape, share = SELECTED[name]
     plain = gaussian(*shape)
@@ -93,7 +93,7 @@ def selected(name, how):
         "nothing but zeros": plain * 0,
         "with NaN and infinity": torch.where(plain > 1, NAN, torch.where(plain < -1, -INF, plain)),
     }
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for dtype in dtypes:
         for kind, x in kinds.items():
             k, integer = max(1, round(share * shape[1])), torch.int32 if dtype == torch.float32 else torch.int16
             wanted = largest_magnitudes(x.to(dtype), k)
@@ -102,7 +102,14 @@ def selected(name, how):
     return ""
 
 
+def names_of(expression):
+    """Tensors for a codec, where each call takes long: those of rows with scales of their own as one tensor."""
+    return [*SHAPES, *SPECIAL] if 'per="tensor"' in expression else [*SHAPES, "special rows", "strided"]
+
+
 def tensor_of(name, dtype):
+    if name == "special rows":
+        return torch.cat([x.view(-1, 8) for make in SPECIAL.values() if (x := make()).is_contiguous()]).to(dtype)
     return (SPECIAL[name]() if name in SPECIAL else gaussian(*SHAPES[name])).to(dtype)
 
 
