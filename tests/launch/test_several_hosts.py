@@ -75,6 +75,7 @@ def test_replicas_on_two_hosts_have_the_numbers_of_one_machine(folder):
 @pytest.mark.slow
 def test_a_launcher_that_was_killed_is_taken_in_again(folder):
     long = ["--training.steps", "100000", "--training.evaluate_every", "0 steps", "--checkpoint.every", "4 steps"]
+    long += ["--wire.heartbeat", "4"]  # how long the other one trains alone, as fast as it can
     with hosts(folder, *long) as (server, launcher):
         stays, dies = launcher(0), launcher(1)
         dies.wait_until(lambda: len(steps(folder / "host-1")) > 8)
