@@ -14,6 +14,9 @@ IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 # pytest keeps the tests as it compiles them, and Numba its kernels: once here, and not once in each worker
 COMPILE_TESTS = $(BIN)/pytest --quiet -k kernels_for_the_cpu >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
+# with the tests and not before them: by itself it would leave a core idle
+MYPY = MYPYPATH=$(LAYOUT) $(BIN)/mypy
+TYPES = $(MYPY) $(PACKAGES:%=-p thinwire.%) && $(MYPY) examples && $(MYPY) docs/measured docs/studies
 # also where a shell says otherwise: each worker would rewrite the assertions of all tests, and each new interpreter
 # compile what has changed since the installation
 export PYTHONDONTWRITEBYTECODE =
@@ -29,8 +32,10 @@ quickstart: $(VENV)/compiled ## Install Thinwire into .venv and train a small mo
 	@echo "Then, for example: thinwire train quickstart --codec 'q(2)/q(6)' --output runs/two-bits"
 
 test: $(VENV)/installed-dev $(LAYOUT) ## Install what development needs, then check style and types and run the tests; closes with what this machine could not run.
-	@$(MAKE) --no-print-directory --jobs 4 --output-sync lint types browser $(VENV)/compiled-dev
-	$(BIN)/pytest $(WORKERS) --durations 10
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync lint browser $(VENV)/compiled-dev
+	@($(TYPES)) >$(VENV)/types.txt 2>&1 & types=$$!; \
+	$(BIN)/pytest $(WORKERS) --durations 10; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$((tests | types))
 
 browser:
 	@sh tests/support/browser.sh
@@ -69,9 +74,7 @@ format: $(VENV)/installed-dev ## Mend the code's style and format where that can
 	$(BIN)/ruff format
 
 types: $(VENV)/installed-dev $(LAYOUT) ## Check the types of the packages, of the examples and of the scripts in docs/.
-	MYPYPATH=$(LAYOUT) $(BIN)/mypy $(PACKAGES:%=-p thinwire.%)
-	MYPYPATH=$(LAYOUT) $(BIN)/mypy examples
-	MYPYPATH=$(LAYOUT) $(BIN)/mypy docs/measured docs/studies
+	$(TYPES)
 
 docs: $(VENV)/installed-docs $(LAYOUT) ## Build the pages of docs/ and the API reference into build/docs; a warning is an error.
 	THINWIRE_LAYOUT=$(LAYOUT) $(BIN)/mkdocs build --quiet
