@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -204,6 +205,12 @@ class Blueprint:
     def __post_init__(self) -> None:
         require((len(self.layers) > 0, "a model must have at least one layer, got none"))
 
+    @cached_property
+    def on_meta(self) -> list[Layer]:
+        """All layers, to look at, their weights on the meta device."""
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            return [_build_layer(spec) for spec in self.layers]
+
 
 class Stage(nn.Module):
     """Consecutive layers as one module, computed in one precision.
@@ -336,12 +343,6 @@ def build_stage(
     return stage.to(device).train()
 
 
-def build_layers(blueprint: Blueprint) -> list[Layer]:
-    """All layers of a model, their weights on the meta device."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        return [_build_layer(spec) for spec in blueprint.layers]
-
-
 def check_weights(blueprint: Blueprint) -> list[str]:
     """Check that the checkpoint, if there is one, fits the whole model. No values are read.
 
@@ -352,7 +353,7 @@ def check_weights(blueprint: Blueprint) -> list[str]:
     """
     if blueprint.checkpoint is None:
         return []
-    state = {name: tensor for layer in build_layers(blueprint) for name, tensor in layer.full_state().items()}
+    state = {name: tensor for layer in blueprint.on_meta for name, tensor in layer.full_state().items()}
     lacking = set(blueprint.checkpoint.lacking(list(state)))
     unread = blueprint.checkpoint.unread(list(state))
     blueprint.checkpoint.check({name: tensor for name, tensor in state.items() if name not in lacking})

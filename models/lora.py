@@ -33,7 +33,6 @@ from thinwire.models.layers import (
     Layer,
     LayerSpec,
     Stage,
-    build_layers,
     replace_module,
 )
 from thinwire.models.options import ALL_LINEAR, FRESH, LoraOptions
@@ -143,7 +142,7 @@ def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str,
         ModelError: the targets are nowhere in the model, or the given adapter is another one.
     """
     assert isinstance(model.checkpoint, Checkpoint)
-    layers = build_layers(model)
+    layers = model.on_meta
     modules = {name: module for layer in layers for name, module in layer.full_modules().items()}
     heads = frozenset(
         name for layer in layers for name in layer.full_state() if name.startswith(model.checkpoint.fresh or ("\0",))
@@ -179,7 +178,7 @@ def note_on_lora(model: Blueprint) -> str | None:
     """A sentence that says how much of a model with an adapter trains; None for other models."""
     if not model.trained:
         return None
-    layers = build_layers(model)
+    layers = model.on_meta
     numbers = {name: each.numel() for layer in layers for name, each in layer.full_parameters().items()}
     trains, modules = sum(numbers[name] for name in model.trained), sum(".lora_A." in name for name in model.trained)
     all_of_it = sum(number for name, number in numbers.items() if name not in model.tied)

@@ -16,7 +16,7 @@ from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import local_path
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, build_layers
+from thinwire.models.layers import Blueprint
 from thinwire.models.lora import linears, require_library, to_four_bits, with_lora
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.models.smollm2 import place_of
@@ -119,7 +119,7 @@ def blueprint(
     if options.dtype != "nf4":
         return adapted
     blocks = range(1, len(adapted.layers) - 1)
-    some = any(linears(layer) for layer in build_layers(adapted)[1:-1])
+    some = any(linears(layer) for layer in adapted.on_meta[1:-1])
     require((some, f"model.dtype nf4 needs linear modules, and the blocks of {options.name} have none; take bf16"))
     return replace(adapted, narrow=partial(to_four_bits, blocks))
 

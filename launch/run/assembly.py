@@ -42,7 +42,7 @@ from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
-from thinwire.models.layers import Blueprint, Stage, build_layers, build_stage, check_weights, stage_output_examples
+from thinwire.models.layers import Blueprint, Stage, build_stage, check_weights, stage_output_examples
 from thinwire.models.model import blueprint, check_fits, check_name, check_reads, note_on_tokenizer
 from thinwire.models.options import ModelOptions, Tied
 from thinwire.models.partition import cut_after, explicit, partition
@@ -214,7 +214,7 @@ def _notes_on_shared(prepared: Prepared) -> list[str]:
     blueprint = prepared.blueprint
     if not blueprint.tied and not blueprint.shared:
         return []
-    layers, method = build_layers(blueprint), _method_of_shared(prepared.recipe)
+    layers, method = blueprint.on_meta, _method_of_shared(prepared.recipe)
     weights = {name: parameter for layer in layers for name, parameter in layer.full_parameters().items()}
     process_of = real_placement(prepared.recipe).process_of
 

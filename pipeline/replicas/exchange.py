@@ -22,7 +22,7 @@ from torch import Tensor
 from thinwire.compress import Progress, parse
 from thinwire.models.batch_norm import running_statistics
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint, build_layers
+from thinwire.models.layers import Blueprint
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes import collectives
@@ -216,7 +216,7 @@ def check_fit(blueprint: Blueprint, replicas: ReplicaOptions) -> None:
     """Raise ModelError, with a sentence, if a model cannot have these replicas."""
     if replicas.count == 1:
         return
-    weights = (named for layer in build_layers(blueprint) for named in layer.full_parameters().items())
+    weights = (named for layer in blueprint.on_meta for named in layer.full_parameters().items())
     trained = [(name, each.dtype) for name, each in weights if each.requires_grad]
     if others := [f"{name} ({dtype})" for name, dtype in trained if dtype != torch.float32]:
         raise ModelError(

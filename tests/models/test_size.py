@@ -6,14 +6,13 @@ from support.allocated import peak_bytes
 from support.family_cases import CASES, LABELS, apart, options
 from support.own_code import add_module
 from thinwire.models.architectures import library
-from thinwire.models.layers import build_layers
 from thinwire.models.model import blueprint, count_parameters
 from thinwire.models.options import ModelOptions
 
 
 def held(model):
     """The parameters of all layers of a model; those that several layers share count once."""
-    found = {name: tensor for layer in build_layers(model) for name, tensor in layer.full_parameters().items()}
+    found = {name: tensor for layer in model.on_meta for name, tensor in layer.full_parameters().items()}
     return sum(tensor.numel() for tensor in found.values())
 
 

@@ -18,7 +18,6 @@ from thinwire.launch.shared.tables import Table, Value, document
 from thinwire.launch.timing.exchange_time import ReplicaWork, seconds_alone, time_exchange
 from thinwire.launch.timing.step_time import ChannelTiming, Compute, Course, time_step
 from thinwire.launch.timing.timetable import timetable
-from thinwire.models.layers import build_layers
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.measuring.probe import LinkSpeed
@@ -477,6 +476,6 @@ def replica_work(prepared: Prepared, gradients: str) -> ReplicaWork:
 
 def weights_of(prepared: Prepared) -> list[int]:
     """The weights that each stage trains, tied ones once."""
-    layers = build_layers(prepared.blueprint)
+    layers = prepared.blueprint.on_meta
     parts = [set(chain(*(layer.parameters() for layer in layers[cut.start : cut.stop]))) for cut in prepared.cuts]
     return [sum(each.numel() for each in part if each.requires_grad) for part in parts]
