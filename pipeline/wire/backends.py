@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import WireOptions
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 KEYS_VARIABLE = "THINWIRE_KEYS"
 """The environment variable with the path of the keys that a launcher made for its run."""
 
 
-def group_arguments(options: WireOptions, size: int, beside: dist.ProcessGroup | None = None) -> dict[str, Any]:
+def group_arguments(options: WireOptions, size: int, beside: ProcessGroup | None = None) -> dict[str, Any]:
     """`backend` and `pg_options` for `init_process_group` and `new_group`.
 
     Args:

@@ -245,6 +245,7 @@ from thinwire.launch.cli import COMMANDS, main
 
 helped = [[name, "--help"] for name in COMMANDS]
 helped += [["bench", "quickstart", "--help"], ["bench", "codecs", "--help"], ["cluster", "run", "--help"]]
+helped += [["keys", "made"]]
 mistaken = [[name, "nowhere"] for name in ("partition", "predict", "bench", "study", "trace", "report", "eval")]
 mistaken += [["export", "nowhere", "--to", "there"], ["bench", "codecs", "--recipe", "nowhere"]]
 for words in [*helped, *mistaken]:
