@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_side, split, state_of, whole
+from support.scripts import said
 from thinwire.errors import ThinwireWarning
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
@@ -318,14 +318,13 @@ def write_gpt2(folder: Path, n_layer: int, n_embd: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
 def test_a_stage_takes_the_memory_of_its_own_weights(tmp_path):
     """With a quarter of the weights, a stage that takes a tenth more than they do peaks at 0.35 of the whole."""
     whole_bytes = write_gpt2(tmp_path, n_layer=8, n_embd=640)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, timeout=600, check=True
-    )
-    for line in done.stdout.splitlines():
+    (tmp_path / "measure.py").write_text(MEASURE)
+    for line in said([sys.executable, "measure.py", tmp_path], tmp_path).splitlines():
         held, grown = map(int, line.split())
         assert 0.1 * whole_bytes < held < 0.4 * whole_bytes
         assert 0.95 * held <= grown < held + 0.1 * whole_bytes, (held, grown, whole_bytes)
