@@ -128,7 +128,7 @@ class Forked:
 
 def _live(call, outputs, folder, environment):
     """Become what a new interpreter would be, in a session of its own, and run the call."""
-    _prepare(call)
+    _prepare(call, environment)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     files = [os.open(os.devnull, os.O_RDONLY), *(os.open(path, os.O_WRONLY | os.O_APPEND) for path in outputs)]
@@ -136,15 +136,16 @@ def _live(call, outputs, folder, environment):
     call.run(call.words[0])
 
 
-def _prepare(call, files=()):
-    """Go where the call runs, and have a nursery there, without these files."""
+def _prepare(call, environment, files=()):
+    """Go where the call runs, and have a nursery there, without these files; a stage process starts no interpreter."""
     if call.network:
         _enter(call.network)
     if call.cores:
         os.sched_setaffinity(0, call.cores)
     gc.freeze()  # what is imported is shared with the process that was forked, as long as no collection touches it
-    nursery = _own_nursery(files)
-    fork_interpreters(lambda: nursery)
+    if "RANK" not in environment:
+        nursery = _own_nursery(files)
+        fork_interpreters(lambda: nursery)
     probe.PROBE_SECONDS = probe.BOTH_SECONDS = 0.1  # how fast a link is, no test says to a hundredth
     reporting.save_picture = lambda path, *_: path.write_bytes(b"")  # it would take a third of a short run
 
@@ -254,7 +255,7 @@ def _live_as(between, files, call, numbers, begun, folder, environment, leads, i
     """Become what a new interpreter would be, once the process between has ended, and run the call."""
     while os.getppid() == between:
         time.sleep(0.001)
-    _prepare(call, files)
+    _prepare(call, environment, files)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     if leads:
