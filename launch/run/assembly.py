@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -388,6 +389,8 @@ def assemble(
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
+    # on an error torch's runtime logs the whole schedule, which buries the error
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
     # a simulation is one process, whatever torchrun or a cluster sets for other programs
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data, prepared.blueprint)

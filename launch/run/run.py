@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
@@ -53,8 +52,6 @@ class Run:
         leaving: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._leaving = leaving or nullcontext()
-        # on an error torch's runtime logs the whole schedule, which buries the error
-        logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
         self.recipe, self._asked = prepared.recipe, False
         self.assembly: Assembly = assemble(prepared, where, dist.get_rank(), attendance=attendance)
         self.trainer = self.assembly.trainer

@@ -1,9 +1,12 @@
 import json
+import logging
+import re
 import shutil
 
 import pytest
 
 from support.recipe_runs import simulate
+from support.small_disk import mounted
 from thinwire.compress import StoreError
 from thinwire.launch import cli
 from thinwire.launch import evaluate as command
@@ -56,6 +59,15 @@ def test_a_store_that_fails_is_a_sentence(here, capsys, monkeypatch):
     monkeypatch.setattr("thinwire.pipeline.evaluation.evaluate", full)
     assert cli.main(["eval", "tiny.yaml"]) == 1
     assert capsys.readouterr() == ("", "no space left for slot 3\n")
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_stores_is_one_sentence(here, capfd):
+    """torch's log of the whole schedule stood before it."""
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.NOTSET)
+    with mounted(here / "disk", "size=4k"):
+        assert cli.main(["eval", "tiny.yaml", "--compression.store_folder", "disk"]) == 1
+    assert re.fullmatch("cannot write disk/.*: No space left on device; free some space.*\n", capfd.readouterr().err)
 
 
 @pytest.mark.slow
