@@ -8,6 +8,7 @@ name. So one short request goes ahead of all others. If it fails, the libraries 
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ SECONDS = 10.0
 """The most seconds for the whole request. The resolver of names has no limit of its own."""
 NO_CODE = {"trust_remote_code": False}
 """For every call of an auto class of transformers; without it, the library asks on standard input."""
+_FULL, _NO_ROOM = (errno.ENOSPC, errno.EDQUOT), "Not enough disk space"
+"""Errors of a full disk, and how `datasets` says that it expects one."""
 _BROKEN = 500
 """The least status of an answer that says that the hub itself has failed."""
 
@@ -67,9 +70,19 @@ def load(auto: Any, name: str, **options: Any) -> Any:
         ) from error
 
 
-def reason(name: str, error: BaseException) -> str:
-    """Why a name cannot be read: the hub that cannot be reached, or else the words of the library, in one line."""
+def reason(name: str, error: BaseException, kept: str | Path = "") -> str:
+    """Why a name cannot be read: a full cache, the hub that cannot be reached, or else the words of the library.
+
+    `kept` is the folder where the library keeps what it has read, if that is not the hub's cache.
+    """
     said = " ".join(str(error).split()) or type(error).__name__
+    if getattr(error, "errno", None) in _FULL or said.startswith(_NO_ROOM):
+        from huggingface_hub import constants
+
+        return (
+            f"no room is left in {kept or constants.HF_HUB_CACHE}, where a library keeps what it reads; free some "
+            "space there, or set HF_HOME to a folder on a larger disk"
+        )
     trouble = None if is_local(name) else unreachable()
     if trouble is None:
         return said

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -424,7 +425,8 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
         # the reason of an error of datasets is in its cause
         cause = error.__cause__ or error
         empty = isinstance(cause, StopIteration) or "corresponds to no data" in str(cause)
-        reason = "it has no rows" if empty else hub.reason(part.name, cause)
+        kept = getattr(sys.modules.get("datasets.config"), "HF_DATASETS_CACHE", "")  # none if it is not installed
+        reason = "it has no rows" if empty else hub.reason(part.name, cause, kept)
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
     wanted = split_of(part, splits)
     table: Dataset = splits[wanted]

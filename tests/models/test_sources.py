@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from support.small_disk import mounted
 from thinwire.models.data import sources
 from thinwire.models.data.parts import Columns, Labelled, Part, check_labels, evaluation_part, local_path
 from thinwire.models.data.sources import Source, read
@@ -116,6 +117,16 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys, con
         read("text", Part(str(tmp_path / name)))
     assert f"got '{tmp_path / name}': " in str(caught.value)
     assert logged == [] and capsys.readouterr().err == "", "told twice"
+
+
+@pytest.mark.parametrize("size", ["4k", "300k"])
+def test_a_full_cache_of_tables_is_named(tmp_path, hub_cache, monkeypatch, size):
+    """It was told as a wrong data.name: "got 'rows.csv': [Errno 28] No space left on device"."""
+    write_json(tmp_path / "rows.jsonl", ROWS * 20_000)
+    with mounted(tmp_path / "cache", f"size={size}") as cache:
+        monkeypatch.setattr(hub_cache.config, "HF_DATASETS_CACHE", cache)
+        with pytest.raises(ModelError, match=f"no room is left in {cache}, where a library keeps what it reads; free"):
+            read("text", Part(str(tmp_path / "rows.jsonl")))
 
 
 @uses_datasets
