@@ -271,4 +271,4 @@ def test_a_description_that_cannot_be_right_is_told_with_its_module(tmp_path, mo
     with pytest.raises(OptionsError) as caught:
         PipelineOptions(schedule="wrong_schedules:short")
     said = "module wrong_schedules of 'wrong_schedules:short': the share of an Overlap must be above 0 and at most 1"
-    assert str(caught.value) == f"{said}, got 50"
+    assert str(caught.value) == f"pipeline.schedule: {said}, got 50"
