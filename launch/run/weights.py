@@ -228,12 +228,18 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
     """The model with the newest weights of a run, where its weights or those of its adapter name the folder of a run.
 
     Raises:
-        OptionsError: the parts of some stages are missing, as on a machine that did not hold them.
+        OptionsError: the parts of some stages are missing, as on a machine that did not hold them; or the weights are
+            those of an adapter.
         ModelError: the matrices of the adapter mean something else there.
     """
     from thinwire.models.lora import CONFIG_FILE, check_config
 
     start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
+    if start is not None and (start.run / "model" / CONFIG_FILE).is_file():
+        raise OptionsError(
+            f"model.weights must name whole weights, and {model.weights} trained an adapter; name it by "
+            f"model.lora.weights, beside the weights that it was trained on"
+        )
     if adapter is not None and (config := adapter.run / "model" / CONFIG_FILE).is_file():
         check_config(config, model.lora)
     weights, of_adapter = (

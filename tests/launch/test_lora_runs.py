@@ -245,6 +245,12 @@ def test_the_adapter_of_a_run_is_not_scaled_otherwise(folder, tmp_path, capsys):
     assert "model.lora.alpha must be 8, as in trained/model/adapter_config.json, got 16" in capsys.readouterr().err
 
 
+def test_the_adapter_of_a_run_is_no_whole_model(folder, capsys):
+    assert cli.main(["simulate", "lora.yaml", "--model.weights", "trained"]) == 2
+    said = "model.weights must name whole weights, and trained trained an adapter; name it by model.lora.weights"
+    assert said in capsys.readouterr().err
+
+
 def test_an_adapter_beside_the_weights_of_a_run_says_what_peft_needs(folder, tmp_path, capsys):
     whole = simulate("lora.yaml", tmp_path / "whole", "--model.lora.rank", "null", "--training.steps", "1")
     beside = simulate("lora.yaml", tmp_path / "run", "--model.weights", whole, "--training.steps", "1")
