@@ -1,13 +1,14 @@
-"""The table and the picture of what a bit buys: bits really sent in one direction against the loss, on and off.
+"""The tables and the picture of what a bit buys: bits really sent in one direction against the loss, on and off.
 
-    python docs/measured/what_a_bit_buys.py REPORT.json .. PICTURE.png     # and PICTURE.svg
+    python docs/measured/what_a_bit_buys.py PICTURE.png NAME=REPORT.json[,REPORT.json ...] ..     # and PICTURE.svg
 
-Reports are those of the study what-a-bit-buys.yaml, one for each seed. Each row of it compresses activations or
-gradients, not both; a row may be missing from a later report.
+Reports are those of the study what-a-bit-buys.yaml: a name has those of one scale, one for each seed. Each row of it
+compresses activations or gradients, not both. The picture shows the first name.
 """
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -55,15 +56,35 @@ def points(paths: Sequence[str]) -> dict[str, list[Point]]:
     return {channel: sorted(each.values(), key=lambda point: point.bits) for channel, each in found.items()}
 
 
-def tables(found: dict[str, list[Point]]) -> str:
-    """The codecs of both channels as Markdown, with the numbers of all seeds."""
+def tables(found: dict[str, dict[str, list[Point]]]) -> str:
+    """The codecs of both channels as Markdown, and for each name the means over its seeds."""
     lines = []
-    for channel, each in found.items():
-        lines += ["", f"| {channel} | bits | loss more than `none`, on | off |", "|---|---|---|---|"]
-        for codec, bits, *differences in each:
-            on, off = (", ".join(f"{one:+.3f}" for one in seeds) for seeds in differences)
-            lines.append(f"| `{codec}` | {bits:.2f} | {on} | {off} |")
+    for channel in ("activations", "gradients"):
+        columns = ["bits", *found, *(f"{name}, off" for name in found)]
+        lines += ["", f"| {channel} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        scales = [{point.codec: point for point in each[channel]} for each in found.values()]
+        for codec, bits, *_ in next(iter(found.values()))[channel]:
+            means = [mean(getattr(scale[codec], mode)) for mode in ("on", "off") for scale in scales]
+            lines.append(
+                f"| `{codec}` | {bits:.2f} | " + " | ".join(f"{round(each, 3) + 0:+.3f}" for each in means) + " |"
+            )
     return "\n".join(lines[1:])
+
+
+def spread(found: dict[str, dict[str, list[Point]]]) -> Iterator[str]:
+    """How far the seeds of a name differ at most, in rows that cost little and in all."""
+    for name, each in found.items():
+        differences = [
+            (max(seeds) - min(seeds), f"{mode} {point.codec}", mean(seeds))
+            for channel in each.values()
+            for point in channel
+            for mode, seeds in (("on", point.on), ("off", point.off))
+            if len(seeds) > 1
+        ]
+        for bound in (0.2, math.inf):
+            if of_these := [each for each in differences if abs(each[2]) < bound]:
+                most, where, _ = max(of_these)
+                yield f"{name}, rows below {bound}: seeds differ by at most {most:.3f}, {where}"
 
 
 def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
@@ -86,12 +107,12 @@ def draw(axes: Axes, channel: str, each: Sequence[Point]) -> None:
 
 def main() -> None:
     """Print the tables, and draw both channels side by side."""
-    *reports, picture = sys.argv[1:]
-    found = points(reports)
-    print(tables(found))
+    picture, *named = sys.argv[1:]
+    found = {name: points(reports.split(",")) for name, _, reports in (each.partition("=") for each in named)}
+    print(tables(found), *spread(found), sep="\n")
     figure = Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, (channel, each) in zip(panels, found.items(), strict=True):
+    for axes, (channel, each) in zip(panels, next(iter(found.values())).items(), strict=True):
         draw(axes, channel, each)
     panels[0].set_ylabel("held-out loss more than none, nats")
     panels[1].legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8)  # it has all families

@@ -20,14 +20,17 @@ def test_the_table_on_the_page_is_that_of_the_report(study):
     assert SCRIPT["table"](pairs) in (MEASURED / "frontier.md").read_text()
 
 
-@pytest.mark.parametrize("scale", ["", "-lora", "-two", "-eight"])
-def test_the_tables_of_the_real_model_are_those_of_its_report(scale):
+def test_the_tables_of_the_real_model_are_those_of_its_reports():
     script = runpy.run_path(str(MEASURED / "what_a_bit_buys.py"))
-    reports = [MEASURED / f"what-a-bit-buys{scale}.json", *sorted(MEASURED.glob(f"what-a-bit-buys{scale}-[0-9].json"))]
-    found = script["points"](list(map(str, reports)))
-    finished = [sum(bool(row[-1]) for row in json.loads(report.read_text())["tables"][0]["rows"]) for report in reports]
-    points = [point for each in found.values() for point in each]
-    assert [sum(len(point.on) > seed for point in points) + 1 for seed in range(len(reports))] == finished
+    reports = {"four": ["", "-1"], "two": ["-two"], "eight": ["-eight"], "LoRA": ["-lora"]}
+    paths = {name: [MEASURED / f"what-a-bit-buys{each}.json" for each in scales] for name, scales in reports.items()}
+    found = {name: script["points"](list(map(str, each))) for name, each in paths.items()}
+    for name, each in found.items():
+        for report in paths[name]:
+            assert all(row[-1] for row in json.loads(report.read_text())["tables"][0]["rows"]), (
+                f"{report}: a run misses"
+            )
+        assert all(len(point.on) == len(paths[name]) for points in each.values() for point in points)
     assert script["tables"](found) in (MEASURED / "frontier.md").read_text()
 
 
