@@ -15,7 +15,6 @@ from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.tables import read_summary as read_summary  # for commands of users
 from thinwire.launch.run.weights import find_checkpoint
 from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions

@@ -116,14 +116,14 @@ def shared(summary: Summary) -> Table | None:
         return None
     ways = {"shared parts": "to the owner of a part", "shared sums": "from the owner to all"}
     rows = [[ways[row["channel"]], *_sizes(row)] for row in found]
-    title = f"gradients sent of weights that several stages hold{since(summary)}, {found[0]['codec']}"
+    title = f"gradients of weights that several stages hold, as sent{since(summary)}, {found[0]['codec']}"
     return Table(title, ["way", "MB sent", "of", "ratio", "bits"], rows)
 
 
 def unpredicted(summary: Summary) -> str:
     """A sentence if predicted speeds leave out what a run sent; else empty."""
-    held = "sums of gradients of weights that several stages hold are not in the predicted times"
-    return held if summary.get("shared") else ""
+    left_out = "the predicted times leave out sums of gradients of weights that several stages hold"
+    return left_out if summary.get("shared") else ""
 
 
 def exchange(summary: Summary) -> Table | None:

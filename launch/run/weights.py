@@ -237,8 +237,8 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
     start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
     if start is not None and (start.run / "model" / CONFIG_FILE).is_file():
         raise OptionsError(
-            f"model.weights must name whole weights, and {model.weights} trained an adapter; name it by "
-            f"model.lora.weights, beside the weights that it was trained on"
+            f"model.weights must name whole weights, but {model.weights} is a run that trained an adapter; give that "
+            f"run to model.lora.weights, and the weights it began with to model.weights"
         )
     if adapter is not None and (config := adapter.run / "model" / CONFIG_FILE).is_file():
         check_config(config, model.lora)

@@ -14,7 +14,7 @@ from support.data_files import random_pixels, write_images, write_reviews
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
-from thinwire.launch.run.saved import read_summary
+from thinwire.launch.run.tables import read_summary
 from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow

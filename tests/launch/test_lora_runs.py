@@ -247,7 +247,7 @@ def test_the_adapter_of_a_run_is_not_scaled_otherwise(folder, tmp_path, capsys):
 
 def test_the_adapter_of_a_run_is_no_whole_model(folder, capsys):
     assert cli.main(["simulate", "lora.yaml", "--model.weights", "trained"]) == 2
-    said = "model.weights must name whole weights, and trained trained an adapter; name it by model.lora.weights"
+    said = "must name whole weights, but trained is a run that trained an adapter; give that run to model.lora.weights"
     assert said in capsys.readouterr().err
 
 
