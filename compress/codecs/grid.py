@@ -151,8 +151,8 @@ class AbsMaxGrid(Grid):
     Stochastic rounding keeps the expectation only between two points of the grid, so s is first multiplied by
     2**b/(2**b-1), which puts the outermost points at +-max|x|.
 
-    No point is zero. On Gaussian rows that is as good as a grid with zero, on rows after ReLU or with outliers it is 6
-    to 22 dB worse (docs/reference/codecs.md has the figures).
+    No point is zero. On Gaussian rows that is as good as a grid with zero, on rows after ReLU or with outliers it is 5
+    to 18 dB worse (docs/reference/codecs.md has the figures).
 
     With `clip` s is less, and values beyond it become the outermost points.
     """

@@ -1,6 +1,6 @@
-"""Payloads as files of known bytes, tests/golden/*.bin: the formats in docs/ cannot drift unnoticed.
+"""Payloads as files of known bytes, golden/*.bin: the formats in docs/ cannot drift unnoticed.
 
-tests/golden/cases.json has, for each, the codec, the tensor sent and the values decoded. A payload that a machine may
+golden/cases.json has, for each, the codec, the tensor sent and the values decoded. A payload that a machine may
 choose otherwise, by chance or by the order of its sums, is only decoded.
 """
 

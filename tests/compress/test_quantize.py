@@ -85,7 +85,7 @@ def published_absmax(x, bits):
     [(2, "relu", 5.4, 6.0), (4, "relu", 5.5, 6.3), (2, "outliers", 20, 24), (4, "outliers", 16, 21)],
 )
 def test_where_most_values_are_small_the_published_grid_is_better(bits, tensor, floor, ceiling):
-    """It holds zero, and mid-rise does not. The table in docs/reference/codecs.md has the figures."""
+    """It holds zero, and mid-rise does not."""
     x = gaussian(4, 1024, 48)
     x = x.relu() if tensor == "relu" else torch.where(gaussian(*x.shape, seed=1).abs() > 2.576, 100 * x, x)
     gain = snr_db(x, published_absmax(x, bits)) - snr_db(x, roundtrip(Quantize(bits, per="channel", grid="midrise"), x))
