@@ -32,19 +32,19 @@ SGD = {"--optimizer.name": "sgd", "--optimizer.lr": "0.5", "--optimizer.momentum
 EXCHANGES: Mapping[str, Mapping[str, str]] = {
     "none": {},
     "bf16": {"--replicas.gradients": "bf16"},
-    "ef(q(8))": {"--replicas.gradients": "ef(q(8))"},
-    "ef(q(4))": {"--replicas.gradients": "ef(q(4))"},
+    "ef(q(8))": {"--replicas.gradients": 'ef(q(8, grid="midrise"))'},
+    "ef(q(4))": {"--replicas.gradients": 'ef(q(4, grid="midrise"))'},
     'ef(q(4, grid="midtread"))': {"--replicas.gradients": 'ef(q(4, grid="midtread"))'},
-    "ef(q(2))": {"--replicas.gradients": "ef(q(2))"},
+    "ef(q(2))": {"--replicas.gradients": 'ef(q(2, grid="midrise"))'},
     "SGD, none": SGD,
-    "SGD, ef(q(4))": SGD | {"--replicas.gradients": "ef(q(4))"},
+    "SGD, ef(q(4))": SGD | {"--replicas.gradients": 'ef(q(4, grid="midrise"))'},
     "quantized-adam, 4 bits": {
         "--optimizer.name": "quantized-adam",
         "--optimizer.freeze_after": "52 steps",
         "--replicas.gradients": 'ef(q(4, grid="midtread"), store_bits=16)',
     },
     "quantized-adam, none": {"--optimizer.name": "quantized-adam", "--optimizer.freeze_after": "52 steps"},
-    "DiLoCo, q(4), every 30": {"--replicas.gradients": "q(4)", "--replicas.sync.every": "30"},
+    "DiLoCo, q(4), every 30": {"--replicas.gradients": 'q(4, grid="midrise")', "--replicas.sync.every": "30"},
     "SparseLoCo, every 30": {
         "--replicas.gradients": 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)',
         "--replicas.sync.every": "30",
@@ -57,7 +57,7 @@ EXCHANGES: Mapping[str, Mapping[str, str]] = {
 quantized-adam freezes after a fifth of training."""
 PIPELINES: Mapping[str, Mapping[str, str]] = {
     "none": {"--codec": "none/none"},
-    "fw3 bw6": {"--codec": "aqsgd(q(3))/q(6)"},
+    "fw3 bw6": {"--codec": 'aqsgd(q(3, grid="midrise"))/q(6, grid="midrise")'},
 }
 """By name: the codecs of the boundaries. fw3 bw6 is that of 2206.01299."""
 
