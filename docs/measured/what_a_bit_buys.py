@@ -57,17 +57,16 @@ def points(paths: Sequence[str]) -> dict[str, list[Point]]:
 
 
 def tables(found: dict[str, dict[str, list[Point]]]) -> str:
-    """The codecs of both channels as Markdown, and for each name the means over its seeds."""
+    """The codecs as Markdown, and for each name the means over its seeds; gradients cost the same on and off."""
     lines = []
-    for channel in ("activations", "gradients"):
-        columns = ["bits", *found, *(f"{name}, off" for name in found)]
-        lines += ["", f"| {channel} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for channel, mode in (("activations", "on"), ("activations", "off"), ("gradients", "on")):
+        columns = [f"{channel}, {mode}" if channel == "activations" else channel, "bits", *found]
+        lines += ["", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
         scales = [{point.codec: point for point in each[channel]} for each in found.values()]
         for codec, bits, *_ in next(iter(found.values()))[channel]:
-            means = [mean(getattr(scale[codec], mode)) for mode in ("on", "off") for scale in scales]
-            lines.append(
-                f"| `{codec}` | {bits:.2f} | " + " | ".join(f"{round(each, 3) + 0:+.3f}" for each in means) + " |"
-            )
+            means = (round(mean(getattr(scale[codec], mode)), 3) + 0 if codec in scale else None for scale in scales)
+            cells = ("" if each is None else f"{each:+.3f}" for each in means)
+            lines.append(f"| `{codec}` | {bits:.2f} | {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 
 
