@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from support.recipe_runs import SHORT, TINY
@@ -23,6 +24,7 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
+from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.training.trainer import StepRecord
 
 ELASTIC = [
@@ -158,19 +160,26 @@ def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(t
 
 
 def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):
+    scores = dict.fromkeys(("on", "off"), Score(2.0, 8, {}))
     for first, last in ((0, 6), (4, 9)):
-        log = MetricsLog(tmp_path, first)
+        log = MetricsLog(tmp_path, first, evaluated=first)
         log.recipe("name: x")
         for step in range(first, last):
             log.step(record(step))
+            if step % 4 == 3:
+                log.evaluation(step + 1, scores)
         log.close()
     assert len(names(tmp_path / "tensorboard")) == 3, "one each, and the mark"
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     points = [(point.step, point.value) for point in events.Scalars("train/loss")]
     assert points == [(step, 1.0 + step) for step in range(9)]
+    assert [point.step for point in events.Scalars("held-out/loss compression on")] == [4, 8]
     assert "recipe/text_summary" in events.Tags()["tensors"]
     assert log.losses == points
+    in_browser = plugin_event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    in_browser.Reload()
+    assert [point.step for point in in_browser.Tensors("train/loss")] == list(range(9))
 
 
 @pytest.mark.slow

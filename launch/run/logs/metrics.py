@@ -49,8 +49,8 @@ class Curves:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = LogFile(folder / f"{_PREFIX}{_moment(folder):010d}.{socket.gethostname()}.{os.getpid()}")
         self.file.add(_record(file_version=_VERSION))
-        if first:
-            self.file.add(_record(step=first, session_log=SessionLog(status=SessionLog.START)))
+        # in the first file too: TensorBoard's reader in Python takes only a second start for one that goes on
+        self.file.add(_record(step=first, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
@@ -106,6 +106,9 @@ class MetricsLog:
         self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
             (line["step"], {kind: _score(line[kind]) for kind in get_args(Compression)}) for line in evaluations
         ]
+        for step, scores in self.evaluations[-1:]:
+            if step == first:  # forgotten with the steps that come again
+                self._curves.add(step, _of_curves(scores))
 
     @property
     def losses(self) -> list[tuple[int, float]]:
@@ -207,12 +210,7 @@ class MetricsLog:
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
         self._logs["evaluations"].add(_line({"step": step} | values))
-        points = {
-            f"held-out/{name} compression {mode}": value
-            for mode, score in scores.items()
-            for name, value in {"loss": score.loss, **score.metrics}.items()
-        }
-        self._add(step, points)
+        self._add(step, _of_curves(scores))
 
     def answer(self, step: int, prompt: str, answers: Mapping[Compression, str]) -> None:
         """Log the answers to a prompt after `step` steps."""
@@ -249,6 +247,15 @@ def _score(values: Mapping[str, Any]) -> Score:
     """The score in a line of evaluations.jsonl."""
     metrics = {name: with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
     return Score(with_nan(values["loss"]), values["num_targets"], metrics)
+
+
+def _of_curves(scores: Mapping[Compression, Score]) -> dict[str, float]:
+    """The points of an evaluation by the names of their curves."""
+    return {
+        f"held-out/{name} compression {mode}": value
+        for mode, score in scores.items()
+        for name, value in {"loss": score.loss, **score.metrics}.items()
+    }
 
 
 def _moment(folder: Path) -> int:
