@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
 from thinwire.launch.run.assembly import model_of
 from thinwire.launch.run.model_files import change_config, copy_model_files
@@ -36,6 +37,7 @@ from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
+from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import build_stage
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
@@ -123,7 +125,26 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     ]
     if any(_rounds(tensor, chosen) for tensor in kept.values()):
         notes.append(f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits")
-    return notes
+    return [*notes, *_of_another_tokenizer(folder)]
+
+
+def _of_another_tokenizer(folder: Path) -> list[str]:
+    """A sentence if the library takes the exported tokenizer for one of another class, because of the model's type."""
+    if not all((folder / name).is_file() for name in ("config.json", "tokenizer.json")):
+        return []
+    from transformers import PreTrainedTokenizerFast
+
+    found = load_tokenizer(str(folder))
+    took, saved = type(found).__name__, read_object(folder / "tokenizer_config.json").get("tokenizer_class")
+    if took == saved or not found.is_fast:
+        return []
+    as_saved: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+    if found.backend_tokenizer.to_str() == as_saved.backend_tokenizer.to_str():
+        return []
+    return [
+        f"AutoTokenizer makes a {took} of the tokenizer, as of any beside such a model, and that gives other tokens "
+        f"than in training: load it with PreTrainedTokenizerFast.from_pretrained"
+    ]
 
 
 def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:

@@ -10,7 +10,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from support.data_files import random_pixels, write_images, write_reviews
+from support.data_files import random_pixels, write_images, write_reviews, write_tokenizer
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
@@ -203,6 +203,25 @@ def test_experts_leave_under_the_names_that_the_library_stores(folder, tmp_path,
     with torch.no_grad():
         torch.testing.assert_close(loaded_as_its_readme_says(exported)(inputs).logits, outputs, rtol=0, atol=0)
     assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
+
+
+QWEN = {name: value for name, value in EXPERTS.items() if name != "num_local_experts"}
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_tokenizer_that_the_library_takes_for_another_is_said_to_be(folder, tmp_path, monkeypatch, capsys, name):
+    """Beside a qwen2, transformers 5.24 makes a Qwen2Tokenizer of any other: it gives other tokens without a word."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    monkeypatch.chdir(folder)
+    given = ["--data.tokenizer", write_tokenizer(tmp_path / "words"), "--model.name", name]
+    (tmp_path / "text").write_text("the cat why did it\n" * 60)
+    run = simulate("tiny.yaml", tmp_path / "run", *given, "--data.name", tmp_path / "text", "--model.config", QWEN)
+    capsys.readouterr()
+    exported = export(run, tmp_path / "export")
+    saved, found = (each.from_pretrained(exported) for each in (PreTrainedTokenizerFast, AutoTokenizer))
+    differs, said = saved("the cat").input_ids != found("the cat").input_ids, "makes a Qwen2Tokenizer of the tokenizer"
+    assert (said in capsys.readouterr().out, said in (exported / "README.md").read_text()) == (differs, differs)
 
 
 def test_weights_that_are_tied_no_more_are_said_to_be(pretrained, folder, tmp_path, monkeypatch, capsys):
