@@ -15,6 +15,7 @@ import pytest
 
 from thinwire.launch.run import forks, parent, stage_processes
 from thinwire.launch.run.stage_processes import End, FileWords, environments
+from thinwire.launch.shared.exit_codes import signal_group
 from thinwire.pipeline.errors import CheckpointError
 
 
@@ -112,6 +113,14 @@ SAVING = """
     while True:
         time.sleep(600)
 """
+
+
+def test_a_signal_reaches_a_process_that_was_forked_just_now(monkeypatch):
+    """Ctrl-C at the start was lost to the stage that was forked last, which waited until its time-out."""
+    monkeypatch.setattr(parent, "end_with_parent", lambda: time.sleep(0.1))
+    process = forked("pass")(os.environ)
+    signal_group(process, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
 
 
 @pytest.mark.slow
