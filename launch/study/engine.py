@@ -16,12 +16,14 @@ from typing import Literal
 from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
+from thinwire.launch.run.folders import held
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
 from thinwire.launch.study.definition import MODES, Study
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
 
 Status = Literal["waits", "runs", "finished", "failed"]
@@ -65,17 +67,18 @@ class Job:
         return self.checked.threads * (self.checked.processes if self.command == "train" else 1)
 
     def start(self) -> None:
-        """Start its process. OSError if its folder cannot be written."""
+        """Start its process. OSError if its folder cannot be written, OptionsError if a run still writes there."""
         cell = self.checked.cell
         resume = "auto" if self.state == "goes on" else "never"
         asked = [self.command, *cell.starting(str(cell.base))]
         cell.folder.mkdir(parents=True, exist_ok=True)
-        if resume == "never":  # a process that ends before it sets the old run aside leaves that for the new one
-            (cell.folder / "summary.json").unlink(missing_ok=True)
-            remove_checkpoints(cell.folder / "checkpoints")
         made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
         made |= {"command": asked, "given": cell.given, "base": weights_digest(cell.base)}
-        write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())
+        with held(cell.folder):  # what a cell of a killed study still writes is not of these options
+            if resume == "never":  # a process that ends before it sets the old run aside leaves that for the new one
+                (cell.folder / "summary.json").unlink(missing_ok=True)
+                remove_checkpoints(cell.folder / "checkpoints")
+            write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume == "auto" else os.O_TRUNC)
         with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:
             self.process = subprocess.Popen(
@@ -139,6 +142,8 @@ def run_jobs(
             for job in ready(coming, jobs)[: at_once - len(running)]:
                 try:
                     job.start()
+                except OptionsError as error:
+                    job.status, job.trouble = "failed", str(error)
                 except OSError as error:  # a full disk, or a file where a folder should be
                     place = error.filename or job.checked.cell.folder
                     job.status, job.trouble = "failed", f"{place} cannot be written: {error.strerror}"

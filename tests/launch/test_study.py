@@ -16,6 +16,7 @@ from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
+from thinwire.launch.run import folders
 from thinwire.launch.run.yaml_text import packaged_names
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
@@ -281,6 +282,23 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     assert find(changed, any_code=False) == ("begins", [])
     results, missing = read_results(study, [cell], "prog")
     assert results.empty and cell in missing
+
+
+def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkeypatch):
+    """A process of a killed study ended there, and its scores were reported as those of the new options."""
+    study = parse_study(STUDY, "s", "s")
+    cell = cells_of(study, Scale(), here)[0]
+    made(cell, {"lr": 1})
+    changed = Checked(cell, {"lr": 2}, steps=100, processes=2, threads=1)
+    popen = engine.subprocess.Popen
+    monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
+    monkeypatch.setattr(folders, "_PATIENCE", 0.0)
+    begun = Job(changed, "begins anew")
+    with folders.held(cell.folder):
+        run_jobs([begun], 1, study, came=[])
+    assert begun.status == "failed"
+    assert f"a run writes to {cell.folder} now" in begun.trouble
+    assert find(changed, any_code=False) == ("begins anew", ["lr"])
 
 
 def test_a_report_takes_no_cell_of_other_options(here):
