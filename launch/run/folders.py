@@ -385,5 +385,7 @@ def _refusal(folder: Path) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return None
+    except FileExistsError:
+        return "a file or a link to nothing is there"
     except OSError as error:
         return error.strerror or str(error)
