@@ -22,15 +22,15 @@ def test_the_table_on_the_page_is_that_of_the_report(study):
 
 def test_the_tables_of_the_real_model_are_those_of_its_reports():
     script = runpy.run_path(str(MEASURED / "what_a_bit_buys.py"))
-    reports = {"four": ["", "-1"], "two": ["-two"], "eight": ["-eight"], "LoRA": ["-lora"]}
-    paths = {name: [MEASURED / f"what-a-bit-buys{each}.json" for each in scales] for name, scales in reports.items()}
-    found = {name: script["points"](list(map(str, each))) for name, each in paths.items()}
-    for name, each in found.items():
-        for report in paths[name]:
-            assert all(row[-1] for row in json.loads(report.read_text())["tables"][0]["rows"]), (
-                f"{report}: a run misses"
-            )
-        assert all(len(point.on) == len(paths[name]) for points in each.values() for point in points)
+    all_weights = {"four": ["", "-1"], "two": ["-two"], "eight": ["-eight", "-eight-1"]}
+    reports = all_weights | {"LoRA": ["-lora", "-lora-1"], "LoRA, two": ["-lora-two"], "LoRA, eight": ["-lora-eight"]}
+    found = {
+        name: script["points"]([str(MEASURED / f"what-a-bit-buys{each}.json") for each in scales])
+        for name, scales in reports.items()
+    }
+    for name, scales in all_weights.items():
+        assert all(len(point.on) == len(scales) for points in found[name].values() for point in points), name
+        assert sum(map(len, found[name].values())) == 22, f"{name}: a run misses"
     assert script["tables"](found) in (MEASURED / "frontier.md").read_text()
 
 
