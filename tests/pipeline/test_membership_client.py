@@ -17,7 +17,7 @@ from thinwire.pipeline.processes.zeromq.connections import Patience, Standing
 from thinwire.pipeline.processes.zeromq.mesh import Mesh, Taking
 from thinwire.pipeline.replicas.membership import client as client_room
 from thinwire.pipeline.replicas.membership.client import PIECE_BYTES, SERVER, Client
-from thinwire.pipeline.replicas.membership.messages import TEXT
+from thinwire.pipeline.replicas.membership.messages import TEXT, pack
 
 KINDS = {"deliver": {"text": TEXT}}
 DATA = os.urandom(20 * PIECE_BYTES + 7)
@@ -97,6 +97,21 @@ def test_what_the_server_acknowledges_must_have_been_sent():
         client._mesh.ask(lambda: setattr(monkey._inflow, "expected", 99))
         until(lambda: server.failed)
         assert server.failed[0] == "it acknowledges packet 99, which was never sent"
+
+
+def test_time_in_which_a_process_had_no_turn_does_not_count():
+    """A replica that was stopped for longer than `wire.timeout` gave up when it went on, before it read its answer."""
+    with connected(timeout=1.5) as (_, _, client, _):
+        echo(client, "first")
+
+        def stopped():
+            client._mesh.give(SERVER, pack({"kind": "deliver", "text": "second"}, []))
+            time.sleep(2)
+            client._look()
+
+        client._mesh.ask(stopped)
+        words, _ = client._answers.get(timeout=LONG)
+        assert words["text"] == "second" and client.ending is None
 
 
 def test_bytes_that_are_no_message_end_the_client():

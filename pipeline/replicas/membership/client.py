@@ -25,6 +25,8 @@ PIECE_BYTES = 1 << 14
 """The most bytes of a piece: one must arrive within the time of a heartbeat, with what others send over its link."""
 _EVERY = 0.25
 """Seconds from one heartbeat to the next."""
+LATE = 1.0
+"""Seconds between two looks after which this process had no turn itself, so it could read nothing."""
 _LAST = 5.0
 """Seconds for which a client waits at its end for the server to take one more piece."""
 _GRACE = 10.0
@@ -69,6 +71,7 @@ class Client:
         self._answers: SimpleQueue[Message] = SimpleQueue()
         self._give = take or self._answers.put
         self._moved, self._is_silent = time.monotonic(), False
+        self._looked = self._moved
         self._ending: Ending | None = None
         self._mesh = Mesh(
             secrets.randbits(32),
@@ -147,6 +150,9 @@ class Client:
         if (connection := self._mesh.connection(SERVER)) is not None:
             connection.beat()
             now = time.monotonic()
+            if now - self._looked > LATE:
+                self._moved = now
+            self._looked = now
             is_ready = connection.state is Standing.READY
             # a greeting is short: it comes over a link on which no piece arrives in time
             holds = (

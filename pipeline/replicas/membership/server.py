@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.errors.words import numbered
 from thinwire.pipeline.errors import WireError
+from thinwire.pipeline.replicas.membership.client import LATE
 from thinwire.pipeline.replicas.membership.messages import LAUNCHED, SAID, Message, check, pack, unpack
 from thinwire.pipeline.replicas.membership.rules import Membership
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 TORCH = "the release of torch"
 """In this, replicas may differ, with a warning: their bits may, and are compared after each exchange."""
-_LATE = 1.0
-"""Seconds between two looks after which this process had no turn itself, so it could read nothing."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Server:
     def look(self) -> None:
         """Lose who is silent, and do what waiting has made possible. Call it all the time."""
         now = self._clock()
-        if now - self._looked > _LATE:
+        if now - self._looked > LATE:
             self._patient_until = now + self._size.silence
         self._looked = now
         for replica, session in list(self._sessions.items()):
