@@ -142,8 +142,8 @@ def _of_another_tokenizer(folder: Path) -> list[str]:
     if found.backend_tokenizer.to_str() == as_saved.backend_tokenizer.to_str():
         return []
     return [
-        f"AutoTokenizer makes a {took} of the tokenizer, as of any beside such a model, and that gives other tokens "
-        f"than in training: load it with PreTrainedTokenizerFast.from_pretrained"
+        f"AutoTokenizer loads the tokenizer as a {took}, because of the model's type, and that gives other tokens than "
+        f"in training; load it with PreTrainedTokenizerFast.from_pretrained"
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from thinwire.errors import ThinwireError
@@ -99,7 +99,7 @@ class Running(Protocol):
 def signal_group(process: Running, number: signal.Signals) -> None:
     """Send a signal to a process, and to all that it started in its session, while it runs."""
     if process.poll() is None:
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:  # a fork that has no session of its own yet
-            os.kill(process.pid, number)
+        for send in (os.killpg, os.kill):  # a fork that has just begun has no session of its own yet
+            with suppress(ProcessLookupError):
+                send(process.pid, number)
+                return

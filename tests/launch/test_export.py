@@ -220,7 +220,7 @@ def test_a_tokenizer_that_the_library_takes_for_another_is_said_to_be(folder, tm
     capsys.readouterr()
     exported = export(run, tmp_path / "export")
     saved, found = (each.from_pretrained(exported) for each in (PreTrainedTokenizerFast, AutoTokenizer))
-    differs, said = saved("the cat").input_ids != found("the cat").input_ids, "makes a Qwen2Tokenizer of the tokenizer"
+    differs, said = saved("the cat").input_ids != found("the cat").input_ids, "loads the tokenizer as a Qwen2Tokenizer"
     assert (said in capsys.readouterr().out, said in (exported / "README.md").read_text()) == (differs, differs)
 
 
