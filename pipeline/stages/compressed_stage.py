@@ -29,6 +29,7 @@ from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.stages.forward_states import drop, replace_inputs, require_forward_states
 from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.ends import EndsOfReplicas
@@ -66,6 +67,7 @@ class CompressedStage(PipelineStage):
 
     def __init__(self, *args: Any, wire: Wire | None = None, first_layer: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        require_forward_states(self)
         given = inspect.signature(PipelineStage).bind(*args, **kwargs).arguments
         inputs, outputs = (given.get(name) for name in ("input_args", "output_args"))
         if (inputs is None or outputs is None) and not hasattr(self, "_user_meta"):
@@ -251,10 +253,7 @@ class CompressedStage(PipelineStage):
         work = Work("forward", self.step, fwd_chunk_id)
         with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
             output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
-        outputs, inputs = self.fwd_cache[fwd_chunk_id]
-        # torch reads gradients off the leaves; those of the last stage come from the loss
-        inputs = [*self._leaves, *inputs[len(self._leaves) :]]
-        self.fwd_cache[fwd_chunk_id] = (() if self.is_last else outputs, inputs)
+        replace_inputs(self, fwd_chunk_id, self._leaves)
         if self.is_last and save_forward_output:
             kept = output.detach() if isinstance(output, Tensor) else tree_map_only(Tensor, Tensor.detach, output)
             # the schedule concatenates all of output_chunks
@@ -272,7 +271,7 @@ class CompressedStage(PipelineStage):
             return
         self._backwards += 1
         if not self.is_last and self.stage_index not in self._gradients_at:  # nothing trains until here
-            del self.fwd_cache[bwd_chunk_id]
+            drop(self, bwd_chunk_id)
             return
         with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)

@@ -10,7 +10,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.stages.forward_states import require_forward_states
 
 HOOKS = {
     "clear_runtime_states": ["self"],
@@ -54,7 +56,6 @@ def test_no_other_hook_is_overridden():
         "backward_state",
         "bwd_cache",
         "dw_runner",
-        "fwd_cache",
         "grad_recv_info",
         "output_chunks",
         "stage_index_to_group_rank",
@@ -62,6 +63,17 @@ def test_no_other_hook_is_overridden():
 )
 def test_the_stage_keeps_its_state_where_we_look(attribute):
     assert f"self.{attribute}" in inspect.getsource(_PipelineStageBase.__init__)
+
+
+def test_forward_states_lie_where_one_of_these_releases_keeps_them(alone):
+    source = inspect.getsource(_PipelineStageBase.__init__)
+    assert "self._forward_chunk_states" in source or "self.fwd_cache" in source
+    for name in ("_forward_chunk_states", "fwd_cache"):
+        stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"), torch.empty(3, 2), torch.empty(3, 2))
+        vars(stage).pop(name, None)
+        if not {"_forward_chunk_states", "fwd_cache"} & set(vars(stage)):
+            with pytest.raises(OptionsError, match="works with torch 2.11 to 2.15, got torch "):
+                require_forward_states(stage)
 
 
 def test_the_constructor_takes_torchs_arguments_in_torchs_order(alone):
