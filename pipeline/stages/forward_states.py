@@ -1,6 +1,7 @@
 """What torch keeps of a micro-batch between its forward and its backward: the one place where releases differ.
 
-torch 2.11 to 2.14 keep a pair in `fwd_cache`, torch 2.15 an object in `_forward_chunk_states`.
+torch 2.11 to 2.14 keep a pair in `fwd_cache`, torch 2.15 an object in `_forward_chunk_states`. A stage is Any here,
+since each release has one of the two.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage
 
 from thinwire.pipeline.errors import OptionsError
 
 
-def require_forward_states(stage: PipelineStage) -> None:
+def require_forward_states(stage: Any) -> None:
     """OptionsError if this torch keeps them elsewhere; the constructor asks, before anything is sent."""
     if not hasattr(stage, "_forward_chunk_states") and not hasattr(stage, "fwd_cache"):
         raise OptionsError(
@@ -23,7 +23,7 @@ def require_forward_states(stage: PipelineStage) -> None:
         )
 
 
-def replace_inputs(stage: PipelineStage, microbatch: int, leaves: Sequence[Any]) -> None:
+def replace_inputs(stage: Any, microbatch: int, leaves: Sequence[Any]) -> None:
     """Let torch read gradients off the leaves, in place of the first inputs. Outputs of the last stage are let go.
 
     Its gradients come from the loss, and its outputs may be objects of the user's own.
@@ -39,7 +39,7 @@ def replace_inputs(stage: PipelineStage, microbatch: int, leaves: Sequence[Any])
     stage.fwd_cache[microbatch] = (() if stage.is_last else outputs, [*leaves, *inputs[len(leaves) :]])
 
 
-def drop(stage: PipelineStage, microbatch: int) -> None:
+def drop(stage: Any, microbatch: int) -> None:
     """Forget a micro-batch that has no backward."""
     states = stage._forward_chunk_states if hasattr(stage, "_forward_chunk_states") else stage.fwd_cache
     del states[microbatch]

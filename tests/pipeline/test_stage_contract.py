@@ -72,7 +72,7 @@ def test_forward_states_lie_where_one_of_these_releases_keeps_them(alone):
         stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"), torch.empty(3, 2), torch.empty(3, 2))
         vars(stage).pop(name, None)
         if not {"_forward_chunk_states", "fwd_cache"} & set(vars(stage)):
-            with pytest.raises(OptionsError, match="works with torch 2.11 to 2.15, got torch "):
+            with pytest.raises(OptionsError, match=r"works with torch 2\.11 to 2\.15, got torch "):
                 require_forward_states(stage)
 
 
