@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         check_unused(wanted)  # again: no other run can begin there now
         simulate(prepared)
         if wanted.debug.smoke:
-            from thinwire.launch.run.smoke import check_export
+            from thinwire.launch.run.export import check_export
 
             check_export(prepared.recipe)
     return OK

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             check_unused(wanted)  # again: no other run can begin there now
             launch(prepared, argv, descriptors)
             if wanted.debug.smoke:
-                from thinwire.launch.run.smoke import check_export
+                from thinwire.launch.run.export import check_export
 
                 check_export(prepared.recipe)
         return OK

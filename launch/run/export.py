@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from torch import Tensor
 
 from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
-from thinwire.launch.run.assembly import model_of
+from thinwire.launch.run.assembly import build_modules, model_of, prepare, simulated_placement
 from thinwire.launch.run.model_files import change_config, copy_model_files
-from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import SavedRun, require_base, weights_of
+from thinwire.launch.run.recipe import Recipe, dump, parse
+from thinwire.launch.run.saved import SavedRun, read_run, require_base, weights_of
 from thinwire.launch.run.tables import scores_of
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
@@ -37,7 +38,7 @@ from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
-from thinwire.models.data.tokenizer import load_tokenizer
+from thinwire.models.data.tokenizer import load_tokenizer, make_tokenizer
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import build_stage
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
@@ -308,3 +309,20 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     save_torch_state_dict(dict(weights), folder)
     for path in folder.glob("*.safetensors"):
         follow_umask(path)
+
+
+def check_export(trained: Recipe) -> None:
+    """Export what a smoke run has trained to a folder that is removed again, and load its model and its tokenizer.
+
+    Raises:
+        ThinwireError: the model cannot be exported, or the export not be loaded.
+    """
+    # where its weights have had room; a temporary folder may be in memory
+    with TemporaryDirectory(prefix="thinwire-", dir=trained.folder, ignore_cleanup_errors=True) as folder:
+        target = Path(folder, "export")
+        export(read_run(trained.folder, "thinwire export"), target)
+        loaded = prepare(parse([str(target / "recipe.yaml")]))
+        build_modules(loaded, simulated_placement(loaded.recipe), rank=0)
+        if trained.data.tokenizer != BYTES:
+            make_tokenizer(str(target))
+    print("its model was exported and loaded again")

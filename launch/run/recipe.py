@@ -7,6 +7,7 @@ raised together, before any process group starts.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ from thinwire.pipeline.options import (
     together,
 )
 from thinwire.pipeline.options.compression import FAST, MILD
+from thinwire.pipeline.options.durations import read_duration
 
 PACKAGED = files("thinwire.launch") / "recipes"
 
@@ -61,6 +63,7 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 MOST_WAITING = 1e6
 TRACED = 5
 """Steps that --trace records if it gives no number."""
+SMOKE_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,46 @@ class Recipe:
             return self
         return replace(self, checkpoint=replace(self.checkpoint, resume="auto"))
 
+    @property
+    def smoke(self) -> Recipe:
+        """The same as a smoke run: three steps that try every part, before somebody spends hours on the whole run.
+
+        Model, cut, batch, codecs and optimizer stay; a smoke run stays as it is. A warm-up or the measurement of `auto`
+        takes the first step. The run has its own folders, because it replaces the smoke run before it. Clients with
+        data of their own share those at hand, because no outline describes a part of the data.
+        """
+        compression, one = self.compression, self.clients.count == 1
+        warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup
+        return replace(
+            self,
+            name=_marked(self.name),
+            output=self.output and _marked(self.output.rstrip("/")),
+            save_every=0,
+            data=_little(self),
+            clients=ClientOptions() if one else replace(self.clients, turn="1 step", outlines=[]),
+            compression=replace(compression, measure="1 step", warmup=warmup),
+            training=replace(self.training, steps=SMOKE_STEPS, epochs=None, evaluate_every="0 steps"),
+            checkpoint=replace(self.checkpoint, every=f"{SMOKE_STEPS} steps", folder="", resume="never"),
+            debug=replace(self.debug, trace=SMOKE_STEPS),
+        )
+
+
+def _marked(name: str) -> str:
+    return name if name.endswith("-smoke") else f"{name}-smoke"
+
+
+def _little(recipe: Recipe) -> DataOptions:
+    """As much of the data as three different batches and one evaluation need."""
+    data, one_pass = recipe.data, recipe.pipeline.pass_size
+    shared = data.held_out if data.evaluation is None else 0.0
+    training = max(SMOKE_STEPS, recipe.clients.count) * recipe.batch_size / (1 - shared)
+    # one sample more than the held-out share, because shares are rounded
+    held_out = (one_pass + 1) / shared if shared else one_pass
+    samples = math.ceil(max(training, held_out)) + 1
+    tokens = data.block_size if data.chosen_kind in ("text", "chat") else 1
+    wanted = samples * tokens + 1
+    return replace(data, limit=wanted if data.limit is None else min(wanted, data.limit))
+
 
 def packaged() -> dict[str, str]:
     """The packaged recipes: name -> purpose."""
@@ -219,11 +262,7 @@ def parse(
     # the checks need torch
     with showing("importing torch") if "torch" not in sys.modules else nullcontext():
         wanted = _instantiate(values)
-    if not wanted.debug.smoke:
-        return wanted
-    from thinwire.launch.run.smoke import smoke
-
-    return smoke(wanted)
+    return wanted.smoke if wanted.debug.smoke else wanted
 
 
 def check_place(place: str, options: Sequence[str], prog: str) -> None:

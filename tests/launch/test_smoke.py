@@ -11,8 +11,7 @@ from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run.assembly import prepare
 from thinwire.launch.run.folders import replacing
-from thinwire.launch.run.recipe import dump, parse
-from thinwire.launch.run.smoke import STEPS, smoke
+from thinwire.launch.run.recipe import SMOKE_STEPS, dump, parse
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -36,14 +35,14 @@ def test_the_recipe_that_it_leaves_is_the_same_smoke_run(folder):
 def test_checkpoints_of_the_recipe_stay_out_of_it():
     """A smoke run starts anew, which removes the checkpoints in its folder."""
     short = parse(["tiny.yaml", "--smoke", "--checkpoint.folder", "kept", "--checkpoint.every", "1 epoch"])
-    assert (short.checkpoint.folder, short.checkpoint.every) == ("", f"{STEPS} steps")
+    assert (short.checkpoint.folder, short.checkpoint.every) == ("", f"{SMOKE_STEPS} steps")
 
 
 @pytest.mark.parametrize("held_out", ["0", "0.1", "0.9"])
 def test_little_data_is_enough_for_every_batch_and_an_evaluation(held_out):
     short = parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--data.held_out", held_out])
     data = prepare(short).data
-    assert STEPS * short.pipeline.batch_size <= len(data.training) < 100 * short.pipeline.batch_size
+    assert SMOKE_STEPS * short.pipeline.batch_size <= len(data.training) < 100 * short.pipeline.batch_size
     assert (data.held_out is None) == (held_out == "0")
 
 
@@ -99,6 +98,6 @@ def test_a_packaged_recipe_that_downloads_nothing_has_one(name):
     if name in ("resnet-tiny", "split-tiny", "vit-tiny"):
         pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     short = parse([name, "--smoke"])
-    assert smoke(short) == short
+    assert short.smoke == short
     found = prepare(short).recipe
     assert replace(found, model=short.model) == short, "there is data enough"
