@@ -31,7 +31,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
     "partition": ("partition.command", "show the cost of each layer of a recipe, and the best cut"),
     "outline": ("outline", "write what processes must know of data that they never read"),
-    "server": ("server", "run the server through which replicas on several hosts exchange"),
     "predict": ("predict.command", "predict the speed of a recipe over slow links"),
     "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),

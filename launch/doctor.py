@@ -136,8 +136,8 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
     from thinwire.pipeline.devices.transports import carrying, placed
 
     size = wanted.pipeline.num_processes
-    found = placed(wanted.group_processes, gpus, wanted.training.device)
-    where = [real_placement(wanted, rank) for rank in range(0, wanted.group_processes, size)]
+    found = placed(wanted.num_processes, gpus, wanted.training.device)
+    where = [real_placement(wanted, rank) for rank in range(0, wanted.num_processes, size)]
     neighbours = [pair for each in where for pair in sorted(each.neighbours)]
     rows: list[list[Value]] = []
     refused, by = False, ""
@@ -153,7 +153,7 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
         rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]
     hosts = f"{len(gpus)} host{'s' * (len(gpus) > 1)} with {listed([*map(str, gpus)])} GPUs"
-    note = f"{wanted.group_processes} processes on {hosts}"
+    note = f"{wanted.num_processes} processes on {hosts}"
     return Table(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
 
 

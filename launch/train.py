@@ -54,15 +54,12 @@ def main(argv: Sequence[str]) -> int:
         check_unused(wanted)  # before a training is imported and the data is read
     _check_reach(wanted)
     from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.elastic.own import check_launcher
     from thinwire.launch.run.room import check_memory
     from thinwire.launch.shared.progress import counting
 
-    if is_stage:
-        check_launcher(wanted)
     if not is_spread(rank):  # other machines may hold most of the stages
         with counting(not is_stage):
-            check_memory(wanted, len(wanted.replicas.here))  # before the model is built
+            check_memory(wanted, wanted.replicas.count)  # before the model is built
     if is_stage:
         beating.doing = lambda: Doing.READING
     prepared = prepare(wanted, rank=rank)
@@ -87,28 +84,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_reach(wanted: Recipe) -> None:
-    """Raise OptionsError if the file of keys, the host of the membership server or an interface cannot be used."""
+    """Raise OptionsError if the file of keys or an interface cannot be used."""
     from thinwire.launch.shared.interfaces import check_interface
-    from thinwire.pipeline.errors import OptionsError
-    from thinwire.pipeline.processes.addresses import found, parted
-    from thinwire.pipeline.wire.backends import check_installed, check_keys
+    from thinwire.pipeline.wire.backends import check_keys
 
-    place = wanted.replicas.server
     # zmq takes addresses, too, and says so itself
-    if wanted.wire.transport != "zmq" or wanted.group_processes == 1:
+    if wanted.wire.transport != "zmq" or wanted.num_processes == 1:
         check_interface()
-    if wanted.replicas.elastic:
-        check_installed()
-    check_keys(wanted.wire, across_hosts=place is not None)
-    if place is not None:
-        try:
-            found(place)
-        except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) else error
-            raise OptionsError(
-                f"replicas.server must name a host that this one finds, got {parted(place)[0]}: {said}; give its "
-                f"address"
-            ) from error
+    check_keys(wanted.wire)
 
 
 def _check_transport(wanted: Recipe) -> None:
@@ -119,7 +102,7 @@ def _check_transport(wanted: Recipe) -> None:
     from thinwire.pipeline.devices.device import num_gpus
     from thinwire.pipeline.devices.transports import carrying, placed
 
-    found = placed(wanted.group_processes, [num_gpus()], wanted.training.device)
+    found = placed(wanted.num_processes, [num_gpus()], wanted.training.device)
     for pair in real_placement(wanted).neighbours:
         carrying(wanted.wire.transport, pair, found)
 
@@ -127,8 +110,7 @@ def _check_transport(wanted: Recipe) -> None:
 def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> None:
     """Start the stage processes on this machine, and wait until all have ended. They inherit the descriptors.
 
-    Where one dies, all start again from the newest checkpoint, as often as the recipe allows; or those of its replica
-    alone, if replicas may be lost.
+    Where one dies, all start again from the newest checkpoint, as often as the recipe allows.
 
     Raises:
         FailedError: a process failed. The message says which, and what the others were waiting for.
@@ -137,23 +119,19 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     from thinwire.launch.hosts.commands import gathered_signals
     from thinwire.launch.run import failures, folders, host_data, stage_processes
     from thinwire.launch.run.assembly import real_placement
-    from thinwire.launch.run.elastic.launcher import Launcher
     from thinwire.launch.run.resume import BEGUN
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import show
     from thinwire.pipeline.wire.backends import fresh_keys
 
     wanted, where = prepared.recipe, real_placement(prepared.recipe)
-    here = len(wanted.replicas.here)
-    copies = f"{here} times " if here > 1 else ""
-    show(f"building {copies}{wanted.pipeline.num_stages} stages in {here * wanted.pipeline.num_processes} processes")
+    count = wanted.replicas.count
+    copies = f"{count} times " if count > 1 else ""
+    show(f"building {copies}{wanted.pipeline.num_stages} stages in {wanted.num_processes} processes")
     start = _starting(prepared, arguments, descriptors)
     scratch.remove_orphans()
     begun = False
     with gathered_signals() as came:
-        if wanted.replicas.elastic:
-            Launcher(prepared, lambda again: _again(prepared, arguments, descriptors) if again else start, came).run()
-            return
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
                 keys = fresh_keys(wanted.wire, folder)

@@ -56,9 +56,7 @@ from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.exchange import check_fit
-from thinwire.pipeline.replicas.membership.attendance import Attendance
-from thinwire.pipeline.replicas.membership.steps import replicas_of
+from thinwire.pipeline.replicas.exchange import check_fit, connect
 from thinwire.pipeline.replicas.shared import SharedWeights, bytes_of_step
 from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.schedules import actions, build, build_merged, merge, process_of_stages
@@ -366,7 +364,7 @@ def real_placement(recipe: Recipe, rank: int = 0) -> Placement:
     replica = rank // pipeline.num_processes
     alone = process_of_stages(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
     process_of = {stage: process + replica * pipeline.num_processes for stage, process in alone.items()}
-    return Placement(process_of, replica, 1 if recipe.replicas.elastic else recipe.replicas.count)
+    return Placement(process_of, replica, recipe.replicas.count)
 
 
 def simulated_placement(recipe: Recipe) -> Placement:
@@ -379,12 +377,10 @@ def assemble(
     where: Placement,
     rank: int,
     observer: Observer | None = None,
-    attendance: Attendance | None = None,
 ) -> Assembly:
     """Build and connect the stages of process `rank`. Collective over the default process group.
 
-    `observer` is called with every tuple of tensors that these stages send. `attendance` is this process as a member
-    of replicas that may be lost.
+    `observer` is called with every tuple of tensors that these stages send.
     """
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
@@ -395,19 +391,17 @@ def assemble(
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data, prepared.blueprint)
     of_all = agreement | agreed_by_replicas(recipe)
-    replica = attendance.replica if attendance else where.replica_of(rank)
-    wire = make_wire(recipe, data, replica, agreement, observer, where.pipeline)
+    wire = make_wire(recipe, data, where.replica_of(rank), agreement, observer, where.pipeline)
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
     shared = _shared_weights(prepared, stages, where)
-    passes = recipe.replicas.passes(pipeline.accumulation)
 
     def in_full(progress: Progress) -> bool:
         """Whether what replicas exchange in a step goes uncompressed."""
         warms_up = recipe.compression.warms_up(progress.step, progress.steps_per_epoch)
         return warms_up or recipe.optimizer.sends_in_full(progress)
 
-    replicas = replicas_of(stages, where, recipe.replicas, of_all, in_full, passes, attendance)
+    replicas = connect(stages, where, recipe.replicas, of_all, in_full)
     trainer = Trainer(
         runner=Runner(stages, _schedule(recipe, where, stages, loss), loss),
         placement=where,

@@ -33,9 +33,16 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
-_OF_ALL = (CodecError, ModelError, OptionsError, MismatchError)
-"""Errors that other replicas of the run would meet too."""
-_LASTING = (*_OF_ALL, StoreError, NonFiniteError, CheckpointError, OutputError)
+_LASTING = (
+    CodecError,
+    ModelError,
+    OptionsError,
+    MismatchError,
+    StoreError,
+    NonFiniteError,
+    CheckpointError,
+    OutputError,
+)
 """Errors that a restart cannot solve."""
 
 _KINDS = {PeerError: "peer", StoppedError: "saved"}
@@ -58,8 +65,6 @@ class Report:
     text: str
     lasting: bool = False
     """Whether the process would fail again in the same way if the run went on from its newest checkpoint."""
-    of_all: bool = False
-    """Whether other replicas would fail in the same way."""
     mistake: bool = False
     """Whether it is the user's, found before any work began."""
 
@@ -108,7 +113,6 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
         kind=kind,
         text=text,
         lasting=isinstance(error, _LASTING),
-        of_all=isinstance(error, _OF_ALL),
         mistake=isinstance(error, OptionsError),
     )
 
@@ -133,18 +137,17 @@ def explain(
     exit_codes: Mapping[int, int | None],
     where: Placement,
     hung: Iterable[int] = (),
-    replica: int | None = None,
 ) -> str:
     """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
     If no process failed by itself (a link went down, one stage was asked to stop), processes that hang come first, or
     else the first report. `reports` are in the order they were written. Exit codes are of the processes that failed:
-    negative is the number of a signal, None is unknown. `replica` is that of all of them, if they are a run of its own.
+    negative is the number of a signal, None is unknown.
     """
 
     def who(rank: int) -> str:
         stages = where.stages_of(rank)
-        said = named(stages, where.replica_of(rank) if replica is None else replica)
+        said = named(stages, where.replica_of(rank))
         return f"the process of {said}" if len(stages) > 1 else said
 
     unknown = f"ended without a report, as one does that was killed {FOR_MEMORY}"
@@ -178,15 +181,11 @@ def failure(
     return OptionsError(text) if mistake else FailedError(told)
 
 
-def silences(silent: Mapping[int, str], where: Placement, replica: int | None = None) -> dict[int, Report]:
+def silences(silent: Mapping[int, str], where: Placement) -> dict[int, Report]:
     """The reports of processes that were killed for their silence, by rank; they leave none."""
     return {
         rank: Report(
-            rank=rank,
-            stages=where.stages_of(rank),
-            replica=where.replica_of(rank) if replica is None else replica,
-            kind="own",
-            text=f"it {said}",
+            rank=rank, stages=where.stages_of(rank), replica=where.replica_of(rank), kind="own", text=f"it {said}"
         )
         for rank, said in silent.items()
     }

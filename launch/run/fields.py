@@ -36,7 +36,6 @@ WITHOUT_EFFECT = (
     "compression.store_folder",
     "data.outline",
     "clients.outlines",
-    "replicas.server",
 )
 """Fields of a recipe that change nothing in a run's numbers. A name with a dot at the end is a whole group."""
 

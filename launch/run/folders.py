@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shlex
 import tempfile
 import time
@@ -102,7 +101,7 @@ def _foreign(folder: Path) -> list[str]:
         within_another(folder, None),
         obstacle(folder, run, RUN_FILES),
         *(obstacle(folder / name, run) for name in _FOLDERS),
-        *(stray(path, run) for name in ("stores", "replica-*", *RUN_FILES) for path in sorted(folder.glob(name))),
+        *(stray(path, run) for name in ("stores", *RUN_FILES) for path in sorted(folder.glob(name))),
     ]
     return [
         f"output must name a new folder or that of a run, because a run replaces files there: {each}; {_WAY_OUT}"
@@ -175,9 +174,8 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
         saved = [path for place in places.values() for path in place.glob("*") if is_checkpoint(path)]
         saved += [] if weights.is_symlink() else steps_of(weights)
         saved = [path for path in saved if run_of(path) in runs]
-        replicas = _other_replicas(recipe)
         whole = any((path / MANIFEST).exists() for path in [*saved, *steps_of(folder / "best"), *steps_of(weights)])
-        if not (half.is_dir() or replicas or whole):
+        if not (half.is_dir() or whole):
             return  # what was replaced before is still the newest that is whole
         for path in [] if half.is_dir() else [replaced, *elsewhere]:  # one that was killed here has moved some of it
             remove(path, runs)
@@ -185,7 +183,7 @@ def set_aside(recipe: Recipe, runs: Sequence[str]) -> None:
         own = [folder / name for name in _FOLDERS if name not in (weights.name, _REPLACED, _REPLACING)]
         own = [path for path in own if run_of(path) is not None and not path.is_symlink()]
         files = [path for name in RUN_FILES for path in folder.glob(name)]
-        for path in [*saved, *replicas, *own, *files]:
+        for path in [*saved, *own, *files]:
             inside = path.is_relative_to(folder)
             target = half / path.relative_to(folder) if inside else elsewhere[0] / path.name
             claim(target.parent, runs[0])
@@ -211,13 +209,6 @@ def _name_checkpoints(path: Path, before: Path, now: Path) -> None:
         if named and Path(named).resolve() == before.resolve():
             fields["checkpoint"]["folder"] = str(now)
             write_durably(path, dump_yaml(fields).encode())
-
-
-def _other_replicas(recipe: Recipe) -> list[Path]:
-    """The folders of replicas whose numbers this run does not have."""
-    own = len(recipe.replicas.here) if recipe.replicas.elastic else 1
-    named = [path for path in recipe.folder.glob("replica-*") if re.fullmatch("replica-[0-9]{1,9}", path.name)]
-    return [path for path in named if int(path.name.removeprefix("replica-")) >= own and run_of(path) is not None]
 
 
 def check_unused(recipe: Recipe) -> None:

@@ -108,14 +108,10 @@ class Recipe:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
         if not 0 <= self.wait_for_space <= MOST_WAITING:
             mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
-        if self.training.best is not None and self.replicas.elastic:
-            mistakes.append("training.best must be null for replicas.membership elastic, whose replicas score alone")
         mistakes += self.compression.mistakes_of_boundaries(self.pipeline.num_stages)
-        mistakes += together.of_replicas(
-            self.replicas, self.compression, self.wire, self.optimizer, self.num_boundaries
-        )
+        mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer, self.num_boundaries)
         mistakes += together.of_clients(self.clients, self.replicas)
-        mistakes += together.of_keys(self.wire, self.replicas)
+        mistakes += together.of_keys(self.wire)
         gradients = self.compression.possible(self.num_boundaries, "gradients")
         gradients.append(compress.parse(self.compression.shared))
         mistakes += together.of_computing(
@@ -138,11 +134,6 @@ class Recipe:
     def num_processes(self) -> int:
         """Processes of all replicas."""
         return self.replicas.count * self.pipeline.num_processes
-
-    @property
-    def group_processes(self) -> int:
-        """Processes of one process group: all, or those of one replica if the others may be lost."""
-        return self.pipeline.num_processes if self.replicas.elastic else self.num_processes
 
     @property
     def num_boundaries(self) -> int:
@@ -412,10 +403,4 @@ def _recipe_of(run: str) -> str:
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {said}")
     if not recipe.is_file():
         raise OptionsError(f"--resume must name the folder of a run, got {run!r}: {recipe} is missing")
-    folder = Path(run).absolute()
-    if re.fullmatch(r"replica-\d+", folder.name) and (folder.parent / "recipe.yaml").is_file():
-        replicas = _load(str(recipe)).get("replicas", {})
-        # a replica on a host of its own has the whole run of this host, under any name
-        if replicas.get("membership") == "elastic" and replicas.get("number") is None:
-            raise OptionsError(f"--resume must name the folder of the whole run, {folder.parent}, got {run}")
     return str(recipe)

@@ -310,8 +310,8 @@ class Reporting:
             "train_loss": self._log.last_loss,
             "held_out_digest": None if (held_out := self._prepared.data.held_out) is None else held_out.digest,
             "held_out": {mode: each.values() for mode, each in evaluations[-1][1].items()} if evaluations else {},
-            # of each replica; which they took depends on who was lost, where one may be
-            "samples": [] if recipe.replicas.elastic else [done * size for size in recipe.batch_sizes],
+            # of each replica
+            "samples": [done * size for size in recipe.batch_sizes],
             # whose seconds and memory these are
             "timed": f"replica {here.start}" if len(here) < recipe.replicas.count else "all",
             "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choosing.choices],

@@ -11,14 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.console import show_stores
-from thinwire.launch.run.elastic.own import beginning
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.summary import module_of
@@ -98,10 +96,7 @@ class Room:
 
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
-        together = beginning(self._recipe)
-        mine = [*self._weights(self._sets()), *self._checkpoints()]
-        of_all = [replace(need, nbytes=need.nbytes * together) for need in mine]
-        check_space(self._everyone([*self._stores(), *of_all]))
+        check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
 
     def check_stores(self) -> None:
         """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""

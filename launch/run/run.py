@@ -29,7 +29,6 @@ from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.membership.attendance import Attendance
 from thinwire.pipeline.training.trainer import StepRecord
 
 
@@ -39,7 +38,6 @@ class Run:
     Args:
         prepared: the recipe and its data.
         where: where the stages live.
-        attendance: where this replica is taken in, if replicas come and go.
         leaving: held by a thread that ends this process at once. The first step is not done then: a process that said
             it saves, and ended, had the others wait for its part of the checkpoint until `wire.timeout`.
     """
@@ -48,12 +46,11 @@ class Run:
         self,
         prepared: Prepared,
         where: Placement,
-        attendance: Attendance | None = None,
         leaving: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._leaving = leaving or nullcontext()
         self.recipe, self._asked = prepared.recipe, False
-        self.assembly: Assembly = assemble(prepared, where, dist.get_rank(), attendance=attendance)
+        self.assembly: Assembly = assemble(prepared, where, dist.get_rank())
         self.trainer = self.assembly.trainer
         with writing(self.recipe.folder):
             runs = claim_folder(self.recipe, where)
@@ -69,8 +66,6 @@ class Run:
             with self._resumption.reading():
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
         self._choosing.begin()
-        if attendance is not None:
-            attendance.on_stop = self.ask_to_stop
         self.reporting = Reporting(self.assembly, self._resumption, self._choosing, self._is_asked)
         self._saves = Saves(self.assembly, self._room, self._resumption, self._choosing, self.reporting, self._is_asked)
         self._callbacks = (
@@ -90,9 +85,7 @@ class Run:
         self.reporting.begin()
         self._say_notes()
         self.reporting.look_before_training()
-        first = self.trainer.first_step(self._resumption.first)
-        if self.recipe.replicas.elastic:  # the run may have been stopped while this replica waited
-            self._saves.stop_if_asked(first)
+        first = self._resumption.first
         with self.reporting.live():
             if self.reporting.unfinished:  # the run was stopped in the evaluation after this step
                 self._finish_step(first)
@@ -139,7 +132,7 @@ class Run:
             self._room.show_stores()
 
     def _after_step(self, record: StepRecord) -> None:
-        done = self.trainer.done  # later than the step if a replica took the weights of another
+        done = self.trainer.done
         self._choosing.end_step()
         with self._leaving:
             self._done = done

@@ -11,7 +11,6 @@ from thinwire.compress.codec import is_finite
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.auto import Choosing
-from thinwire.launch.run.elastic.own import run_folder
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
@@ -131,7 +130,7 @@ class Saves:
         self.finish(done)
         collectives.barrier(self._where, "waiting for the last checkpoint of all stages")
         raise StoppedError(
-            f"after step {done}, and a checkpoint holds it; thinwire train --resume {run_folder(self._recipe)} goes on"
+            f"after step {done}, and a checkpoint holds it; thinwire train --resume {self._recipe.folder} goes on"
         )
 
     def finish(self, done: int) -> None:

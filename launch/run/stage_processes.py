@@ -125,10 +125,6 @@ class StageProcesses:
             self._processes[rank].wait()
         return bool(self._silent)
 
-    def is_over(self) -> bool:
-        """Whether all have ended, or one has failed or was killed for its silence."""
-        return not self.runs or bool(self.failed) or self.lose_silent()
-
     def end(self, *, expected: bool) -> End:
         """Stop the processes that still run, and say how all ended; `expected` if a signal ends them."""
         if not expected and self.failed:

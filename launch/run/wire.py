@@ -6,21 +6,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.compress import SlotCounts
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
+from thinwire.launch.run.fields import is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.models.layers import Blueprint
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import codec_in_words
-from thinwire.pipeline.replicas.membership.server import TORCH
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire
 
@@ -38,14 +35,6 @@ _OWN = (
     "clients.outlines",  # paths on each host; the digest of the samples stands for their content
 )
 """Fields in which stages may differ, or which they compare elsewhere."""
-_OWN_OF_HOSTS = (*WITHOUT_EFFECT, "replicas.number", "training.device", "training.compile", "training.epochs")
-"""Fields in which replicas on several hosts may differ."""
-_FOLLOW = ("training.steps", "model.tied")
-"""Fields that may follow from the samples and the model, which the server does not read."""
-_FRAMES = ("wire.checksum", "wire.nonfinite")
-"""Fields that change no number of a run, but decide what the frames between replicas hold."""
-_SHOWN = 60
-"""Characters of a value that are shown."""
 
 
 def make_wire(
@@ -118,30 +107,6 @@ def agreed_by_replicas(recipe: Recipe) -> dict[str, Any]:
         for channel in CHANNELS
     }
     return {**codecs, "compression.warmup": common.warmup, "compression.warmup_fill": common.warmup_fill}
-
-
-def agreed_by_hosts(recipe: Recipe) -> dict[str, str]:
-    """What replicas on several hosts must have the same, as text: fields of the recipe, and the release of thinwire.
-
-    A long value ends with its digest.
-    """
-    own, values = (*_OWN_OF_HOSTS, *_FOLLOW), values_of(asdict(recipe))
-    shown = {
-        name: text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... {sha256(text.encode()).hexdigest()[:8]}"
-        for name, text in zip(values, map(json.dumps, values.values()), strict=True)
-        if name in _FRAMES or not is_among(name, own)
-    }
-    return {**shown, "the release of thinwire": version("thinwire")}
-
-
-def agreed_with_data(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, str]:
-    """The same, with what only a replica knows: fields that follow from its data, digests, the release of torch."""
-    values = values_of(asdict(recipe))
-    known = {name: str(values[name]) for name in _FOLLOW}
-    samples = {"the samples of training": data.training.digest}
-    if data.held_out is not None:
-        samples["the held-out samples"] = data.held_out.digest
-    return {**agreed_by_hosts(recipe), **known, **samples, **_of_model(model), TORCH: version("torch")}
 
 
 def _of_model(model: Blueprint) -> dict[str, str]:

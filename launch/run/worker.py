@@ -17,8 +17,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.assembly import Prepared, real_placement
-from thinwire.launch.run.elastic import agent
-from thinwire.launch.run.elastic.own import attend, enter
 from thinwire.launch.run.failures import (
     FOLDER_VARIABLE,
     Report,
@@ -56,9 +54,6 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     forget(rank)
     where = real_placement(prepared.recipe, rank)
     stages, replica = where.stages_of(rank), where.replica_of(rank)
-    if (attendance := attend(prepared.recipe)) is not None:
-        replica = attendance.replica
-        prepared = enter(prepared, replica)
     run: Run | None = None
     leaving = threading.Lock()
 
@@ -106,7 +101,6 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         run = Run(
             prepared,
             collectives.connected(where, timedelta(seconds=timeout), timedelta(seconds=across)),
-            attendance,
             leaving,
         )
         run.go()
@@ -115,16 +109,12 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         with reaching(f"process {rank} was waiting for all others to finish"):
             dist.barrier()
         dist.destroy_process_group()
-        if attendance is not None:
-            attendance.close(agent.report)
     except Exception as error:
         # 4. let a checkpoint that is being written become whole; of a peer that is gone its part may never come
         if run is not None:
             run.finish_writing(_GRACE if isinstance(error, PeerError) else prepared.recipe.wire.timeout)
         # 5. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages, replica))
-        if attendance is not None and isinstance(error, StoppedError):
-            attendance.close(agent.report)  # it may have given its weights to another replica
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
     return 0
 
@@ -143,7 +133,7 @@ def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
     if parent.VARIABLE in os.environ:
         return nullcontext()
     return patient(
-        f"process {rank} waits for all {prepared.recipe.group_processes} processes of the run to start, up to "
+        f"process {rank} waits for all {prepared.recipe.num_processes} processes of the run to start, up to "
         f"{prepared.recipe.wire.timeout:g} s; if one has failed, its own output says why"
     )
 
@@ -186,7 +176,7 @@ def as_started(prepared: Prepared, where: Placement) -> Prepared:
 
 def join(prepared: Prepared, rank: int) -> None:
     """Connect to the other processes. MismatchError if their number is not that of the recipe."""
-    needed, found = prepared.recipe.group_processes, int(os.environ["WORLD_SIZE"])
+    needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "

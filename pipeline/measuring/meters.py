@@ -124,10 +124,6 @@ class Meter:
         spent["other"] = time.perf_counter() - started - sum(spent.values())
         self.exchange = {name: self.exchange.get(name, 0.0) + seconds for name, seconds in spent.items()}
 
-    def drop_exchange(self) -> None:
-        """Say that the exchange went on elsewhere: the next one has not begun."""
-        self._exchange_begun = None
-
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Do not count the seconds inside, such as those of an evaluation. Traffic counts, in its own phase."""

@@ -19,8 +19,8 @@ class WireOptions:
     encrypts them, lets nobody in without the keys, and goes on after a broken connection; nccl, which
     carries frames from GPU to GPU, and was run on one GPU only; or auto: nccl between two GPUs of a host, else gloo."""
     keys: str | None = None
-    """For zmq, and for replicas.server: the file that `thinwire keys` made, the same on every machine; null is for
-    `thinwire train`, which makes fresh keys for each run on one machine."""
+    """For zmq: the file that `thinwire keys` made, the same on every machine; null is for `thinwire train`, which makes
+    fresh keys for each run on one machine."""
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +14,6 @@ from thinwire.pipeline.options.changes import changed
 from thinwire.pipeline.options.compression import CompressionOptions, mistakes_of_sums
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
-from thinwire.pipeline.processes.addresses import parted
 
 MOST_REPLICAS = 1024
 """The most replicas of a pipeline."""
@@ -72,25 +70,11 @@ class ReplicaOptions:
     sync: SyncOptions = field(default_factory=SyncOptions)
     overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
     """What single replicas do differently, by their number: codecs of their boundaries, and passes in a step."""
-    membership: Literal["fixed", "elastic"] = "fixed"
-    """What the loss of a replica means: all start again (fixed), or the others go on, and it is taken in again when it
-    comes back (elastic). Elastic needs sync.every above 1."""
-    server: str | None = None
-    """For elastic replicas on several hosts: ADDRESS:PORT where `thinwire server` listens; null if all are on one."""
-    number: int | None = None
-    """The replica that this host trains, counted from 0, if replicas.server is given."""
 
     def __post_init__(self) -> None:
         mistakes = broken(
-            (
-                not self.elastic or self.sync.every > 1,
-                f"replicas.sync.every must be above 1 for membership elastic: replicas that exchange in each step "
-                f"cannot go on without one; got {self.sync.every}",
-            )
+            (1 <= self.count <= MOST_REPLICAS, f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         )
-        mistakes += self._mistakes_of_server()
-        if not 1 <= self.count <= MOST_REPLICAS:
-            mistakes.append(f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         mistakes += mistakes_of_sums("replicas.gradients", self.gradients)
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
@@ -118,38 +102,6 @@ class ReplicaOptions:
             ]
         return []
 
-    def _mistakes_of_server(self) -> list[str]:
-        """Mistakes of a replica that exchanges with others on other hosts."""
-        if self.server is None and self.number is None:
-            return []
-        return broken(
-            (
-                self.elastic,
-                "replicas.membership must be elastic, and replicas.count above 1, beside replicas.server and number: "
-                "replicas on other hosts may be lost",
-            ),
-            (
-                _is_place(self.server),
-                f"replicas.server must be ADDRESS:PORT, where thinwire server listens, beside replicas.number; got "
-                f"{self.server}",
-            ),
-            (
-                self.number is not None and 0 <= self.number < self.count,
-                f"replicas.number must be from 0 to {self.count - 1} beside replicas.server, because it says which "
-                f"replica this host trains; got {self.number}",
-            ),
-        )
-
-    @property
-    def here(self) -> list[int]:
-        """The replicas that a launcher starts: all, or the one of this host."""
-        return list(range(self.count)) if self.number is None else [self.number]
-
-    @property
-    def elastic(self) -> bool:
-        """Whether replicas go on without one that is lost."""
-        return self.count > 1 and self.membership == "elastic"
-
     @property
     def step_alone(self) -> bool:
         """Whether replicas take optimizer steps of their own between two exchanges."""
@@ -158,10 +110,9 @@ class ReplicaOptions:
     def longest_wait(self, timeout: float) -> float:
         """The most seconds that a replica waits for another one, where stages of a pipeline wait `timeout`.
 
-        A slower replica falls behind in each step between two exchanges. More than a day is for no replica. Replicas
-        that may be lost wait for nobody.
+        A slower replica falls behind in each step between two exchanges. More than a day is for no replica.
         """
-        if not self.step_alone or self.elastic:
+        if not self.step_alone:
             return timeout
         return max(timeout, min(timeout * self.sync.every, DAY))
 
@@ -182,10 +133,3 @@ class ReplicaOptions:
     def method(self) -> compress.Method:
         """What the gradients go through between replicas."""
         return compress.parse(self.gradients)
-
-
-def _is_place(text: str | None) -> bool:
-    """Whether a text is ADDRESS:PORT."""
-    with suppress(ValueError):
-        return bool(parted(text or ""))
-    return False

@@ -90,9 +90,9 @@ def _of_narrow_weights(
     return [f"model.dtype must be fp32 for {other}, got {model.dtype}" for other, there in beside.items() if there]
 
 
-def of_keys(wire: WireOptions, replicas: ReplicaOptions) -> list[str]:
+def of_keys(wire: WireOptions) -> list[str]:
     """A sentence if there are keys for messages that nothing encrypts."""
-    if wire.keys is None or wire.transport == "zmq" or replicas.elastic:
+    if wire.keys is None or wire.transport == "zmq":
         return []
     return [
         f"wire.keys needs wire.transport zmq, because {wire.transport} encrypts nothing, got {wire.keys}; set "
@@ -103,7 +103,6 @@ def of_keys(wire: WireOptions, replicas: ReplicaOptions) -> list[str]:
 def of_replicas(
     replicas: ReplicaOptions,
     compression: CompressionOptions,
-    wire: WireOptions,
     optimizer: OptimizerOptions,
     num_boundaries: int,
 ) -> list[str]:
@@ -111,14 +110,6 @@ def of_replicas(
     if replicas.count == 1:
         return []
     mistakes = broken(
-        (
-            wire.transport != "zmq" or not replicas.elastic,
-            f"replicas.membership elastic needs wire.transport gloo, got {wire.transport}",
-        ),
-        (
-            replicas.server is None or wire.keys is not None,
-            "wire.keys must name a file of keys for replicas.server; make one with thinwire keys FILE",
-        ),
         (
             optimizer.name != "quantized-adam" or replicas.sync.every == 1,
             f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
@@ -142,15 +133,12 @@ def _of_auto(replicas: ReplicaOptions, compression: CompressionOptions) -> list[
     if not compression.automatic:
         return []
     own = [f"replica {index}" for index, each in replicas.overrides.items() if each.compression != ReplicaCodecs()]
-    mistakes = broken(
-        (not replicas.elastic, "replicas.membership must be fixed for auto, because all replicas choose together"),
-        (
-            not own,
-            f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}",
-        ),
-    )
-    told = ", ".join(compression.automatic)
-    return [f"{mistake}; or name codecs in place of auto for {told}" for mistake in mistakes]
+    if not own:
+        return []
+    return [
+        f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}; or "
+        f"name codecs in place of auto for {', '.join(compression.automatic)}"
+    ]
 
 
 def _of_overrides(replicas: ReplicaOptions, compression: CompressionOptions, num_boundaries: int) -> list[str]:

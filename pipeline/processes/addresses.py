@@ -56,13 +56,3 @@ def is_address(host: str) -> bool:
     with suppress(ValueError):
         return bool(IPv6Address(host).scope_id is None if ":" in host else IPv4Address(host))
     return False
-
-
-def found(place: str) -> str:
-    """HOST:PORT with the first address that this host finds for a name. OSError or ValueError if there is none."""
-    host, port = parted(place)
-    try:
-        [(*_, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise ValueError(f"{host} is no name of a host") from error
-    return joined(str(address[0]), port)

@@ -9,7 +9,7 @@ accumulated batch. It keeps the gradients of each replica apart, and the frames 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -27,11 +27,9 @@ from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import BucketMember, BucketSide, InFull, Lanes, Listener, Setting, never
-from thinwire.pipeline.replicas.replica_passes import weights_of
+from thinwire.pipeline.replicas.member import BucketMember, InFull, Listener, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.state import trained
@@ -51,24 +49,17 @@ class Replicas:
         here: those whose passes this process runs.
         exchanges: that of each stage; none with one replica.
         statistics: of the batch norms of the stages; none with one replica.
-        weights: what each replica counts in a sum, if it is weighted by those who add up; empty if all count alike.
     """
 
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     here: range = range(1)
     exchanges: Mapping[int, StageExchange] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
-    weights: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """Replicas of the whole run."""
         return self.options.count
-
-    @property
-    def weight(self) -> int:
-        """What sums over all replicas are divided by to be means."""
-        return sum(self.weights.values()) or self.count
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of what the exchange of a stage remembers."""
@@ -105,14 +96,12 @@ def connect(
     options: ReplicaOptions,
     agreement: Mapping[str, Any],
     in_full: InFull = never,
-    passes: Sequence[int] = (),
 ) -> Replicas:
     """The replicas of these stages, connected; collective over their processes.
 
     Args:
         agreement: JSON values by name that all replicas must agree on.
         in_full: says whether the gradients of a step go uncompressed.
-        passes: of each replica in a step, for a simulation of replicas that may be lost.
 
     Raises:
         MismatchError: the replicas were not started alike.
@@ -138,43 +127,39 @@ def connect(
         for stage, both in parts.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
-    weights = weights_of(dict(enumerate(passes))) if options.elastic else {}
-    listener = partial(Listener, weights=lambda: weights) if weights else Listener
-    member = listener if options.step_alone else BucketMember
+    member = Listener if options.step_alone else BucketMember
     make = partial(
         StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)
     )
     exchanges = {
-        stage.stage_index: make(trained(stage.submod), setting_of(stage, options, in_full)) for stage in stages
+        stage.stage_index: make(trained(stage.submod), _setting_of(stage, options, in_full)) for stage in stages
     }
-    statistics = statistics_of(stages, exchanges, options, here, links, listener)
-    return Replicas(options, here, exchanges, statistics, weights)
+    return Replicas(options, here, exchanges, _statistics(stages, exchanges, options, here, links))
 
 
-def statistics_of(
+def _statistics(
     stages: Sequence[CompressedStage],
     exchanges: Mapping[int, StageExchange],
     options: ReplicaOptions,
     here: Sequence[int],
     links: LaneEnds,
-    member: Callable[[Lanes, Bucket], BucketSide],
 ) -> Statistics:
     """The running statistics of these stages; their buckets have numbers behind those of the exchanges of weights."""
     found: dict[int, StageStatistics] = {}
     for stage in stages:
         if buffers := running_statistics(stage.submod):
-            plain = replace(setting_of(stage, options), method=IN_FULL, layout=FLAT)
+            plain = replace(_setting_of(stage, options), method=IN_FULL, layout=FLAT)
             setting = replace(plain, channels=("statistics", "sums"), carries=STATISTICS)
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
             make = partial(
-                StageExchange, setting=setting, here=here, links=links, member=member, everyone=lambda mine: [mine]
+                StageExchange, setting=setting, here=here, links=links, member=Listener, everyone=lambda mine: [mine]
             )
             found[stage.stage_index] = StageStatistics(buffers, here, partial(make, first_bucket=first))
     return Statistics(found)
 
 
-def setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull = never) -> Setting:
+def _setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull = never) -> Setting:
     """What all buckets of a stage have in common."""
     return Setting(
         stage=stage.stage_index,

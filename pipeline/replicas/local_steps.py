@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch.optim import SGD, Optimizer
 
 from thinwire.compress import Progress
 from thinwire.pipeline.devices.device import copy_to_host
-from thinwire.pipeline.errors import CheckpointError, WireError
+from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import SyncOptions
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.shared import SharedWeights
@@ -35,6 +35,8 @@ from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
+_HELD = "held by all"
+"""How checkpoints call the steps after which the common weights were exchanged."""
 _JSON = ".json"
 """The end of the names of what an optimizer keeps that is no tensor, such as a number of steps."""
 MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
@@ -84,38 +86,9 @@ class StageCopies:
         """Move the common weights by the gradients, and give them to the replicas here."""
         self.outer.step()
         self.outer.zero_grad()
-        self._adopt()
-
-    def _adopt(self) -> None:
         for own in self._own.values():
             for weights, common in zip(own, self._common, strict=True):
                 weights.copy_(common)
-
-    def common_state(self) -> dict[str, Tensor]:
-        """Copies of the common weights and of the momentum of the outer optimizer, PLACE/weights and PLACE/momentum."""
-        weights = {f"{place}/weights": copy_to_host(each) for place, each in enumerate(self._common)}
-        kept = [self.outer.state.get(parameter, {}).get("momentum_buffer") for parameter in self._parameters]
-        return weights | {
-            f"{place}/momentum": copy_to_host(each) for place, each in enumerate(kept) if each is not None
-        }
-
-    def take_common(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `common_state` returned in another replica, and give the weights to the replicas here.
-
-        WireError if it is not of these parameters: then nothing is taken.
-        """
-        for place, common in enumerate(self._common):
-            for kind in ("weights", "momentum"):
-                given = state.get(f"{place}/{kind}", common if kind == "momentum" else None)
-                if given is None or given.shape != common.shape or given.dtype != common.dtype:
-                    got = "none" if given is None else f"{given.dtype} {list(given.shape)}"
-                    wanted = f"{common.dtype} {list(common.shape)}"
-                    raise WireError(f"the {kind} of parameter {place} must be {wanted}, got {got}")
-        for place, (parameter, common) in enumerate(zip(self._parameters, self._common, strict=True)):
-            common.copy_(state[f"{place}/weights"])
-            if (momentum := state.get(f"{place}/momentum")) is not None:
-                self.outer.state[parameter]["momentum_buffer"] = momentum.to(parameter.device)
-        self._adopt()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY.
@@ -144,10 +117,7 @@ class StageCopies:
             for part in saved:
                 weights |= part.tensors(f"replicas/own/{replica}/", self._places)
             if missing := [name for name in self._places if name not in weights]:
-                raise CheckpointError(
-                    f"the checkpoint has no weights of replica {replica}: {missing[0]}; one of thinwire train with "
-                    f"replicas.membership elastic is of one replica, so go on with thinwire train"
-                )
+                raise CheckpointError(f"the checkpoint has no weights of replica {replica}: {missing[0]}")
             kept: dict[str, dict[str, Tensor]] = {}
             for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")
@@ -182,16 +152,13 @@ class LocalSteps:
     `weigh` says what the moves of a replica are multiplied by before they are sent, 1 on average.
     """
 
-    held_name: ClassVar[str] = "held by all"
-    """How checkpoints call the steps after which the common weights were exchanged."""
-
     def __init__(
         self,
         stages: Sequence[CompressedStage],
         replicas: Replicas,
         make_optimizer: MakeOptimizer,
         shared: SharedWeights | None,
-        weigh: Callable[[int], float] = lambda replica: 1.0,
+        weigh: Callable[[int], float],
     ) -> None:
         self._replicas, self._shared, self._weigh = replicas, shared, weigh
         self._sync = replicas.options.sync
@@ -216,24 +183,16 @@ class LocalSteps:
             copies.use(replica)
         self._replicas.statistics.use(replica)
 
-    def after_step(self, done: int, steps: int, progress: Progress) -> int:
-        """Exchange what replicas moved, if that is due after `done` of all `steps`, collective then; the next step."""
-        if self._is_due(done, steps):
+    def after_step(self, done: int, steps: int, progress: Progress) -> None:
+        """Exchange what replicas moved, if that is due after `done` of all `steps`; collective then."""
+        if done % self._sync.every == 0 or done == steps:
             self._send(progress)
             self._land(progress)
             self._held = done
-        return done
 
     def is_behind(self, done: int) -> bool:
         """Whether the replicas have moved since the last exchange, after `done` steps."""
         return self._held != done
-
-    def _is_due(self, done: int, steps: int) -> bool:
-        return done % self._sync.every == 0 or done == steps
-
-    def first_step(self, done: int, steps: int) -> int:
-        """The first step of training in this process, if `done` of all `steps` are done."""
-        return done
 
     def _send(self, progress: Progress) -> None:
         """Send what all replicas here moved their weights by, and their statistics."""
@@ -248,29 +207,26 @@ class LocalSteps:
         with torch.no_grad():
             self._replicas.add_up(progress)
             for copies in self._copies.values():
-                copies.average(self._replicas.weight)
+                copies.average(self._replicas.count)
             # copies of shared weights went through codecs apart, and must stay equal
             if self._shared is not None:
                 self._shared.average_gradients(progress, len(self._replicas.here))
             for copies in self._copies.values():
                 copies.step()
-            self._replicas.statistics.average(progress, self._replicas.weight)
+            self._replicas.statistics.average(progress, self._replicas.count)
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of the weights, optimizers and statistics of the replicas here, without the outer optimizer."""
-        held = {self.held_name: torch.tensor(self._held)}
+        held = {_HELD: torch.tensor(self._held)}
         return self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage) | held
 
     def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
         """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
         self._copies[stage].load_state_dict(saved)
         self._replicas.statistics.load_state_dict(stage, saved)
-        found = [each for part in saved for each in part.tensors("replicas/", {self.held_name}).values()]
+        found = [each for part in saved for each in part.tensors("replicas/", {_HELD}).values()]
         if not found:
-            raise CheckpointError(
-                "the checkpoint does not say which exchange its common weights are from; one of a simulation goes on "
-                "as a simulation"
-            )
+            raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
         self._held = int(found[0])
 
 

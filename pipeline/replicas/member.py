@@ -13,10 +13,9 @@ through memory. So every contribution is treated alike, and all replicas use the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import TypeVar
 
 import torch
@@ -192,13 +191,10 @@ class Listener:
 
     Args:
         lanes, bucket: as for BucketMember.
-        weights: gives what each replica counts that takes part in the exchange under way, in their order; None if all
-            count alike.
     """
 
-    def __init__(self, lanes: Lanes, bucket: Bucket, weights: Callable[[], Mapping[int, int]] | None = None) -> None:
+    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
         self._lanes, self._rows = lanes, bucket.rows
-        self._weights = weights or (lambda: dict.fromkeys(lanes.everyone, 1))
         (channel, _), count, everyone = lanes.setting.channels, len(self._rows), lanes.everyone
         self._to_all = lanes.sender(channel, count, everyone)
         self._from_all = [lanes.receiver(channel, count, source, everyone) for source in everyone]
@@ -215,8 +211,7 @@ class Listener:
 
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        weights, message = self._weights(), self._lanes.message(len(rows), progress)
-        total = total_of([self._from_all[replica] for replica in weights], message, weights.values())
+        total = total_of(self._from_all, self._lanes.message(len(rows), progress))
         rows.copy_(total.view(len(rows), -1))
         self._to_all.flush()
 
@@ -230,14 +225,12 @@ BucketSide = BucketMember | Listener
 """One replica in the exchange of one bucket."""
 
 
-def total_of(receivers: Sequence[Receiver], message: Microbatch, weights: Iterable[int] = repeat(1)) -> Tensor:
-    """The sum of what arrives, in the order of the receivers, each times its weight."""
+def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:
+    """The sum of what arrives, in the order of the receivers."""
     total: Tensor | None = None
-    for receiver, weight in zip(receivers, weights, strict=False):
+    for receiver in receivers:
         [part] = receiver.receive(message)
         assert part is not None, "what replicas send is a tensor"
-        if weight > 1:
-            part.mul_(weight)
         total = part if total is None else total.add_(part)
     assert total is not None, "there is a replica"
     return total

@@ -5,8 +5,6 @@ passes    | 0  1  2  3 | 4  5 | 6  7  8  9 |     of replicas that run 4, 2 and 4
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -40,9 +38,3 @@ class ReplicaPasses:
     def weight(self, replica: int) -> float:
         """What a replica counts in a mean over all samples; 1 on average, and exactly 1 if all have as many."""
         return self.passes[replica] * len(self.passes) / self.total
-
-
-def weights_of(samples: Mapping[int, int]) -> dict[int, int]:
-    """What each replica counts in a mean over all samples: equal replicas count 1 each, so they add up as they are."""
-    common = math.gcd(*samples.values())
-    return {replica: count // common for replica, count in samples.items()}

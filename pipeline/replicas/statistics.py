@@ -5,7 +5,7 @@
     s        the mean of all s_i that were sent;  all s_i <- s
 
 The mean is taken with each exchange of the weights.
-Each replica counts alike; where some may be missing, each counts by its samples. Statistics travel uncompressed,
+Each replica counts alike. Statistics travel uncompressed,
 and every replica adds up for itself, so they arrive together with the gradients. The modules hold s, except while the
 passes of a replica run: statistics are what evaluations and saved weights need, and in training no module reads them.
 """
@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from thinwire.compress import Progress
 from thinwire.pipeline.devices.device import copy_to_host
-from thinwire.pipeline.errors import CheckpointError, WireError
+from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
@@ -78,21 +78,6 @@ class StageStatistics:
         for name, own in self._own[replica].items():
             own.copy_(self.common[name])
 
-    def take_common(self, given: Mapping[str, Tensor | None]) -> None:
-        """Take the common statistics of another replica. WireError if they are not those of these modules."""
-        fitting = {
-            name: each
-            for name, each in given.items()
-            if each is not None and (each.shape, each.dtype) == (self.common[name].shape, self.common[name].dtype)
-        }
-        if missing := [name for name in self.common if name not in fitting]:
-            wanted = self.common[missing[0]]
-            raise WireError(f"the statistics {missing[0]} must be {wanted.dtype} {list(wanted.shape)}")
-        for name, common in self.common.items():
-            common.copy_(fitting[name])
-        for replica in self._own:
-            self.adopt(replica)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the statistics of each replica here, statistics/REPLICA/NAME."""
         return {
@@ -139,20 +124,6 @@ class Statistics:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
         for each in self.stages.values():
             each.average(progress, weight)
-
-    def common_state(self) -> dict[str, Tensor]:
-        """Copies of the common statistics, STAGE/statistics/NAME."""
-        return {
-            f"{stage}/statistics/{name}": copy_to_host(each)
-            for stage, statistics in self.stages.items()
-            for name, each in statistics.common.items()
-        }
-
-    def take_common(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `common_state` returned in another replica. WireError if it is not of these stages."""
-        for stage, statistics in self.stages.items():
-            prefix = f"{stage}/statistics/"
-            statistics.take_common({name: state.get(prefix + name) for name in statistics.common})
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of the statistics of each replica here in a stage."""

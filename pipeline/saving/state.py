@@ -13,7 +13,7 @@
     shared/worker/HOLDER/NAME/FIRST       the error of a stage's gradients of weights that several stages hold
     shared/owner/NAME/FIRST               the error of their sums
     shared/used                           that all of them are used
-    replicas/held                         the steps after which weights/ were exchanged, if a replica may be lost
+    replicas/held by all                  the steps after which weights/ were exchanged, if replicas step alone
 
 A CODER is named by boundary, channel and tensor, and in a simulation by the replica, if that has codecs of its own.
 Nothing is named by a rank. So any cut can read what belongs to weights, which is all of replicas, and any placement of

@@ -25,7 +25,6 @@ from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
-from thinwire.pipeline.replicas.membership.steps import steps_of
 from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
@@ -62,7 +61,6 @@ class Sync:
 
     Attributes:
         exchanges: what the stages spent on exchanges.
-        following: the step that comes after the one under way; another one if the weights of others are taken in it.
     """
 
     stages: Sequence[CompressedStage]
@@ -80,17 +78,13 @@ class Sync:
         self._progress = Progress(0, 1)
         self._losses: list[Tensor] = []
 
-    def first_step(self, done: int) -> int:
-        """The first step of training in this process, if `done` are done."""
-        return done
-
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """The pairs of processes of different replicas that wait for each other before the clocks are read again."""
         return self.where.counterparts
 
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
-        self._progress, self._losses, self.following = progress, [], progress.step + 1
+        self._progress, self._losses = progress, []
         self.exchanges.begin()
 
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
@@ -139,11 +133,10 @@ class Sync:
     def scorer(self, batch: int) -> int | None:
         """The replica here that scores a batch of an evaluation, by the number of the batch; None if none here does.
 
-        Replicas take batches in turn. Such as may be lost do not count on each other, and each takes all.
+        Replicas take batches in turn.
         """
-        here = self.replicas.here
-        replica = batch % self.replicas.count if self.replicas.options.membership == "fixed" else here.start
-        return replica if replica in here else None
+        replica = batch % self.replicas.count
+        return replica if replica in self.replicas.here else None
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
         """Copies of what is remembered for a stage, besides its optimizer."""
@@ -193,7 +186,7 @@ class SumEachStep(Sync):
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Step with the sum of the gradients of all replicas."""
         self.losses_of_others.send([float(loss) for loss in self._losses])
-        self.replicas.statistics.average(self._progress, self.replicas.weight)
+        self.replicas.statistics.average(self._progress, self.replicas.count)
         self.replicas.add_up(self._progress)
         losses, norm = super().step(update)
         return [*losses, *chain(*self.losses_of_others.receive())], norm
@@ -207,10 +200,6 @@ class StepAlone(Sync):
     """The weights and optimizers of each replica here, and the exchange."""
     steps: int
     """Those of the whole training."""
-
-    def first_step(self, done: int) -> int:
-        """The first step of training in this process: that of the others, if it takes their weights."""
-        return self.local.first_step(done, self.steps)
 
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
@@ -235,7 +224,7 @@ class StepAlone(Sync):
     def step(self, update: Update) -> tuple[list[float], float | None]:
         """Exchange what the weights moved, if that is due."""
         self.local.use(None)
-        self.following = self.local.after_step(self._progress.step + 1, self.steps, self._progress)
+        self.local.after_step(self._progress.step + 1, self.steps, self._progress)
         return [float(loss) for loss in self._losses], self._norms[0]
 
     def end(self, progress: Progress) -> None:
@@ -272,7 +261,7 @@ def sync_of(
     passes = ReplicaPasses(replicas.options.passes(pipeline.accumulation))
     if replicas.options.step_alone:
         make = partial(make_optimizer, options=optimizer, ends=ends)
-        local = steps_of(replicas, passes, pipeline.pass_size)(stages, replicas, make, shared)
+        local = LocalSteps(stages, replicas, make, shared, passes.weight)
         return StepAlone(stages, where, replicas, passes, local.outer, local, steps)
 
     def summands(parameter: Parameter) -> int:

@@ -45,7 +45,7 @@ class StepRecord:
     grad_norm: float | None
     seconds: float
     samples: int
-    """Samples of all replicas; where some may be lost, of those in this process."""
+    """Samples of all replicas."""
     sections: dict[Section, float]
     bytes: int
     """Bytes of the frames that all stages of the first replica sent, in the process that reports; elsewhere those that
@@ -124,11 +124,6 @@ class Trainer:
         """How far training is."""
         return Progress(self.done, self.sampler.steps_per_epoch)
 
-    def first_step(self, done: int) -> int:
-        """The step that comes after `done` steps; one that comes back to others may take theirs."""
-        self.done = self.sync.first_step(done)
-        return self.done
-
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
         """Run all optimizer steps from `first` on. `after_step` is called after each; it may raise to end training."""
         self.tracer.read_clock(self.placement.reporter)
@@ -163,9 +158,7 @@ class Trainer:
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
-        here = 0
         for own in self.sync.batches(kind, batch.ids, targets):
-            here += len(own.ids)
             if own.counted is not None:
                 self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
             losses = self._forward_and_backward(kind, own, batch.epoch)
@@ -176,7 +169,7 @@ class Trainer:
         # 4. The step, by the gradients of all.
         losses_of_all, grad_norm = self.sync.step(self.update)
         self._require_finite(step, losses_of_all, grad_norm)
-        self.done = self.sync.following
+        self.done = step + 1
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
@@ -189,7 +182,7 @@ class Trainer:
             lr=self.update.lr(step),
             grad_norm=grad_norm,
             seconds=seconds,
-            samples=here if self.sync.replicas.options.elastic else len(batch.ids),
+            samples=len(batch.ids),
             sections={name: spent[name] - before[name] for name in spent},
             bytes=nbytes,
             uncompressed=uncompressed,

@@ -54,19 +54,13 @@ def check_installed() -> None:
         import zmq  # noqa: F401
     except ModuleNotFoundError as error:
         raise OptionsError(
-            "wire.transport zmq, its keys and elastic replicas need pyzmq, which is not installed; run pip install "
-            "pyzmq"
+            "wire.transport zmq and its keys need pyzmq, which is not installed; run pip install pyzmq"
         ) from error
 
 
-def check_keys(options: WireOptions, *, across_hosts: bool) -> None:
-    """Raise OptionsError if keys are needed from a file, and it holds none, or others may read it.
-
-    Args:
-        options: the options that name the file.
-        across_hosts: whether a server on another host connects replicas, which needs the keys with any transport.
-    """
-    if options.keys is None or not (across_hosts or options.transport == "zmq"):
+def check_keys(options: WireOptions) -> None:
+    """Raise OptionsError if keys are needed from a file, and it holds none, or others may read it."""
+    if options.keys is None or options.transport != "zmq":
         return
     check_installed()
     from thinwire.pipeline.processes.zeromq.keys import Keys

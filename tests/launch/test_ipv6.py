@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq")
 
-from support.commands import THINWIRE, node_of_two, started
+from support.commands import node_of_two, started
 from support.recipe_runs import simulate
 from support.run_files import digest
 from support.tiny_run import write_recipe
@@ -17,11 +17,6 @@ from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
-
-ELASTIC = [
-    *("--replicas.count", 2, "--replicas.sync.every", 3),
-    *("--replicas.membership", "elastic", "--pipeline.num_stages", 1, "--training.steps", 6, "--wire.keys", "run.keys"),
-]
 
 
 @pytest.fixture
@@ -55,27 +50,3 @@ def test_stages_train_over_zmq_and_hear_each_other(folder, hosts):
             nodes.append(commands.enter_context(command))
         assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr + nodes[1].stderr
     assert digest(folder / "run") == digest(simulate("tiny.yaml", folder / "simulated"))
-
-
-def test_elastic_replicas_exchange(folder, hosts):
-    listens = f"[{ipv6(hosts[0])}]:29600"
-    with ExitStack() as commands:
-
-        def begin(host, *words):
-            command = host.command([*THINWIRE, *map(str, words)])
-            return commands.enter_context(started(command, folder))
-
-        server = begin(hosts[0], "server", "tiny.yaml", "--listen", listens, *ELASTIC)
-        server.wait_until(lambda: f"--replicas.server '{listens}' --replicas.number 1" in server.stdout)
-        launchers = [
-            begin(
-                host,
-                *("train", "tiny.yaml", *ELASTIC, "--output", f"host-{number}"),
-                *("--replicas.server", listens, "--replicas.number", number),
-            )
-            for number, host in enumerate(hosts)
-        ]
-        ended = [each.wait() for each in (*launchers, server)]
-        assert ended == [0, 0, 0], server.stderr + launchers[0].stderr + launchers[1].stderr
-    simulated = digest(simulate("tiny.yaml", folder / "simulated", *ELASTIC))
-    assert [digest(folder / f"host-{number}") for number in range(2)] == [simulated] * 2

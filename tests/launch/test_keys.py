@@ -64,3 +64,11 @@ def test_without_pyzmq_gloo_works_and_zmq_is_one_sentence(monkeypatch):
     assert group_arguments(WireOptions(transport="zmq"), 1) == {"backend": "gloo"}
     with pytest.raises(OptionsError, match="run pip install pyzmq"):
         group_arguments(WireOptions(transport="zmq"), 2)
+
+
+def test_keys_of_the_transport_are_read_before_the_data(folder, capsys):
+    assert cli.main(["keys", "run.keys"]) == 0
+    (folder / "run.keys").chmod(0o644)
+    assert cli.main(["train", "tiny.yaml", "--wire.transport", "zmq", "--wire.keys", "run.keys"]) == 2
+    told = capsys.readouterr().err
+    assert "run chmod 600 run.keys" in told and "reading the data" not in told

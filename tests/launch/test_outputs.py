@@ -14,25 +14,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
-from thinwire.compress.stores.marks import claim
-from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
-from thinwire.launch.run import recipe, room
-from thinwire.launch.run.folders import mark, set_aside
+from thinwire.launch.run import room
 from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.room import Room
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.training.trainer import StepRecord
-
-ELASTIC = [
-    *("--replicas.count", "2", "--replicas.membership", "elastic"),
-    *("--replicas.sync.every", "2"),
-]
-
-OF_THIS_HOST = ["--replicas.server", "10.0.0.1:29600", "--replicas.number", "0", "--wire.keys", "run.keys"]
 
 
 def entry(step):
@@ -48,26 +38,6 @@ def filled(path, steps):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ([], set()),
-        (ELASTIC, {1}),
-        ([*ELASTIC, *OF_THIS_HOST], set()),
-    ],
-)
-def test_a_run_that_replaces_another_leaves_no_replicas_of_it(tmp_path, options, kept):
-    folder = tmp_path / "run"
-    for name in ("replica-1", "replica-2", "replica-3", "replica-4", "replica-of-mine"):
-        claim(folder / name, "")
-    (folder / "replica-4" / MARK).unlink()  # somebody else's
-    mark(folder, "")
-    set_aside(recipe.parse(["quickstart", "--output", str(folder), *options]), [""])
-    stayed = [*(f"replica-{number}" for number in kept), "replica-4", "replica-of-mine"]
-    assert [name for name in names(folder) if name.startswith("replica")] == stayed
-    assert {path.name for path in folder.glob("replaced/replica-*")} == {f"replica-{n}" for n in {1, 2, 3} - kept}
 
 
 @pytest.mark.parametrize("first", [0, 3, 7])

@@ -216,21 +216,13 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
     ("options", "said"),
     [
         (
-            ["--codec", "auto", "--replicas.membership", "elastic", *EVERY_SIX],
-            "replicas.membership must be fixed for auto, because all replicas choose together; or name codecs in place "
-            "of auto for compression.activations, compression.gradients",
-        ),
-        (
             ["--codec", "auto", *OVERRIDE],
-            "replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of replica 1; or",
+            "replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of replica 1; or "
+            "name codecs in place of auto for compression.activations, compression.gradients",
         ),
         (
             ["--codec", "auto/q(8)", "--replicas.shuffle", "across", "--compression.candidates", '["aqsgd(q(4))"]'],
             "one replica; got across beside compression.candidates.0",
-        ),
-        (
-            ["--wire.transport", "zmq", "--replicas.membership", "elastic", *EVERY_SIX],
-            "replicas.membership elastic needs wire.transport gloo, got zmq",
         ),
         (
             ["--replicas.shuffle", "across", "--codec", "aqsgd(q(4))/q(8)"],
@@ -271,7 +263,6 @@ def test_what_cannot_work_is_refused(folder, options, said):
 SET = [
     (["--replicas.gradients", "bf16"], "replicas.gradients"),
     (["--replicas.shuffle", "across"], "replicas.shuffle"),
-    (["--replicas.membership", "elastic"], "replicas.membership"),
     (["--replicas.sync.every", "9", "--replicas.sync.lr", "1.0"], "replicas.sync.every and replicas.sync.lr"),
     (["--replicas.overrides.0.compression.activations", "none"], "replicas.overrides"),
     (["--replicas.overrides.7.pipeline.accumulation", "0"], "replicas.overrides"),
@@ -299,8 +290,8 @@ def test_one_replica_on_the_command_line_replaces_all_that_a_recipe_says_of_them
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simulation(tmp_path):
-    """Statistics go through the membership server with the moves; evaluations and the digest have their mean."""
+def test_replicas_with_batch_norms_that_step_alone_have_the_numbers_of_a_simulation(tmp_path):
+    """Statistics travel with the moves; evaluations and the digest have their mean."""
     options = ["--replicas.count", "2", "--replicas.sync.every", "2"]
     options += [
         "--model.config",
@@ -312,12 +303,10 @@ def test_replicas_with_batch_norms_that_may_be_lost_have_the_numbers_of_a_simula
     ]
     options += ["--data.limit", "250", "--data.held_out", "0.3", "--training.steps", "3", "--data.image_size", "8"]
     simulated = simulate("resnet-tiny", tmp_path / "simulated", *options)
-    elastic = [*options, "--replicas.membership", "elastic", "--output", "real"]
-    ran = completed([*THINWIRE, "train", "resnet-tiny", *elastic], tmp_path)
+    ran = completed([*THINWIRE, "train", "resnet-tiny", *options, "--output", "real"], tmp_path)
     assert ran.status == 0, ran.stderr
-    wanted = summary(simulated)
-    for got in map(summary, (tmp_path / "real", tmp_path / "real/replica-1")):
-        assert (got["weights_digest"], got["held_out"]) == (wanted["weights_digest"], wanted["held_out"])
+    wanted, got = summary(simulated), summary(tmp_path / "real")
+    assert (got["weights_digest"], got["held_out"]) == (wanted["weights_digest"], wanted["held_out"])
 
 
 @pytest.mark.slow
@@ -351,7 +340,6 @@ def test_weights_of_another_dtype_are_refused():
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bench", [*EVERY_SIX, "--replicas.membership", "elastic"], "set replicas.membership to fixed, got elastic"),
         ("bench", MORE, "remove pipeline.accumulation from replicas.overrides, got 2 in replica 1"),
         ("predict", [], "a prediction is of one pipeline; add --replicas.count 1, got 2"),
         ("bench", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),

@@ -25,7 +25,7 @@ from thinwire.pipeline.processes.placement import Placement
 def prepared(num_processes, **replicas):
     wire = WireOptions(timeout=10)
     return SimpleNamespace(
-        recipe=SimpleNamespace(group_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
+        recipe=SimpleNamespace(num_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
     )
 
 

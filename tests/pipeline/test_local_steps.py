@@ -1,25 +1,19 @@
 """Replicas that step alone: DiLoCo's arithmetic, equal replicas, and stops between two exchanges."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save
-from torch import nn
 from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
 from support.toy import IGNORE, Samples, make_trainer, unsplit
 from support.toy_runs import assert_trains_to, checkpoints_of, stop_and_resume
-from thinwire.pipeline.errors import NonFiniteError, OptionsError, WireError
+from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
 from thinwire.pipeline.replicas import exchange
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.local_steps import StageCopies
-from thinwire.pipeline.replicas.membership.attendance import Taken
-from thinwire.pipeline.replicas.membership.steps import PresentSteps, _changing
-from thinwire.pipeline.replicas.statistics import Statistics
 from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.training.training_state import resume
 
@@ -76,13 +70,11 @@ def diloco(passes, outer, optimizer):
 def test_it_is_diloco(alone, outer, passes):
     optimizer = {"name": "sgd", "lr": 0.2, "momentum": 0.9, "max_grad_norm": 0.5, "schedule": "constant"}
     common, losses = diloco(passes, outer, optimizer)
-    for membership in ("fixed", "elastic"):
-        sync = {"every": EVERY, **outer}
-        exchanging = {"replicas": 3, "passes": passes, "sync": sync, "membership": membership}
-        trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
-        records = assert_trains_to(trainer, common, losses)
-        exchanged = [record.exchanged.step for record in records if record.exchanged]
-        assert exchanged == [2, 5, 7], "every three steps, and at the end"
+    exchanging = {"replicas": 3, "passes": passes, "sync": {"every": EVERY, **outer}}
+    trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
+    records = assert_trains_to(trainer, common, losses)
+    exchanged = [record.exchanged.step for record in records if record.exchanged]
+    assert exchanged == [2, 5, 7], "every three steps, and at the end"
 
 
 def test_between_two_exchanges_the_modules_hold_the_weights_of_the_last_one(alone):
@@ -229,52 +221,6 @@ def test_numbers_that_the_optimizer_of_a_replica_keeps_come_back():
     again.load_state_dict([Part({f"replicas/{name}": tensor for name, tensor in stopped.state_dict().items()})])
     [kept] = again.optimizers[0].state.values()
     assert kept == {"step": 2}
-
-
-def test_after_an_exchange_replicas_compare_their_buffers_too():
-    """One that a module changes in training was of the samples of each replica, and nobody was told."""
-    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).requires_grad_(False)
-    module[0].bias.requires_grad_(True)
-    names = {"0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    assert _changing(SimpleNamespace(submod=module)).keys() == names
-
-
-GOOD = {"0/0/weights": torch.ones(3), "0/0/momentum": torch.zeros(3)}
-GIVEN = {
-    "good": (save(GOOD), {}, None),
-    "cut off": (save(GOOD)[:-5], {}, "Error while deserializing"),
-    "no weights": (save({}), {}, "the weights of parameter 0 must be torch.float32 [3], got none"),
-    "one for all": (save({"0/0/weights": torch.ones(1)}), {}, "must be torch.float32 [3], got torch.float32 [1]"),
-    "in float64": (
-        save({"0/0/weights": torch.ones(3).double()}),
-        {},
-        "must be torch.float32 [3], got torch.float64 [3]",
-    ),
-    "its momentum": (save(GOOD | {"0/0/momentum": torch.ones(4)}), {}, "the momentum of parameter 0 must be"),
-    "no passes": (save(GOOD), {"passes": {}}, "0 is missing"),
-    "no phase": (save(GOOD), {"passes": {0: {"eval-on": 1}}}, "'train' is missing"),
-    "after the end": (save(GOOD), {"step": STEPS + 1}, "they are of step 9 of 8"),
-}
-
-
-@pytest.mark.parametrize("case", GIVEN)
-def test_weights_of_another_replica_that_cannot_be_used_are_named_and_none_is_taken(case):
-    state, changed, said = GIVEN[case]
-    steps, parameter = object.__new__(PresentSteps), Parameter(torch.zeros(3))
-    steps._stages = [SimpleNamespace(stage_index=0, passes={"train": 2})]
-    steps._copies = {0: StageCopies({"a": parameter}, [1], torch.optim.SGD, SyncOptions(every=EVERY))}
-    steps._replicas = SimpleNamespace(
-        state_dict=lambda stage: {}, load_state_dict=lambda stage, state: None, statistics=Statistics()
-    )
-    taken = Taken(**{"step": 6, "giver": 4, "passes": {0: {"train": 5}}, "state": state} | changed)
-    if said is None:
-        steps._take(taken, STEPS)
-        assert (parameter == 1).all() and steps._stages[0].passes == {"train": 5}
-        return
-    with pytest.raises(WireError) as error:
-        steps._take(taken, STEPS)
-    assert str(error.value).startswith("the weights that replica 4 gave cannot be used: ") and said in str(error.value)
-    assert (parameter == 0).all()
 
 
 @pytest.mark.parametrize(

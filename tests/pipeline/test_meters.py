@@ -175,15 +175,3 @@ def test_an_exchange_has_the_seconds_of_its_parts_by_section(clock):
     again = Meter()
     again.load_state_dict(meter.state_dict())
     assert again.exchange == meter.exchange
-
-
-def test_an_exchange_that_was_dropped_is_none_of_the_next_one(clock):
-    """The exchange after it seemed to have begun many steps before."""
-    meter = Meter()
-    with meter.exchanging():
-        clock.now = 2.0
-    meter.drop_exchange()
-    clock.now = 50.0
-    with meter.exchanging(ends=True):
-        clock.now = 51.0
-    assert list(meter.exchanges) == [(50.0, 51.0)]

@@ -7,8 +7,6 @@ from torch import nn
 from support.toy import Samples, make_trainer, unsplit
 from support.toy_runs import equal_to_a_simulation, stop_and_resume
 from thinwire.models.batch_norm import running_statistics
-from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 
 NONE = {"activations": "none", "gradients": "none"}
 NORMED = {"norm": True, "microbatches": 2, "microbatch_size": 2, "accumulation": 2, "compression": NONE}
@@ -95,14 +93,3 @@ def test_statistics_that_are_updated_in_training_are_found_by_name():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval(), nn.InstanceNorm1d(2), nn.Linear(2, 2))
     assert list(running_statistics(model)) == ["0.running_mean", "0.running_var", "0.num_batches_tracked"]
     assert running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
-
-
-@pytest.mark.parametrize("given", [{}, {"0/statistics/running_mean": torch.zeros(2)}])
-def test_statistics_of_another_replica_that_do_not_fit_are_refused(given):
-    module = nn.BatchNorm1d(3)
-    stage = StageStatistics(running_statistics(module), [0], lambda parameters: None)
-    with pytest.raises(WireError, match=r"the statistics running_mean must be torch.float32 \[3\]"):
-        Statistics({0: stage}).take_common(given)
-    good = {f"0/statistics/{name}": tensor + 2 for name, tensor in running_statistics(module).items()}
-    Statistics({0: stage}).take_common(good)
-    assert (module.running_mean == 2).all() and module.num_batches_tracked == 2

@@ -149,7 +149,6 @@ class Setting:
     replicas: int = 1
     exchange: str = "none"
     sync: Mapping[str, Any] = field(default_factory=dict)
-    membership: str = "fixed"
     overrides: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Codecs of single replicas, by channel."""
     passes: tuple[int | None, ...] = ()
@@ -168,7 +167,6 @@ class Setting:
             count=self.replicas,
             gradients=self.exchange,
             sync=SyncOptions(**self.sync),
-            membership=self.membership,
             overrides=overrides,
         )
 
@@ -256,7 +254,7 @@ def make_trainer(rank, *, where=None, **options):
     loss, shared = WholeBatchLoss(task, Meter()), shared_weights(setting, stages, where)
     training = TrainingOptions(steps=setting.steps)
     runner = Runner(stages, make_schedule(setting, stages, loss), loss)
-    replicas = connect(stages, where, options, {}, optimizer.sends_in_full, options.passes(setting.accumulation))
+    replicas = connect(stages, where, options, {}, optimizer.sends_in_full)
     trainer = Trainer(
         runner=runner,
         placement=where,

@@ -80,10 +80,6 @@ def _check(wanted: Recipe, options: argparse.Namespace) -> None:
             "a bench compares with plain torch, whose layers are not compiled; set training.compile to false",
         ),
         (
-            not wanted.replicas.elastic,
-            "a bench measures replicas that are always there; set replicas.membership to fixed, got elastic",
-        ),
-        (
             wanted.replicas.count > 1 or not options.replica_codec,
             "--replica-codec needs replicas; add --replicas.count, such as 2",
         ),

@@ -11,6 +11,5 @@ ZeroMQ sends, encrypts and reconnects. This package sends again what ZeroMQ lose
     mesh         the connections of a process to all others
     group        the process group, as torch sees it, and how its processes find each other
 
-Nothing here is imported unless `wire.transport` is zmq or replicas are elastic. Those have a membership server, which
-every process with the keys may call, and which sends back over the connections that they open.
+Nothing here is imported unless `wire.transport` is zmq.
 """
