@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 LAYOUT = $(VENV)/layout
-INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --editable
+INSTALL = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile $(UPGRADE) --editable
 # pip would use one core for it, and not beside other work; some packages hold files for other versions of Python, and
 # most tests and models of packages are never imported: a third of all
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib $(PACKAGES) >/dev/null 2>&1 || true
@@ -14,6 +14,8 @@ IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 # pytest keeps the tests as it compiles them, and Numba its kernels: once here, and not once in each worker
 COMPILE_TESTS = $(BIN)/pytest --quiet -k kernels_for_the_cpu >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
+# an environment with the newest torch that setup.cfg allows
+NEWEST = build/newest
 # with the tests and not before them: by itself it would leave a core idle
 MYPY = MYPYPATH=$(LAYOUT) $(BIN)/mypy
 TYPES = $(MYPY) $(PACKAGES:%=-p thinwire.%) && $(MYPY) examples && $(MYPY) docs/measured docs/studies
@@ -21,7 +23,7 @@ TYPES = $(MYPY) $(PACKAGES:%=-p thinwire.%) && $(MYPY) examples && $(MYPY) docs/
 # compile what has changed since the installation
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart test browser test-fast test-gpu bench-gpu drill damage fuzz soak lint format types docs clean
+.PHONY: help quickstart test browser test-fast test-newest newest test-gpu bench-gpu drill damage fuzz soak lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -42,6 +44,19 @@ browser:
 
 test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and little time: about a minute on two cores.
 	$(BIN)/pytest $(WORKERS) -m "not processes and not namespaces and not slow"
+
+# whatever pip's configuration holds back
+test-newest: export PIP_CONFIG_FILE = /dev/null
+test-newest: export PIP_CONSTRAINT =
+test-newest: ## Install the newest torch that setup.cfg allows into build/newest, and run there what leans on torch most.
+	@$(MAKE) --no-print-directory VENV=$(NEWEST) UPGRADE='--upgrade --upgrade-strategy eager' newest
+
+newest: $(BIN)/pip
+	@$(BIN)/python tests/support/newest.py ask
+	@$(MAKE) --no-print-directory $(VENV)/compiled-dev
+	@$(BIN)/python tests/support/newest.py check
+	$(BIN)/thinwire train quickstart --training.steps 8 --output $(VENV)/run --overwrite
+	$(BIN)/pytest $(WORKERS) --durations 10 tests/pipeline tests/compress/test_compiled.py
 
 test-gpu: $(VENV)/compiled-dev ## Run the tests that need a CUDA GPU: payloads as on the CPU, runs as simulated there.
 	@$(BIN)/pytest -m gpu -ra -k "not one_gpu_over_nccl"; of_most=$$?; \
