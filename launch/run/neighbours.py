@@ -27,7 +27,7 @@ from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.processes import posts
-from thinwire.pipeline.processes.addresses import interface_addresses
+from thinwire.pipeline.processes.addresses import interface_addresses, is_address, joined, parted
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import reaching
 
@@ -81,10 +81,13 @@ class Neighbours:
         with reaching(what):
             told = posts.read(store.get(str(rank)), must := f"process {rank} must send its address")
         try:
-            host, port = told
-            connection = socket.create_connection((host, int(port)), timeout)
-        except (ValueError, TypeError, OverflowError) as error:
+            host, port = parted(joined(*told))
+            if not is_address(host):
+                raise ValueError(f"{host} is no address")
+        except (ValueError, TypeError) as error:
             raise WireError(f"{must}, and sent {str(told)[:80]!r}") from error
+        try:
+            connection = socket.create_connection((host, port), timeout)
         except OSError as error:
             raise PeerError(
                 f"{what}, and {host} does not answer at port {port}: {error.strerror or error}; stages must reach all "

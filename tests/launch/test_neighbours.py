@@ -147,7 +147,13 @@ def test_strangers_are_cut_off_and_change_nothing(heard):
         connection.close()
 
 
-@pytest.mark.parametrize("told", [3, "one", ["127.0.0.1", "port"], "\x1b[2J", ["::1", 1 << 70]])
+TOLD = [
+    *(3, "one", ["127.0.0.1", "port"], "\x1b[2J"),
+    *(["::1", 1 << 70], ["127.0.0.1", 70000], ["127.0.0.1", 0], ["\x1b[2J", 29500], ["nowhere", 29500]),
+]
+
+
+@pytest.mark.parametrize("told", TOLD)
 def test_an_address_that_is_none_is_one_sentence(alone, told):
     """Whoever reaches torchrun's store can write there: the process ended in a traceback."""
     store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
