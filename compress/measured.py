@@ -42,33 +42,19 @@ def _there_and_back(codec: Codec, x: Tensor) -> Tensor:
     return decoded
 
 
-def sent_share(codec: Codec, shape: Sequence[int], dtype: torch.dtype, like: Tensor | None = None) -> float:
-    """The share of `nbytes` that a tensor takes; 1 unless the codec varies.
+def sent_share(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float:
+    """The share of `nbytes` that Gaussian data of this shape take; 1 unless the codec varies.
 
-    Of a large tensor some rows of the first dimension are measured.
-
-    Args:
-        shape, dtype: those of the tensor that is coded.
-        like: a tensor as it was sent, or some of its rows; None measures Gaussian data of this shape.
+    Of a large shape some rows of the first dimension are measured.
     """
-    if not codec.varies:
-        return 1.0
-    return _gaussian_share(codec, tuple(shape), dtype) if like is None else _share(codec, some_rows(like).to(dtype))
-
-
-def some_rows(x: Tensor) -> Tensor:
-    """As many rows of the first dimension as are enough to measure a codec on."""
-    return x[: _rows(x.shape)] if x.dim() else x
+    return _gaussian_share(codec, tuple(shape), dtype) if codec.varies else 1.0
 
 
 @lru_cache(maxsize=256)
 def _gaussian_share(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype) -> float:
-    shape = (min(shape[0], _rows(shape)), *shape[1:]) if shape else shape
+    rows = max(1, _MOST_ELEMENTS // max(1, torch.Size(shape[1:]).numel()))
+    shape = (min(shape[0], rows), *shape[1:]) if shape else shape
     return _share(codec, torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype))
-
-
-def _rows(shape: Sequence[int]) -> int:
-    return max(1, _MOST_ELEMENTS // max(1, torch.Size(shape[1:]).numel()))
 
 
 def _share(codec: Codec, x: Tensor) -> float:

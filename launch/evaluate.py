@@ -94,7 +94,7 @@ def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
     held_out, wanted = prepared.data.held_out, prepared.recipe
     if held_out is None:
         raise OptionsError("an evaluation needs held-out samples; raise data.held_out, or name data.evaluation")
-    codecs = wanted.compression.without_auto("an evaluation")
+    codecs = wanted.compression
     with alone(), _temporary_folder(codecs.store_folder) as stores:
         passing = replace(prepared, recipe=replace(wanted, compression=replace(codecs, store_folder=stores)))
         assembly = assemble(passing, simulated_placement(passing.recipe), rank=0)

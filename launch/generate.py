@@ -64,14 +64,13 @@ def _to_answer(wanted: Recipe, prompt: str, tokens: int) -> Recipe:
     """The recipe without what an answer does not need."""
     from thinwire.pipeline.options import ClientOptions, DebugOptions, ReplicaOptions, TrainingOptions
 
-    said, compression = wanted.training, wanted.compression.without_auto("an answer")
+    said = wanted.training
     kept = {name: getattr(said, name) for name in ("seed", "precision", "device", "threads")}
     return replace(
         wanted,
         logging=[],
         clients=ClientOptions(),
         replicas=ReplicaOptions(),
-        compression=compression,
         training=TrainingOptions(steps=0, prompts=[prompt], answer_tokens=tokens, **kept),
         debug=DebugOptions(),
     )

@@ -163,15 +163,6 @@ class Look:
         return advice(self.scores["on"].loss, self.scores["off"].loss, alone)
 
 
-def score_first(
-    trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]]
-) -> tuple[dict[Compression, Score] | None, bool]:
-    """The scores of the first batch, as `evaluate` gives them, and in all processes whether codecs cost too much."""
-    scores = evaluate(trainer, samples, lambda: islice(batches(), 1))
-    costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
-    return scores, collectives.anyone(trainer.placement, costly)
-
-
 def look(trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]]) -> Look | None:
     """Score the first batch before the first step; None except in the process that reports. Collective.
 
@@ -182,9 +173,10 @@ def look(trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]
         trainer, samples, batches: as for `evaluate`; no step was taken.
     """
     with _without_trace(trainer):
-        scores, costly = score_first(trainer, samples, batches)
+        scores = evaluate(trainer, samples, lambda: islice(batches(), 1))
+    costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
     boundaries = range(trainer.placement.num_stages - 1)
-    if not costly:
+    if not collectives.anyone(trainer.placement, costly):
         return Look(scores, {}) if scores is not None else None
     ends = list(chain.from_iterable(ends.channels for stage in trainer.stages for _, ends in stage.all_ends))
     alone = {}

@@ -46,28 +46,6 @@ LossFn = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """How much of the wire a schedule hides, apart from fill and drain."""
-
-    share: float
-    """An activation's frame may take this share of the time of a process's forwards for a micro-batch, and a gradient's
-    frame the same share of its backwards. A step of many micro-batches is then at most 5 % longer."""
-    phased: bool = False
-    """Whether all forwards come before all backwards. Then activations and gradients never share a link at one time,
-    and its latency counts only once in a step."""
-
-    def __post_init__(self) -> None:
-        number = type(self.share) in (int, float)
-        OptionsError.require(
-            (
-                number and 0 < self.share <= 1,
-                f"the share of an Overlap must be above 0 and at most 1, got {self.share!r}",
-            ),
-            (type(self.phased) is bool, f"phased of an Overlap must be True or False, got {self.phased!r}"),
-        )
-
-
-@dataclass(frozen=True)
 class ScheduleSpec:
     """One schedule: torch's class, how many stages a process holds, how they lie over the processes, and its rule.
 
@@ -81,7 +59,6 @@ class ScheduleSpec:
     stages_per_process: int
     placement: Literal["loop", "v"]
     rule: Callable[[int, int, int], str | None]
-    overlap: Overlap
     first_forwards: FirstForwards | None = None
 
     def __post_init__(self) -> None:
@@ -101,10 +78,6 @@ class ScheduleSpec:
                 f'placement of a ScheduleSpec must be "loop" or "v", got {self.placement!r}',
             ),
             (callable(rule), f"rule of a ScheduleSpec must be a function, got {rule!r}"),
-            (
-                isinstance(self.overlap, Overlap),
-                f"overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got {self.overlap!r}",
-            ),
             (
                 self.first_forwards is None or callable(self.first_forwards),
                 f"first_forwards of a ScheduleSpec must be a function, got {self.first_forwards!r}",
@@ -221,9 +194,9 @@ def alternating(first: Sequence[int], num_microbatches: int) -> Order:
     return order
 
 
-def alternating_schedule(first_forwards: FirstForwards, overlap: Overlap) -> ScheduleSpec:
+def alternating_schedule(first_forwards: FirstForwards) -> ScheduleSpec:
     """A schedule of one stage a process, by the forwards each stage starts with: a row of `SCHEDULES`, or your own."""
-    return ScheduleSpec(partial(_alternating_runtime, first_forwards), 1, "loop", _any_number, overlap, first_forwards)
+    return ScheduleSpec(partial(_alternating_runtime, first_forwards), 1, "loop", _any_number, first_forwards)
 
 
 def _alternating_runtime(
@@ -253,15 +226,14 @@ class Schedules(dict[str, ScheduleSpec]):
 
 SCHEDULES: Mapping[str, ScheduleSpec] = Schedules(
     {
-        "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, Overlap(1.0, phased=True), fill_and_drain),
-        # no micro-batch is in flight for the wire, so the time of a frame shows
-        "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, Overlap(0.05), one_forward_one_backward),
-        "1f1b-wan": alternating_schedule(wide_area, Overlap(1.0)),
-        "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number, Overlap(1.0, phased=True)),
-        "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds, Overlap(0.25)),
-        "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds, Overlap(0.25)),
-        "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number, Overlap(1.0)),
-        "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline, Overlap(0.5)),
+        "gpipe": ScheduleSpec(ScheduleGPipe, 1, "loop", _any_number, fill_and_drain),
+        "1f1b": ScheduleSpec(Schedule1F1B, 1, "loop", _fills_the_pipeline, one_forward_one_backward),
+        "1f1b-wan": alternating_schedule(wide_area),
+        "looped-bfs": ScheduleSpec(ScheduleLoopedBFS, 2, "loop", _any_number),
+        "interleaved-1f1b": ScheduleSpec(ScheduleInterleaved1F1B, 2, "loop", _whole_rounds),
+        "interleaved-zero-bubble": ScheduleSpec(ScheduleInterleavedZeroBubble, 2, "loop", _whole_rounds),
+        "zbv-zero-bubble": ScheduleSpec(ScheduleZBVZeroBubble, 2, "v", _any_number),
+        "dualpipev": ScheduleSpec(ScheduleDualPipeV, 2, "v", _fills_the_pipeline),
     }
 )
 """Name -> schedule; a name that is not here is the path of one's own."""

@@ -157,7 +157,7 @@ def _here(prepared: Prepared) -> MeasuredMachine:
 
 def _boundary_costs(prepared: Prepared, bandwidth: float) -> list[float]:
     """Seconds on the wire of one micro-batch, for a boundary after each layer, with the recipe's common codecs."""
-    common = replace(prepared.recipe.compression, boundaries={}).without_auto("thinwire partition")
+    common = replace(prepared.recipe.compression, boundaries={})
     *outputs, _ = stage_output_examples(
         prepared.blueprint,
         [range(index, index + 1) for index in range(len(prepared.blueprint.layers))],

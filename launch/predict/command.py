@@ -60,8 +60,7 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         ),
     )
     asked = [codec_pair(text) for text in options.codec or wanted.compared_codecs]
-    own = [] if wanted.compression.automatic else [wanted.compression]
-    compared = {label(codec): codec for codec in (NO_COMPRESSION, *own, *asked)}
+    compared = {label(codec): codec for codec in (NO_COMPRESSION, wanted.compression, *asked)}
     schedule = options.schedule or wanted.pipeline.schedule
     try:
         SCHEDULES[schedule]

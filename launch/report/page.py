@@ -39,7 +39,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
 def _view(run: RunFiles, name: str) -> dict[str, Any]:
     """The values that the template shows of a run."""
     summary = run.summary
-    sent = (tables.channels(summary), tables.shared(summary), tables.replicas(summary), tables.choices(summary))
+    sent = (tables.channels(summary), tables.shared(summary), tables.replicas(summary))
     spent = (tables.stages(summary), tables.exchange(summary), tables.cut(summary))
     return {
         "name": name,

@@ -241,7 +241,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
             "Boundaries in training",
             ["boundary", "channel", "codec"],
             [
-                [str(boundary), channel, f"`{run.compression.method(boundary, channel)}`"]
+                [str(boundary), channel, f"`{run.recipe.compression.method(boundary, channel)}`"]
                 for boundary in range(wanted.num_boundaries)
                 for channel in CHANNELS
             ],
@@ -273,7 +273,7 @@ def _verdict(scores: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
-    """The recipe with the exported weights, the codecs that auto chose, and absolute paths."""
+    """The recipe with the exported weights and absolute paths."""
     trained = run.recipe
     data = trained.data
     evaluation = data.evaluation and (data.evaluation if is_split(data.evaluation) else _resolved(data.evaluation))
@@ -291,7 +291,6 @@ def _for_evaluation(run: SavedRun, folder: Path) -> Recipe:
             evaluation=evaluation,
         ),
         training=replace(trained.training, steps=0, epochs=None),
-        compression=run.compression,
         output="",
     )
 

@@ -112,7 +112,7 @@ class Recipe:
         mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer, self.num_boundaries)
         mistakes += together.of_clients(self.clients, self.replicas)
         mistakes += together.of_keys(self.wire)
-        gradients = self.compression.possible(self.num_boundaries, "gradients")
+        gradients = self.compression.methods(self.num_boundaries, "gradients")
         gradients.append(compress.parse(self.compression.shared))
         mistakes += together.of_computing(
             self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
@@ -161,9 +161,9 @@ class Recipe:
     def smoke(self) -> Recipe:
         """The same as a smoke run: three steps that try every part, before somebody spends hours on the whole run.
 
-        Model, cut, batch, codecs and optimizer stay; a smoke run stays as it is. A warm-up or the measurement of `auto`
-        takes the first step. The run has its own folders, because it replaces the smoke run before it. Clients with
-        data of their own share those at hand, because no outline describes a part of the data.
+        Model, cut, batch, codecs and optimizer stay; a smoke run stays as it is. A warm-up takes the first step. The
+        run has its own folders, because it replaces the smoke run before it. Clients with data of their own share those
+        at hand, because no outline describes a part of the data.
         """
         compression, one = self.compression, self.clients.count == 1
         warmup = "1 step" if read_duration(compression.warmup)[0] else compression.warmup
@@ -174,7 +174,7 @@ class Recipe:
             save_every=0,
             data=_little(self),
             clients=ClientOptions() if one else replace(self.clients, turn="1 step", outlines=[]),
-            compression=replace(compression, measure="1 step", warmup=warmup),
+            compression=replace(compression, warmup=warmup),
             training=replace(self.training, steps=SMOKE_STEPS, epochs=None, evaluate_every="0 steps"),
             checkpoint=replace(self.checkpoint, every=f"{SMOKE_STEPS} steps", folder="", resume="never"),
             debug=replace(self.debug, trace=SMOKE_STEPS),
@@ -210,7 +210,7 @@ def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parse
         usage=f"{prog} RECIPE [--option value ...]",
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
         "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
-        "--compression.activations A --compression.gradients G, and one codec, such as auto, stands for both. "
+        "--compression.activations A --compression.gradients G, and one codec stands for both. "
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
         "--overwrite is short for --checkpoint.resume never: it replaces an earlier run in the folder. "
@@ -353,7 +353,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
         else:
             text = text if equals else next(rest, "--")
             if option == "--codec" and (not text or text.startswith("--")):
-                raise OptionsError("--codec must be followed by codecs such as q(4)/q(8), or by auto")
+                raise OptionsError("--codec must be followed by codecs such as q(4)/q(8)")
             if (text.startswith("--") and not equals) or (option == "--resume" and not text):
                 raise OptionsError(f"argument {option}: expected one argument; see {prog} --help")
             if option == "--codec":

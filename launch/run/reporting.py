@@ -9,14 +9,12 @@ import math
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.console import ProgressLine, scores_in_words, show_summary, tokens_of
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.run.logs.metrics import MetricsLog
@@ -40,7 +38,7 @@ from thinwire.models.data.sampler import Batch, evaluation_batches
 from thinwire.models.digest import weights_digest
 from thinwire.models.options import FRESH
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, score_first, undone_if_stopped
+from thinwire.pipeline.evaluation import Compression, Score, answers, evaluate, look, undone_if_stopped
 from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives
@@ -55,7 +53,6 @@ class Reporting:
     Args:
         assembly: the stages of this process.
         resumption: where the run goes on.
-        choosing: what auto chose.
         asked: whether this process was asked to stop.
 
     Attributes:
@@ -72,12 +69,10 @@ class Reporting:
         is_better: whether the last evaluation was the best, until its weights are saved.
     """
 
-    def __init__(
-        self, assembly: Assembly, resumption: Resumption, choosing: Choosing, asked: Callable[[], bool]
-    ) -> None:
+    def __init__(self, assembly: Assembly, resumption: Resumption, asked: Callable[[], bool]) -> None:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.trainer.placement
         self._generator = assembly.generator
-        self._recipe, self._choosing, self._first = assembly.prepared.recipe, choosing, resumption.first
+        self._recipe, self._first = assembly.prepared.recipe, resumption.first
         self._run, self.metered_from = resumption.runs[0], resumption.metered_from
         with resumption.reading():
             self.times = Times(resumption.saved.get("seconds", {}))
@@ -103,7 +98,7 @@ class Reporting:
         # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
         common, replicas = self._recipe.compression, self._recipe.replicas
         codecs = [common, *(replicas.codecs(replica, common) for replica in replicas.overrides)]
-        stoppable = self._recipe.checkpoint.wanted and not any(each.possible_by_sample for each in codecs)
+        stoppable = self._recipe.checkpoint.wanted and not any(each.by_sample for each in codecs)
         self._asked = asked if stoppable else None
         self._line: ProgressLine | None = None
         self._log: MetricsLog | None = None
@@ -153,17 +148,6 @@ class Reporting:
         if self._log is not None and found is not None:
             self.look = found.values()
             say(f"one held-out batch before training, compression {scores_in_words(found.scores)}", found.advice)
-
-    def costly(self) -> bool:
-        """Score the codecs that auto chose on one held-out batch; whether they cost too much. Collective."""
-        held_out = self._prepared.data.held_out
-        assert held_out is not None, "it is asked for only with held-out samples"
-        with self.times.spent_on("evaluation"):
-            scores, costs = score_first(self._trainer, held_out, self._batches)
-        if scores is not None:
-            said = f"auto: one held-out batch with its choice, compression {scores_in_words(scores)}"
-            self.say(said + ("; that costs too much, so auto takes milder activations" if costs else ""))
-        return costs
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -314,12 +298,11 @@ class Reporting:
             "samples": [done * size for size in recipe.batch_sizes],
             # whose seconds and memory these are
             "timed": f"replica {here.start}" if len(here) < recipe.replicas.count else "all",
-            "choices": [asdict(choice) | {"hides": choice.hides} for choice in self._choosing.choices],
             "look": self.look,
             "loss_scale": self._trainer.update.scale.told(),
             "best": self.best,
             "torch": torch.__version__,
-            **of_stages(recipe, stages, self._trainer.stages[0].wire.compression),
+            **of_stages(recipe, stages),
         }
 
     def finish(self, summary: dict[str, Any] | None) -> None:

@@ -98,10 +98,6 @@ class Room:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
         check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
 
-    def check_stores(self) -> None:
-        """Check the room for stores alone, as `check` does: `auto` may choose codecs with stores."""
-        check_space(self._everyone(self._stores()))
-
     def show_stores(self) -> None:
         """Print the final size of the stores of all processes before training fills them; collective."""
         here = tuple(stage.stage_index for stage in self._trainer.stages)

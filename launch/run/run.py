@@ -9,9 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.compress import parse
 from thinwire.launch.run.assembly import Assembly, Prepared, assemble
-from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.folders import claim_folder
 from thinwire.launch.run.heartbeat import Doing
 from thinwire.launch.run.outputs import writing
@@ -58,22 +56,17 @@ class Run:
         self._room.check()
         self._resumption = Resumption(self.assembly, runs)
         saved = self._resumption.saved
-        # the codecs that auto chose are in use before the checkpoint is restored
-        with self._resumption.reading():
-            self._choosing = Choosing(self.assembly, self._resumption)
         self._resumption.restore()
         if saved:
             with self._resumption.reading():
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
-        self._choosing.begin()
-        self.reporting = Reporting(self.assembly, self._resumption, self._choosing, self._is_asked)
-        self._saves = Saves(self.assembly, self._room, self._resumption, self._choosing, self.reporting, self._is_asked)
+        self.reporting = Reporting(self.assembly, self._resumption, self._is_asked)
+        self._saves = Saves(self.assembly, self._room, self._resumption, self.reporting, self._is_asked)
         self._callbacks = (
             self.reporting.evaluate_if_due,
             self._saves.best_if_better,
             self._saves.compare_if_due,
-            self._choose,
-            # last: they must hold the changes by this step's evaluation and choice
+            # last: they must hold the changes by this step's evaluation
             self._saves.weights_if_due,
             self._saves.checkpoint_if_due,
         )
@@ -95,7 +88,7 @@ class Run:
             self._end()
 
     def _say_notes(self) -> None:
-        """Print notes before training starts: where the run goes on, the data, auto, batch normalization, stores."""
+        """Print notes before training starts: where the run goes on, the data, batch normalization, stores."""
         trainer, prepared, recipe = self.trainer, self.assembly.prepared, self.recipe
         norms = collectives.gather(
             trainer.placement, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
@@ -110,9 +103,7 @@ class Run:
                 *(prepared.prompts.notes if prepared.prompts else ()),
                 note_on_lora(prepared.blueprint),
                 *trainer.stages[0].wire.gpus.notes,
-                recipe.compression.note_on_auto(steps, per_epoch) if self._choosing.measures else None,
                 recipe.compression.note_on_warmup(steps, per_epoch),
-                self._choosing.note,
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
                 recipe.optimizer.note_on_freezing(steps, per_epoch),
                 arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", trainer.stages[0].device.type),
@@ -120,27 +111,15 @@ class Run:
             )
         self._room.show_stores()
 
-    def _choose(self, done: int) -> None:
-        """Let auto choose if it has measured enough. Print what it chose, and check the room for its stores."""
-        costly = None if self.assembly.prepared.data.held_out is None else self.reporting.costly
-        if not self._choosing.choose(last=done == self.recipe.training.steps, costly=costly):
-            return
-        for choice in self._choosing.choices:
-            self.reporting.say(str(choice))
-        if any(parse(choice.codec).feedback is not None for choice in self._choosing.choices):
-            self._room.check_stores()
-            self._room.show_stores()
-
     def _after_step(self, record: StepRecord) -> None:
         done = self.trainer.done
-        self._choosing.end_step()
         with self._leaving:
             self._done = done
         self.reporting.log_step(done, record)
         self._finish_step(done)
 
     def _finish_step(self, done: int) -> None:
-        """What is due after a step: an evaluation, a save, a choice of codecs, a checkpoint, a stop."""
+        """What is due after a step: an evaluation, a save, a checkpoint, a stop."""
         with self._stopping(done):
             for callback in self._callbacks:
                 callback(done)

@@ -19,7 +19,6 @@ from thinwire.launch.run.weights import find_checkpoint
 from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import CompressionOptions
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ class SavedRun:
     weights: dict[str, Tensor]
     """By full name."""
     facts: ModelFacts
-    compression: CompressionOptions
-    """The codecs, with those that auto chose."""
     held_out: Mapping[str, Any]
     """The held-out scores after these steps, by compression; empty where the run was not evaluated then."""
     base: frozenset[str]
@@ -47,10 +44,7 @@ def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
         check_inside(Path(place))
         if saved := find_checkpoint(Path(place)):
             found = recipe.parse([str(saved.recipe), *options], prog=prog)
-            # those that the run chose where its own recipe says auto; auto of an option stays
-            automatic = recipe.parse([str(saved.recipe)], prog=prog).compression.automatic
-            codecs = chosen_codecs(found.compression, saved.choices) if automatic else found.compression
-            return replace(found, model=found.model.with_weights(str(saved.path)), compression=codecs)
+            return replace(found, model=found.model.with_weights(str(saved.path)))
     exported = Path(place, "recipe.yaml")
     if not exported.is_file():
         return recipe.parse([place, *options], prog=prog)
@@ -82,7 +76,6 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         saved.manifest.step,
         saved.weights(),
         read_facts(saved.run / "model"),
-        chosen_codecs(found.compression, saved.choices),
         saved.held_out,
         saved.base,
     )
@@ -121,26 +114,6 @@ def check_inside(folder: Path) -> None:
     for path in (path for name in names for path in sorted(folder.glob(name))):
         if (said := stray(path, run)) is not None:
             raise OptionsError(f"{folder} must be the folder of a run or an export, but {said}; remove it")
-
-
-def chosen_codecs(compression: CompressionOptions, choices: Sequence[Mapping[str, Any]]) -> CompressionOptions:
-    """The codecs that a run used, with the choice of auto in place of auto. Before the choice, auto is no compression.
-
-    `choices` are JSON values.
-
-    Raises:
-        OptionsError: they are of another kind.
-    """
-    if not compression.automatic:
-        return compression
-    for choice in choices if isinstance(choices, list | tuple) else [choices]:
-        fields = [choice.get(name) for name in ("boundary", "channel", "codec")] if isinstance(choice, dict) else []
-        if [type(field) for field in fields] != [int, str, str]:
-            raise OptionsError(
-                f"a choice of auto must name a boundary, a channel and a codec, got {str(choice)[:80]!r}"
-            )
-    chosen = {(choice["boundary"], choice["channel"]): choice["codec"] for choice in choices}
-    return compression.chosen(chosen) if chosen else compression.before_choice()
 
 
 def weights_of(model: ModelOptions, folder: Path) -> ModelOptions:

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from thinwire.compress.codec import is_finite
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.auto import Choosing
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
@@ -34,13 +33,12 @@ class Saves:
         assembly: Assembly,
         room: Room,
         resumption: Resumption,
-        choosing: Choosing,
         reporting: Reporting,
         asked: Callable[[], bool],
     ) -> None:
         self._trainer, self._where = assembly.trainer, assembly.trainer.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
-        self._room, self._choosing, self._reporting, self._asked = room, choosing, reporting, asked
+        self._room, self._reporting, self._asked = room, reporting, asked
         self._checkpoints = resumption.checkpoints
         self._last = resumption.first if resumption.saved else None
         """The step of the last checkpoint."""
@@ -147,7 +145,6 @@ class Saves:
         logged = self._reporting.written()
         values = {
             "seconds": self._reporting.times.state_dict(),
-            **self._choosing.state_dict(),
             "evaluated": self._reporting.evaluated,
             "unfinished": self._reporting.unfinished,
             "metered_from": self._reporting.metered_from,
@@ -193,12 +190,10 @@ class Saves:
             return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
         if saving is None:
             return files, None
-        choices = self._choosing.state_dict()["choices"]
         for stage in self._trainer.stages:
             index, module = stage.stage_index, module_of(stage)
-            values = {"run": {"choices": choices}, "base": list(module.base.values())}
             try:
-                files[str(index)] = saving.write(index, module.saved_state(), values)
+                files[str(index)] = saving.write(index, module.saved_state(), {"base": list(module.base.values())})
             except OSError as error:
                 kept = "; the weights before these are still there, for all stages" * has_manifests(saving.folder)
                 return files, (

@@ -78,9 +78,8 @@ def how_to_measure(recipe: Recipe) -> str:
     if recipe.pipeline.accumulation > 1:
         return ""
     pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
-    codec = "" if recipe.compression.automatic else f" --codec '{pair}'"
     file = shlex.quote(str(Path(recipe.folder, "recipe.yaml")))
-    command = f"thinwire bench {file} --bandwidth {SHOWN}{codec} --repetitions 2"
+    command = f"thinwire bench {file} --bandwidth {SHOWN} --codec '{pair}' --repetitions 2"
     return f"to measure it on Linux, as root: {command}"
 
 

@@ -17,7 +17,6 @@ from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, SHARED, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
-from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
@@ -94,16 +93,13 @@ def carried(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> di
     return total
 
 
-def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]], used: CompressionOptions) -> dict[str, Any]:
-    """What a summary says of the reports of all stages, each with that of its exchange: traffic, time, weights.
-
-    `used` are the codecs, chosen by auto or not.
-    """
+def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a summary says of the reports of all stages, each with that of its exchange: traffic, time, weights."""
     several = recipe.replicas.count > 1
     sent = carried(stage["traffic"] for stage in stages)
     by_phase = {phase: sum((each for route, each in sent.items() if route[2] == phase), Traffic()) for phase in PHASES}
     overrides = recipe.replicas.overrides if several else {}
-    codec_of = partial(codec_in_words, recipe.compression if overrides else used, overrides)
+    codec_of = partial(codec_in_words, recipe.compression, overrides)
     gathered = ("digest_lines", "traffic", "exchange")
     rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
     exchanges = reported([stage["exchange"] for stage in stages]) if several else []

@@ -14,7 +14,7 @@ from thinwire.pipeline.measuring.meters import SECTIONS
 Summary = Mapping[str, Any]
 SUMMED_UP = (
     *("name", "steps", "seconds", "training_seconds", "held_out", "channels", "stages", "bytes_sent", "running"),
-    *("planned_steps", "metered_from", "timed", "replicas", "choices", "weights_digest"),
+    *("planned_steps", "metered_from", "timed", "replicas", "weights_digest"),
 )
 """What the summary of a run has at least."""
 
@@ -189,41 +189,3 @@ def cut(summary: Summary) -> Table:
     """The size of each stage, and where it computed."""
     known = [(stage["stage"], stage["layers"], stage["parameters"], stage["device"]) for stage in summary["stages"]]
     return Table("The stages", ["stage", "layers", "parameters", "device"], known)
-
-
-def choices(summary: Summary) -> Table | None:
-    """The codecs that auto chose, with the measurements behind the choice; None if auto chose nothing."""
-    if not (found := summary["choices"]):
-        return None
-    columns = (
-        *("boundary", "channel", "codec", "bytes a frame", "Mbit/s", "ms on the wire", "ms that hide it", "hidden"),
-        *("compute, ms", "next milder codec", "its ms on the wire"),
-    )
-    rows = [
-        (
-            route(choice) if choice["replica"] is None else f"{route(choice)} of replica {choice['replica']}",
-            choice["channel"],
-            choice["codec"],
-            choice["nbytes"],
-            _scaled(choice["goodput"], 8e-6),
-            _scaled(choice["wire"], 1e3),
-            _scaled(choice["hidden"], 1e3),
-            choice["hides"],
-            _scaled(choice["hidden"] / choice["share"], 1e3),
-            choice["milder"],
-            _scaled(choice["milder_wire"], 1e3),
-        )
-        for choice in found
-    ]
-    note = (
-        "Measured in the first steps. Compute: time of one micro-batch's forwards (for gradients: backwards) in the "
-        "slowest process. The schedule sends frames during a share of this time: a wire that needs no more is hidden. "
-        "Each channel got the mildest candidate whose wire is hidden, or else the strongest candidate. Mbit/s: the "
-        "part of the link that this channel gets; empty if both stages are in one process. Of replicas, the numbers "
-        "are those of the one that needs the strongest codec."
-    )
-    return Table("The codecs that auto chose, and why", columns, rows, note)
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else round(value * factor, 2)

@@ -111,15 +111,6 @@ class SavedCheckpoint:
         return step_folder(self.folder, self.manifest.step)
 
     @property
-    def choices(self) -> list[Mapping[str, Any]]:
-        """The codecs that auto had chosen."""
-        with reading(self._stage(0).path):
-            found = list(self._stage(0).values["run"]["choices"])
-            for choice in found:
-                choice["boundary"], choice["channel"], choice["codec"]
-        return found
-
-    @property
     def held_out(self) -> dict[str, Any]:
         """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
         with as_written(self.run / "evaluations.jsonl", OptionsError):

@@ -55,7 +55,7 @@ def make_wire(
     # the rows that fill up the last pass of an evaluation have slots, too
     scored = math.ceil(len(data.held_out or ()) / recipe.pipeline.pass_size) * recipe.pipeline.pass_size
     return Wire(
-        replace(compression.before_choice(), store_folder=_store_folder(recipe, replica)),
+        replace(compression, store_folder=_store_folder(recipe, replica)),
         recipe.wire,
         seed=recipe.training.seed,
         agreement=agreement,
@@ -84,9 +84,8 @@ def agreed(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, Any]:
         f"digest of the held-out samples; {anew}": None if held_out is None else held_out.digest,
         **{f"digest of {name}; copy it from one host to all": value for name, value in _of_model(model).items()},
     }
-    automatic = {"automatic": recipe.compression.automatic}
     # keys as text, as others read them
-    agreement: dict[str, Any] = json.loads(json.dumps({**fields, **automatic, **digest}))
+    agreement: dict[str, Any] = json.loads(json.dumps({**fields, **digest}))
     return agreement
 
 

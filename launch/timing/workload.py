@@ -122,15 +122,14 @@ def codec_pair(text: str) -> CompressionOptions:
     """The codecs of `activations/gradients`, such as `q(4)/q(8)`. One expression is for both.
 
     Raises:
-        OptionsError: an expression is not a codec, or is auto.
+        OptionsError: an expression is not a codec.
     """
     activations, gradients = split_pair(text)
     try:
-        options = CompressionOptions(activations=activations, gradients=gradients)
+        return CompressionOptions(activations=activations, gradients=gradients)
     except OptionsError as error:
         # the name of a field says nothing here: the user wrote --codec
         raise OptionsError([f"--codec {text}: {told.partition(': ')[2]}" for told in error.mistakes]) from error
-    return options.without_auto(f"--codec {text} here")
 
 
 def label(compression: CompressionOptions) -> str:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Self
 
 from thinwire import compress
 from thinwire.errors import broken
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options.durations import in_steps, is_over, misspelt, read_duration
-
-AUTO = "auto"
-"""A word in place of a codec: the run chooses one of `candidates` after it has measured compute and links."""
-
+from thinwire.pipeline.options.durations import is_over, misspelt
 
 MILD = ("q(8, step=0.2)", "q(8, step=0.1)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
@@ -38,24 +32,17 @@ class BoundaryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """The codec of each channel, as an expression such as q(4) or q(8, step=0.2), or auto."""
+    """The codec of each channel, as an expression such as q(4) or q(8, step=0.2)."""
 
     activations: str = "q(8, step=0.2)"
-    """Codec of the activations, which go forward; auto chooses one of `candidates` after it has measured compute and
-    links."""
+    """Codec of the activations, which go forward."""
     gradients: str = "q(8, step=0.2)"
-    """Codec of the gradients, which go back; or auto."""
+    """Codec of the gradients, which go back."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     shared: str = "none"
     """Codec of the gradients of weights that several stages hold, as a tied head is one weight with the embedding
     (model.tied sum); such as bf16 or ef(q(8)). With ef, each stage adds what a message lost to its next one."""
-    candidates: list[str] = field(
-        default_factory=lambda: ["none", "bf16", *(f"q(8, step={step})" for step in (0.05, 0.1, 0.2, 0.5, 1.0))]
-    )
-    """Codecs that auto chooses from, the mildest first."""
-    measure: str = "5 steps"
-    """How long auto measures before it chooses: "5 steps" or "1 epoch". Nothing is compressed in this time."""
     warmup: str = "0 steps"
     """How long nothing is compressed at the start of training: "20 epochs" or "500 steps"."""
     warmup_fill: bool = True
@@ -68,7 +55,6 @@ class CompressionOptions:
         mistakes = self._mistakes_of_expressions() or self._mistakes_of_pairs()
         mistakes += mistakes_of_sums("compression.shared", self.shared)
         mistakes += misspelt("compression.warmup", self.warmup)
-        mistakes += self._mistakes_of_auto()
         if mistakes:
             raise OptionsError(mistakes)
 
@@ -76,8 +62,6 @@ class CompressionOptions:
         """A sentence for each mistake in an expression, once for all fields that have it."""
         fields: dict[str, list[str]] = {}
         for where, channel, expression in self._expressions():
-            if _is_auto(expression):
-                continue
             try:
                 compress.parse(expression).check_channel(channel)
             except compress.CodecError as error:
@@ -86,41 +70,13 @@ class CompressionOptions:
         return [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
 
     def _mistakes_of_pairs(self) -> list[str]:
-        """Codecs of gradients that the activations' codec does not go with; expressions must be codecs or auto."""
+        """Codecs of gradients that the activations' codec does not go with; expressions must be codecs."""
         mistakes = []
         for where, pair in self._pairs().items():
-            gradients, activations = _method(pair["gradients"]), _method(pair["activations"]).codec
-            if not _is_auto(pair["activations"]):
-                try:
-                    gradients.bound_to(activations)
-                except compress.CodecError as error:
-                    mistakes.append(f"{where}.gradients: {error}")
-            elif gradients.codec.reuses_indices:
-                mistakes.append(
-                    f"{where}.gradients: reuse needs to know the activations' codec; name that codec in place of auto"
-                )
-        return mistakes
-
-    def _mistakes_of_auto(self) -> list[str]:
-        mistakes = misspelt("compression.measure", self.measure)
-        if not mistakes and read_duration(self.measure)[0] < 1:
-            mistakes.append(f"compression.measure must be at least 1 step, got {self.measure!r}")
-        if not self.candidates:
-            mistakes.append("compression.candidates must name at least one codec, such as none, got []")
-        if twice := [each for each, count in Counter(self.candidates).items() if count > 1]:
-            mistakes.append(f"compression.candidates must name each codec once, got {', '.join(twice)} more than once")
-        wanted = {channel for _, channel, expression in self._expressions() if _is_auto(expression)}
-        for index, expression in enumerate(self.candidates):
             try:
-                method = compress.parse(expression)
-                for channel in sorted(wanted):
-                    method.check_channel(channel)
-                if method.codec.reuses_indices:
-                    raise compress.CodecError(
-                        "auto cannot choose reuse, which needs topk or randk activations; set gradients: reuse instead"
-                    )
+                compress.parse(pair["gradients"]).bound_to(compress.parse(pair["activations"]).codec)
             except compress.CodecError as error:
-                mistakes += [f"compression.candidates.{index}: {mistake}" for mistake in error.mistakes]
+                mistakes.append(f"{where}.gradients: {error}")
         return mistakes
 
     def _pairs(self) -> dict[str, dict[ChannelName, str]]:
@@ -146,59 +102,26 @@ class CompressionOptions:
         return not is_over(self.warmup, step, steps_per_epoch)
 
     def method(self, boundary: int, channel: ChannelName) -> compress.Method:
-        """The method of one channel of one boundary; `none` while auto has not chosen."""
-        return _method(self._expression(boundary, channel))
+        """The method of one channel of one boundary."""
+        return compress.parse(self._expression(boundary, channel))
 
     def methods(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
         """The method of one channel at each boundary, as `method` gives it. Each expression is parsed once."""
-        read = cache(_method)
+        read = cache(compress.parse)
         return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
-
-    def possible(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
-        """The methods that one channel may get at the boundaries: for auto, those of all candidates."""
-        chosen_later = any(self.is_automatic(boundary, channel) for boundary in range(num_boundaries))
-        candidates = [_method(candidate) for candidate in self.candidates] if chosen_later else []
-        return self.methods(num_boundaries, channel) + candidates
 
     @property
     def on_disk(self) -> list[str]:
         """The dotted names of fields whose method keeps its buffers on disk."""
         from thinwire.compress.stores.files import is_on_disk
 
-        return [where for where, _, expression in self._expressions() if is_on_disk(_method(expression))]
+        return [where for where, _, expression in self._expressions() if is_on_disk(compress.parse(expression))]
 
     @property
     def by_sample(self) -> list[str]:
         """The dotted names of fields whose method keeps a buffer for each sample."""
-        methods = {where: _method(expression) for where, _, expression in self._expressions()}
+        methods = {where: compress.parse(expression) for where, _, expression in self._expressions()}
         return [where for where, method in methods.items() if _is_by_sample(method)]
-
-    @property
-    def possible_by_sample(self) -> list[str]:
-        """The same, and the candidates that keep such a buffer if auto may choose them."""
-        candidates = enumerate(self.candidates if self.automatic else [])
-        return self.by_sample + [
-            f"compression.candidates.{index}" for index, expression in candidates if _is_by_sample(_method(expression))
-        ]
-
-    @property
-    def automatic(self) -> list[str]:
-        """The dotted names of fields that say auto."""
-        return [where for where, _, expression in self._expressions() if _is_auto(expression)]
-
-    def is_automatic(self, boundary: int, channel: ChannelName) -> bool:
-        """Whether auto still has to choose the codec of this channel."""
-        return _is_auto(self._expression(boundary, channel))
-
-    def steps_measured(self, steps_per_epoch: int) -> int:
-        """The number of steps after which auto chooses."""
-        return in_steps(self.measure, steps_per_epoch)
-
-    def note_on_auto(self, steps: int, steps_per_epoch: int) -> str | None:
-        """A sentence if auto measures in all of so many steps, and so never chooses."""
-        if self.steps_measured(steps_per_epoch) < steps:
-            return None
-        return f"auto compresses nothing: compression.measure of {self.measure} is as long as all {steps} steps"
 
     def note_on_warmup(self, steps: int, steps_per_epoch: int) -> str | None:
         """A sentence if nothing is compressed in so many steps, because all belong to the warm-up."""
@@ -206,42 +129,12 @@ class CompressionOptions:
             return None
         return f"nothing is compressed in training: compression.warmup of {self.warmup} is as long as all {steps} steps"
 
-    def chosen(self, choices: Mapping[tuple[int, ChannelName], str]) -> Self:
-        """The same options with the chosen codec in place of each auto, by boundary and channel."""
-        boundaries = dict(self.boundaries)
-        for (boundary, channel), expression in choices.items():
-            boundaries[boundary] = replace(boundaries.get(boundary, BoundaryOptions()), **{channel: expression})
-        pair = (self.activations, self.gradients)
-        # every boundary has a codec of its own now, so none uses a common auto
-        activations, gradients = ("none" if _is_auto(common) else common for common in pair)
-        return replace(self, activations=activations, gradients=gradients, boundaries=boundaries)
-
-    def before_choice(self) -> Self:
-        """The same options with `none` in place of each auto: the codecs to use while auto measures."""
-        return self.chosen(
-            {
-                (index, channel): "none"
-                for index in self.boundaries
-                for channel in CHANNELS
-                if self.is_automatic(index, channel)
-            }
-        )
-
     def mistakes_of_boundaries(self, num_stages: int) -> list[str]:
         """A sentence if there are codecs for boundaries that a pipeline of so many stages does not have."""
         unknown = sorted(index for index in self.boundaries if not 0 <= index < num_stages - 1)
         told = ", ".join(map(str, unknown))
         mistake = f"compression.boundaries must lie in 0..{num_stages - 2} for {num_stages} stages, got {told}"
         return [mistake] if unknown else []
-
-    def without_auto(self, command: str) -> Self:
-        """The same options; OptionsError if a field says auto, because `command` measures no links to choose by."""
-        if not self.automatic:
-            return self
-        raise OptionsError(
-            f"{command} needs the names of codecs, because only thinwire train measures links and chooses; got auto "
-            f"for {', '.join(self.automatic)}; name codecs such as q(4)/q(8), or those in a run's summary.json"
-        )
 
     def _expression(self, boundary: int, channel: ChannelName) -> str:
         override: str | None = getattr(self.boundaries.get(boundary), channel, None)
@@ -299,13 +192,5 @@ def _rules_of_sums(method: compress.Method) -> list[tuple[bool, str]]:
     return rules
 
 
-def _method(expression: str) -> compress.Method:
-    return compress.parse("none" if _is_auto(expression) else expression)
-
-
 def _is_by_sample(method: compress.Method) -> bool:
     return method.feedback is not None and method.feedback.slot == "sample"
-
-
-def _is_auto(expression: str) -> bool:
-    return expression.strip() == AUTO

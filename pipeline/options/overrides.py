@@ -85,12 +85,9 @@ def check_overrides(
         if override.compression == ReplicaCodecs():
             continue
         try:
-            codecs = overridden(common, override.compression)
+            overridden(common, override.compression)
         except OptionsError as error:
             mistakes += [f"{where}: {mistake}" for mistake in error.mistakes]
-            continue
-        if codecs.automatic:
-            mistakes.append(f"{where} must name codecs, because auto chooses for all replicas; got auto")
     return mistakes
 
 

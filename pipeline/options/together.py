@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from thinwire import compress
 from thinwire.errors import broken
-from thinwire.errors.words import listed
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.options.clients import ClientOptions
 from thinwire.pipeline.options.compression import CompressionOptions
-from thinwire.pipeline.options.overrides import ReplicaCodecs, check_overrides
+from thinwire.pipeline.options.overrides import check_overrides
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions
 from thinwire.pipeline.options.training import OptimizerOptions, TrainingOptions
@@ -122,22 +121,9 @@ def of_replicas(
         ),
     )
     return [
-        *_of_auto(replicas, compression),
         *mistakes,
         *_of_overrides(replicas, compression, num_boundaries),
-        *_of_samples(compression.possible_by_sample if replicas.shuffle == "across" else []),
-    ]
-
-
-def _of_auto(replicas: ReplicaOptions, compression: CompressionOptions) -> list[str]:
-    if not compression.automatic:
-        return []
-    own = [f"replica {index}" for index, each in replicas.overrides.items() if each.compression != ReplicaCodecs()]
-    if not own:
-        return []
-    return [
-        f"replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of {listed(own)}; or "
-        f"name codecs in place of auto for {', '.join(compression.automatic)}"
+        *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
     ]
 
 

@@ -59,7 +59,6 @@ class CompressedStage(PipelineStage):
         all_ends: these, and those that passes of other replicas use.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
-        keeps_codecs: whether its ends keep their codecs from step to step; with auto, once it has chosen.
 
     Raises:
         OptionsError: torch needs examples and has none, or the wire is another process group's.
@@ -78,7 +77,7 @@ class CompressedStage(PipelineStage):
         self.wire = wire or wire_of(self.group, self.stage_index)
         self.wire.require_group(self.group)
         self.meter = Meter()
-        self.keep_outputs, self.keeps_codecs = True, True
+        self.keep_outputs = True
         # the boundary looks at shapes; torch, with TORCH_DISTRIBUTED_DEBUG=DETAIL, wants marked examples
         self._runtime_validate = False
         self._first_layer = first_layer
@@ -174,8 +173,8 @@ class CompressedStage(PipelineStage):
         self.all_ends.flush()
 
     def post_ahead(self) -> None:
-        """Make room for the next pass's activations, unless codecs may change, or a GPU would wait for them."""
-        if (end := self.ends.upstream) and self.keeps_codecs and not self.wire.gpus.groups:
+        """Make room for the next pass's activations, unless a GPU would wait for them."""
+        if (end := self.ends.upstream) and not self.wire.gpus.groups:
             end.incoming.post(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:

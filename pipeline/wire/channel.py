@@ -152,26 +152,22 @@ def frame_bytes(sizes: Iterable[int]) -> int:
     return reduce(lambda stop, size: place_of(size, stop).stop, sizes, HEADER_BYTES)
 
 
-def frame_length(
-    examples: Sequence[Tensor], method: Method, activations: Method, sent: Sequence[Tensor | None] | None = None
-) -> int:
+def frame_length(examples: Sequence[Tensor], method: Method, activations: Method) -> int:
     """Bytes of one frame, header and padding included, once feedback has visited every row.
 
-    Of a codec whose payloads vary, the bytes that `sent` takes; without it, those that Gaussian data take.
+    Of a codec whose payloads vary, the bytes that Gaussian data take.
 
     Args:
         examples: the meta tensors that cross; some go as they are.
         method: the method of the others.
         activations: the method of the activations at the same boundary.
-        sent: the tensors of such a frame, or some of their rows.
 
     Raises:
         CodecError: `reuse` beside activations that share no indices.
     """
     sizes = []
-    given = [None] * len(examples) if sent is None else sent
-    for each, example, like in zip(_methods(method, examples), examples, given, strict=True):
+    for each, example in zip(_methods(method, examples), examples, strict=True):
         codec, shape = each.codec.bound_to(activations.inner), tuple(example.shape)
         coded = torch.float32 if each.feedback else example.dtype
-        sizes.append(round(sent_share(codec, shape, coded, like) * size_of(codec, shape, coded)))
+        sizes.append(round(sent_share(codec, shape, coded) * size_of(codec, shape, coded)))
     return frame_bytes(sizes)

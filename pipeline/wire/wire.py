@@ -112,7 +112,7 @@ class Wire:
         observer: called with every tuple that the stages send, before it is encoded.
 
     Raises:
-        OptionsError: a codec is auto, which only `thinwire train` can choose, or a store on disk has no folder.
+        OptionsError: a store on disk has no folder.
 
     Attributes:
         gpus: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
@@ -388,8 +388,6 @@ class Wire:
             "checksum": self.options.checksum,
             "warmup": self.compression.warmup,
             "warmup_fill": self.compression.warmup_fill,
-            "candidates": self.compression.candidates,
-            "measure": self.compression.measure,
             **({"samples in a micro-batch": rows} if by_row else {}),
             "torch": torch.__version__,
             **self._agreement,
@@ -435,7 +433,6 @@ _SHARED: WeakKeyDictionary[Wire, None] = WeakKeyDictionary()
 
 def _usable(compression: CompressionOptions) -> CompressionOptions:
     """The same options; OptionsError if a Wire cannot use them."""
-    compression.without_auto("a Wire outside thinwire train")
     if compression.on_disk and not compression.store_folder:
         raise OptionsError(
             f"compression.store_folder must name a folder for stores on disk, got none; {compression.on_disk[0]} "

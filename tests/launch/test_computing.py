@@ -122,9 +122,6 @@ def test_what_fp16_does_not_go_with_is_one_sentence_each():
     said = ['take topk(0.1, values="fp16"), or', "optimizer.name must be adamw or sgd", "replicas.count must be 1"]
     assert [[part in mistake for part in said].count(True) for mistake in mistakes] == [1, 1, 1], mistakes
     assert mistakes_of("--training.precision", "fp8")
-    chosen = ["--codec", "q(4)/auto", "--compression.candidates", "[none, ef(topk(0.1))]"]
-    [mistake] = mistakes_of("--training.precision", "fp16", *chosen)
-    assert "got ef(topk(0.1)); take topk(0.1), or" in mistake
     [mistake] = mistakes_of("--training.precision", "fp16", "--compression.shared", "ef(q(8))")
     assert "got ef(q(8)); take q(8), or" in mistake
 

@@ -48,7 +48,6 @@ def summary(*codecs):
         "held_out": scores,
         "channels": channels,
         "replicas": [],
-        "choices": [],
         "samples": [6_400],
         "loss_scale": None,
         "timed": "all",

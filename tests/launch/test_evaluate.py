@@ -80,15 +80,6 @@ def test_a_store_folder_that_cannot_be_written_is_a_sentence(here, capsys):
 
 
 @pytest.mark.slow
-def test_auto_is_no_codec_to_score_a_run_with(here, capsys):
-    """The scores without compression stood in the row of those with it."""
-    simulate("tiny.yaml", here / "named")
-    capsys.readouterr()
-    assert cli.main(["eval", "named", "--codec", "auto"]) == 2
-    assert "an evaluation needs the names of codecs" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_samples_that_were_trained_on_are_told(here, capsys):
     """With a smaller limit the last samples of those trained on were held out, without a word."""
     simulate("tiny.yaml", here / "run")

@@ -235,7 +235,6 @@ def test_tokens_are_drawn_alike_from_the_same_seed(folder, capsys):
             ["gpt2.yaml", "--prompt", "a", "--tokens", "0"],
             "argument --tokens: must be a whole number of at least 1, got '0'",
         ),
-        (["gpt2.yaml", "--prompt", "a", "--codec", "auto"], "an answer needs the names of codecs"),
         (["gpt2.yaml"], "the following arguments are required: --prompt"),
         (["nowhere", "--prompt", "a"], "RUN|RECIPE must be the folder of a run"),
     ],

@@ -11,9 +11,6 @@ import pytest
 from support.hostile import lead_out, misspell, sign, snapshot
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.run.saved import chosen_codecs
-from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import CompressionOptions
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +32,7 @@ def whole(tmp_path_factory):
         patch.chdir(folder)
         write_recipe(folder)
         options = ["--trace", "--checkpoint.every", "1 steps", "--training.evaluate_every", "1 steps"]
-        codec = ["--codec", "ef(topk(0.25))/auto", "--compression.measure", "1 step"]
+        codec = ["--codec", "ef(topk(0.25))/q(8)"]
         assert cli.main(["simulate", "tiny.yaml", "--output", "run", *options, *codec]) == 0
         (folder / "text").rename(folder / "run/text")
     return folder / "run"
@@ -110,13 +107,6 @@ def test_a_model_without_end_is_not_copied_nor_is_one_written_through_a_link(pla
     (place / "run/model").symlink_to(place / "outside/folder")
     check(place, "overwrite")
     assert "model is a link, a pipe or a device, and no run makes one; remove it" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", [{"a": 1}, None, 3])
-def test_a_choice_of_another_kind_is_told_in_words(wrong):
-    choice = {"boundary": 0, "channel": "activations", "codec": wrong}
-    with pytest.raises(OptionsError, match="a choice of auto must name a boundary, a channel and a codec, got"):
-        chosen_codecs(CompressionOptions(activations="auto"), [choice])
 
 
 def test_a_count_of_passes_that_no_header_holds_is_told_in_words(place, capsys):

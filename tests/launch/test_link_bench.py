@@ -189,7 +189,6 @@ def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_t
     assert pairs_of(own, None) == ("ef(q(4))/bf16", *FAST)
     pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
     assert pairs_of(pretrained, None) == ("q(8, step=0.2)/q(8, step=0.2)", *MILD), "few bits break it"
-    assert pairs_of(parse(["smollm2-tiny", "--codec", "auto"], prog="thinwire bench"), None) == MILD
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_options_override_fields_and_leave_the_others():
 @pytest.mark.parametrize(
     ("options", "activations", "gradients"),
     [
-        (["--codec", "auto"], "auto", "auto"),
-        (["--codec=auto/q(8)"], "auto", "q(8)"),
+        (["--codec", "bf16"], "bf16", "bf16"),
+        (["--codec=bf16/q(8)"], "bf16", "q(8)"),
         (["--codec", "topk(0.3) / reuse"], "topk(0.3)", "reuse"),
         (["--codec", "q(2)", "--compression.gradients", "none"], "q(2)", "none"),
     ],
@@ -59,12 +59,6 @@ def test_codec_is_short_for_both_channels(options, activations, gradients):
 )
 def test_trace_is_short_for_a_few_steps(arguments, steps):
     assert parse(arguments).debug.trace == steps
-
-
-def test_auto_and_its_candidates_are_read_back(tmp_path):
-    recipe = parse(["quickstart", "--codec", "auto", "--compression.candidates", '["none", "q(2, per=\'row\')"]'])
-    assert recipe.compression.candidates == ["none", "q(2, per='row')"]
-    assert parse([str(written(tmp_path, dump(recipe)))]) == recipe
 
 
 @pytest.mark.slow

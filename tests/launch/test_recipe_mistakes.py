@@ -56,7 +56,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--compression", "{activations: none, activations: q(4)}"],
             "; it is not valid YAML: line 1: activations must stand only once",
         ),
-        (["quickstart", "--codec="], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
+        (["quickstart", "--codec="], "--codec must be followed by codecs such as q(4)/q(8)"),
         (["quickstart", "--smoke=1"], "--smoke takes no value, got '1'"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
@@ -156,8 +156,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "with values, such as {name: 4}, got {n_layer: 4; a } is missing",
         ),
         (
-            ["quickstart", "--compression.candidates", "none"],
-            "candidates must be a list of words, such as [a, b], got none",
+            ["quickstart", "--logging", "none"],
+            "logging must be a list of words, such as [a, b], got none",
         ),
         (
             ["quickstart", "--compression.boundaries.x.gradients", "none"],
@@ -171,7 +171,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--model.config", "{1: 2}"],
             "model.config must be fields with values, such as {name: 4}, got the name 1",
         ),
-        (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8), or by auto"),
+        (["quickstart", "--codec"], "--codec must be followed by codecs such as q(4)/q(8)"),
         (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
         (["quickstart", "--training.steps", "-1"], "training.steps must be at least 0, got -1"),
         (["quickstart", "--save-every", "-3"], "save_every must not be negative, got -3"),

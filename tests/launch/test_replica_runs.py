@@ -216,15 +216,6 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
     ("options", "said"),
     [
         (
-            ["--codec", "auto", *OVERRIDE],
-            "replicas.overrides must name no codecs beside auto, which chooses for all, got codecs of replica 1; or "
-            "name codecs in place of auto for compression.activations, compression.gradients",
-        ),
-        (
-            ["--codec", "auto/q(8)", "--replicas.shuffle", "across", "--compression.candidates", '["aqsgd(q(4))"]'],
-            "one replica; got across beside compression.candidates.0",
-        ),
-        (
             ["--replicas.shuffle", "across", "--codec", "aqsgd(q(4))/q(8)"],
             "replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
             "one replica; got across beside compression.activations",

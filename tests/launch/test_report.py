@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from thinwire.launch.report.page import render
 from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.tables import Table, document
-from thinwire.pipeline.auto import Measured, choose
-from thinwire.pipeline.measuring.probe import LinkSpeed
-from thinwire.pipeline.schedules import Overlap
 
 RECIPE = f"""
 description: As small as can be.
@@ -28,15 +24,6 @@ description: As small as can be.
 compression: {{activations: q(4), gradients: "q(8, round='stochastic')"}}
 training: {{steps: 4, evaluate_every: 2 steps}}
 """
-CHOICES = choose(
-    {(0, "activations"): {"none": 40_000, "q(8)": 10_064}, (0, "gradients"): {"none": 40_000, "bf16": 20_064}},
-    Measured(
-        compute={"activations": [0.004, 0.006], "gradients": [0.008, 0.012]},
-        links={(0, 1): LinkSpeed(goodput=2.5e6, latency=0.0), (1, 0): LinkSpeed(goodput=1e6, latency=0.0)},
-    ),
-    [0, 1],
-    Overlap(1.0, phased=True),
-)
 TABLES = document(
     "bench <of> codecs",
     [Table("Samples a second", ("codec", "100 Mbit/s"), (("q(4)", 512.5), ("<script>alert(1)</script>", None)))],
@@ -69,8 +56,7 @@ def folder(tmp_path_factory):
         shutil.copytree("tiny", "other")
         shutil.rmtree("other/trace")
         summary = json.loads(Path("other/summary.json").read_text())
-        choices = [asdict(choice) | {"hides": choice.hides} for choice in CHOICES]
-        other = {**summary, "name": "other & <co>", "choices": choices, **OF_REPLICAS}
+        other = {**summary, "name": "other & <co>", **OF_REPLICAS}
         for stage in other["stages"]:
             stage["exchange"] = {"encode": 1.5, "wire": 2.5, "other": 1.0, "hidden": 0.75}
         Path("other/summary.json").write_text(json.dumps(other))
@@ -140,12 +126,6 @@ def expect_content(page, folder):
         assert f"{summary['held_out'][mode]['loss']:,.4f}" in page.text["dd"]
     assert 'q(8, round="stochastic")' in page.text["td"]
     assert "<script>alert(1)</script>" in page.text["th"]
-    assert page.text["caption"].count("The codecs that auto chose, and why") == 1  # only one run used auto
-    chosen = page.rows[page.rows.index(next(row for row in page.rows if "next milder codec" in row)) + 1 :][:2]
-    assert chosen == [
-        ["0 -> 1", "activations", "q(8)", "10,064", "20", "4.03", "6", "yes", "6", "none", "16"],
-        ["1 -> 0", "gradients", "bf16", "20,064", "8", "20.06", "12", "no", "12", "none", "40"],
-    ]
     assert ["0", "to all replicas", "1.25", "9.92", "7.94", "4.03"] in page.rows
     assert ["0", "5.0 s", "75%", "1.5 s 30%", "0.0 s 0%", "2.5 s 50%", "1.0 s 20%"] in page.rows
     assert {"stage 0", "stage 1"} <= set(page.text["span"])

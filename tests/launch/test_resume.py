@@ -26,7 +26,7 @@ TINY = [
 ]
 """An epoch has two steps, an evaluation two batches."""
 OFTEN = ["--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps"]
-SAME = ("train_loss", "held_out", "channels", "choices", "weights_digest", "bytes_sent", "steps")
+SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")
 CODECS = {
     "plain": ["--codec", "q(4)/q(8)"],
     "quantized-adam": [

@@ -262,12 +262,6 @@ def test_a_run_says_what_it_waits_for(here):
         run.go()
 
 
-def test_auto_says_when_it_measures_until_the_end(capsys):
-    ran("--output", "run", "--compression.activations", "auto", "--compression.measure", "5 steps")
-    said = capsys.readouterr().out
-    assert "auto compresses nothing: compression.measure of 5 steps is as long as all 2 steps" in said
-
-
 def test_a_run_says_when_all_of_it_is_a_warm_up(capsys):
     ran("--output", "run", "--compression.warmup", "1 epoch")
     told = "nothing is compressed in training: compression.warmup of 1 epoch is as long as all 2 steps"

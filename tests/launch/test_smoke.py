@@ -48,11 +48,11 @@ def test_little_data_is_enough_for_every_batch_and_an_evaluation(held_out):
 
 @pytest.mark.slow
 def test_every_part_leaves_what_it_makes(folder, capsys):
-    assert cli.main(["simulate", "tiny.yaml", "--smoke", "--codec", "auto"]) == 0
+    assert cli.main(["simulate", "tiny.yaml", "--smoke"]) == 0
     run = folder / "runs/tiny-smoke-simulated"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["smoke"], summary["steps"], summary["running"]) == (True, 3, False)
-    assert {"on", "off"} == set(summary["held_out"]) and len(summary["choices"]) == 2
+    assert {"on", "off"} == set(summary["held_out"])
     assert list(run.glob("weights/step-00000003/stage-*")) and list(run.glob("checkpoints/step-00000003/manifest.json"))
     assert (run / "trace/stage-0.json").exists() and (run / "loss.png").exists()
     said = capsys.readouterr().out

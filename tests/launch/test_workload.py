@@ -65,11 +65,6 @@ def test_pairs_of_codecs_are_read_as_they_are_shown(text, said):
     assert label(codec_pair(text)) == said
 
 
-def test_auto_is_no_codec_of_a_prediction():
-    with pytest.raises(OptionsError, match=r"q\(4\)/auto here needs the names of codecs, .* compression.gradients"):
-        codec_pair("q(4)/auto")
-
-
 def test_a_pair_that_cannot_be_is_told():
     with pytest.raises(OptionsError, match="aqsgd is for activations only"):
         codec_pair("aqsgd(q(4))")

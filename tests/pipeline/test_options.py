@@ -52,19 +52,6 @@ def test_all_bad_expressions_are_told_at_once_and_where():
     assert isinstance(caught.value, PipelineError)
 
 
-def test_auto_is_none_until_it_is_chosen():
-    options = CompressionOptions(
-        activations="auto", gradients="q(8)", boundaries={1: BoundaryOptions(gradients=" auto ")}
-    )
-    assert options.automatic == ["compression.activations", "compression.boundaries.1.gradients"]
-    channels = [(boundary, channel) for boundary in range(2) for channel in ("activations", "gradients")]
-    assert [options.is_automatic(*key) for key in channels] == [True, False, True, True]
-    assert [str(options.method(*key)) for key in channels] == ["none", "q(8)", "none", "none"]
-    chosen = options.chosen({(0, "activations"): "q(2)", (1, "activations"): "q(4)", (1, "gradients"): "bf16"})
-    assert [str(chosen.method(*key)) for key in channels] == ["q(2)", "q(8)", "q(4)", "bf16"]
-    assert chosen.automatic == []
-
-
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
@@ -85,54 +72,6 @@ def test_reuse_without_positions_is_told_before_anything_starts(fields, place):
 
 def test_reuse_goes_with_positions_inside_feedback():
     CompressionOptions(activations="aqsgd(topk(0.1))", gradients="reuse")
-
-
-@pytest.mark.parametrize(("measure", "steps"), [("5 steps", 5), ("1 step", 1), ("2 epochs", 14)])
-def test_measuring_takes_steps_or_epochs(measure, steps):
-    assert CompressionOptions(measure=measure).steps_measured(steps_per_epoch=7) == steps
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"candidates": []}, ["compression.candidates must name at least one codec, such as none, got []"]),
-        (
-            {"candidates": ["none", "q(4)", "q(4)"]},
-            ["compression.candidates must name each codec once, got q(4) more than once"],
-        ),
-        ({"measure": "0 steps"}, ["compression.measure must be at least 1 step, got '0 steps'"]),
-        ({"measure": "5"}, ['compression.measure must be like "20 epochs" or "500 steps", got \'5\'']),
-        (
-            {"candidates": ["none", "zip", "auto", "reuse"]},
-            [
-                "compression.candidates.1: unknown codec 'zip'",
-                "compression.candidates.2: unknown codec 'auto'",
-                "compression.candidates.3: auto cannot choose reuse, which needs topk or randk activations",
-            ],
-        ),
-        (
-            {"gradients": "auto", "candidates": ["aqsgd(q(4))"]},
-            ["compression.candidates.0: aqsgd is for activations only"],
-        ),
-        (
-            {"activations": "auto", "gradients": "reuse"},
-            ["compression.gradients: reuse needs to know the activations' codec; name that codec in place of auto"],
-        ),
-        (
-            {"activations": "topk(0.1)", "gradients": "reuse", "boundaries": {2: BoundaryOptions(activations="auto")}},
-            ["compression.boundaries.2.gradients: reuse needs to know the activations' codec"],
-        ),
-    ],
-)
-def test_mistakes_about_auto_are_told_at_once(fields, said):
-    with pytest.raises(OptionsError) as caught:
-        CompressionOptions(**fields)
-    for mistake, part in zip(caught.value.mistakes, said, strict=True):
-        assert part in mistake
-
-
-def test_an_activation_by_aqsgd_may_be_chosen():
-    CompressionOptions(activations="auto", candidates=["none", "aqsgd(q(4))"])
 
 
 @pytest.mark.parametrize(

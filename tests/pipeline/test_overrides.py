@@ -74,11 +74,6 @@ def test_an_override_replaces_the_codecs_of_all_boundaries_but_those_that_it_nam
         (2, {}, "replicas.overrides must name replicas in 0..1 for replicas.count 2, got 2"),
         (
             1,
-            {"activations": "auto"},
-            "replicas.overrides.1 must name codecs, because auto chooses for all replicas; got",
-        ),
-        (
-            1,
             {"activations": "q(99)"},
             "replicas.overrides.1: compression.activations: q's bits must be an integer from 1 to 8",
         ),
@@ -93,11 +88,6 @@ def test_what_cannot_work_is_one_sentence(replica, codecs, said):
     overrides = {replica: ReplicaOverride(compression=ReplicaCodecs(**codecs))}
     [mistake] = check_overrides(overrides, CompressionOptions(), replicas=2, boundaries=3)
     assert mistake.startswith(said)
-
-
-def test_a_replica_with_fewer_passes_goes_with_auto():
-    overrides = {1: ReplicaOverride(pipeline=ReplicaPipeline(accumulation=1))}
-    assert check_overrides(overrides, CompressionOptions(activations="auto"), replicas=2, boundaries=3) == []
 
 
 def test_every_replica_has_work_in_each_step():

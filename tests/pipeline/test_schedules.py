@@ -9,7 +9,6 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import PipelineOptions
 from thinwire.pipeline.schedules import (
     SCHEDULES,
-    Overlap,
     ScheduleSpec,
     actions,
     alternating,
@@ -132,7 +131,7 @@ def test_the_help_of_the_option_names_every_schedule():
 
 OWN = """
 from torch.distributed.pipelining import ScheduleLoopedBFS, ScheduleZBVZeroBubble
-from thinwire.pipeline.schedules import Overlap, ScheduleSpec, alternating_schedule
+from thinwire.pipeline.schedules import ScheduleSpec, alternating_schedule
 
 
 def refuse(num_microbatches, num_stages, num_processes):
@@ -155,7 +154,7 @@ class Waiting(ScheduleLoopedBFS):
 
 
 def of(torch_class, rule=lambda *numbers: None):
-    return ScheduleSpec(torch_class, 2, "loop", rule, Overlap(0.5))
+    return ScheduleSpec(torch_class, 2, "loop", rule)
 
 
 good = of(ScheduleLoopedBFS)
@@ -163,12 +162,12 @@ picky = of(ScheduleLoopedBFS, refuse)
 chatty = of(ScheduleLoopedBFS, lambda *numbers: True)
 narrow = of(ScheduleLoopedBFS, lambda number: None)
 forgetful, gap, waiting, misplaced = of(Forgetful), of(Gap), of(Waiting), of(ScheduleZBVZeroBubble)
-few = alternating_schedule(lambda stages, microbatches: [1], Overlap(0.5))
-floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages, Overlap(0.5))
-one_argument = alternating_schedule(lambda stages: [1] * stages, Overlap(0.5))
-failing = alternating_schedule(lambda stages, microbatches: [1 / 0], Overlap(0.5))
-rising = alternating_schedule(lambda stages, microbatches: list(range(1, stages + 1)), Overlap(0.5))
-none = alternating_schedule(lambda stages, microbatches: None, Overlap(0.5))
+few = alternating_schedule(lambda stages, microbatches: [1])
+floats = alternating_schedule(lambda stages, microbatches: [microbatches / 2] * stages)
+one_argument = alternating_schedule(lambda stages: [1] * stages)
+failing = alternating_schedule(lambda stages, microbatches: [1 / 0])
+rising = alternating_schedule(lambda stages, microbatches: list(range(1, stages + 1)))
+none = alternating_schedule(lambda stages, microbatches: None)
 """
 
 
@@ -239,21 +238,13 @@ def test_a_schedule_of_ones_own_is_taken(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Overlap(0), "the share of an Overlap must be above 0 and at most 1, got 0"),
-        (lambda: Overlap(50), "the share of an Overlap must be above 0 and at most 1, got 50"),
-        (lambda: Overlap("half"), "the share of an Overlap must be above 0 and at most 1, got 'half'"),
-        (lambda: Overlap(0.5, 1), "phased of an Overlap must be True or False, got 1"),
         (
-            lambda: alternating_schedule(wide_area, 0.5),
-            "overlap of a ScheduleSpec must be an Overlap, such as Overlap(0.5), got 0.5",
-        ),
-        (
-            lambda: ScheduleSpec(Schedule1F1B, 1, "loop", lambda *numbers: None, Overlap(1)),
+            lambda: ScheduleSpec(Schedule1F1B, 1, "loop", lambda *numbers: None),
             "torch_class of a ScheduleSpec must extend torch's PipelineScheduleMulti, whose order can be read before a "
             f"run, got {Schedule1F1B}; for one stage a process see alternating_schedule",
         ),
         (
-            lambda: alternating_schedule([1, 2], Overlap(1)),
+            lambda: alternating_schedule([1, 2]),
             "first_forwards of a ScheduleSpec must be a function, got [1, 2]",
         ),
     ],
@@ -265,10 +256,10 @@ def test_a_description_that_cannot_be_right_is_refused_when_it_is_made(make, sai
 
 
 def test_a_description_that_cannot_be_right_is_told_with_its_module(tmp_path, monkeypatch):
-    text = "from thinwire.pipeline.schedules import Overlap\nshort = Overlap(50)\n"
+    text = "from thinwire.pipeline.schedules import alternating_schedule\nshort = alternating_schedule([1])\n"
     (tmp_path / "wrong_schedules.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(OptionsError) as caught:
         PipelineOptions(schedule="wrong_schedules:short")
-    said = "module wrong_schedules of 'wrong_schedules:short': the share of an Overlap must be above 0 and at most 1"
-    assert str(caught.value) == f"pipeline.schedule: {said}, got 50"
+    said = "module wrong_schedules of 'wrong_schedules:short': first_forwards of a ScheduleSpec must be a function"
+    assert str(caught.value) == f"pipeline.schedule: {said}, got [1]"

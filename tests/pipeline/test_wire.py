@@ -3,7 +3,6 @@ import warnings
 import pytest
 import torch
 
-from support import processes
 from support.recipe_runs import SHORT, TINY
 from support.toy import Task, make_trainer
 from thinwire.compress import StoreError
@@ -160,12 +159,6 @@ def test_a_wire_that_switches_codecs_trains_as_one_that_begins_with_them(alone, 
     assert steps[0] == steps[1]
 
 
-def test_auto_is_refused_where_nothing_measures(alone):
-    """It was taken as none, without a word."""
-    with pytest.raises(OptionsError, match="a Wire outside thinwire train needs the names of codecs, because only"):
-        Wire(CompressionOptions(activations="auto"))
-
-
 def test_buffers_that_differ_are_named(alone):
     trainer = make_trainer(0, num_stages=2, simulated=True, compression={"activations": "ef21(q(4))"})
     trainer.train(lambda record: None)
@@ -196,20 +189,6 @@ def test_a_run_that_checks_its_buffers_stops_where_they_drift_apart(checked, cod
     assert cli.main(command) == code
     told = "buffers of boundary 0 activations tensor 0 train slot 0 differ between stages 0 and 1"
     assert (told in capsys.readouterr().err) == bool(code)
-
-
-def connect(rank):
-    options = [{"candidates": ["none", "q(4)"]}, {"candidates": ["none", "q(2)"], "measure": "9 steps"}]
-    try:
-        make_trainer(rank, compression={"activations": "auto", "gradients": ["none", "auto"][rank], **options[rank]})
-    except MismatchError as error:
-        return str(error)
-
-
-@pytest.mark.slow
-def test_ends_that_would_choose_differently_are_told():
-    for said in processes.run(connect, 2):
-        assert {line.split(":")[0].strip() for line in said.splitlines()[1:]} == {"automatic", "candidates", "measure"}
 
 
 @pytest.mark.slow

@@ -197,10 +197,9 @@ def make_stages(setting, rank, where):
     """The stages of one process on a wire of their own, not yet connected."""
     compression = setting.replica_options.codecs(where.replica_of(rank), CompressionOptions(**setting.compression))
     wire = Wire(
-        compression.before_choice(),
+        compression,
         WireOptions(**setting.wire),
         seed=5,
-        agreement={"automatic": compression.automatic},
         slots=SlotCounts(
             positions=setting.batch_size(where.replica_of(rank)),
             samples=64,

@@ -113,8 +113,7 @@ def pairs_of(wanted: Recipe, given: Sequence[str] | None) -> Sequence[str]:
     if given or not wanted.num_boundaries:
         return given or ()
     compression = wanted.compression
-    own = () if compression.automatic else (f"{compression.activations}/{compression.gradients}",)
-    return (*own, *wanted.compared_codecs)
+    return (f"{compression.activations}/{compression.gradients}", *wanted.compared_codecs)
 
 
 def _compresses(wanted: Recipe, options: argparse.Namespace) -> bool:
