@@ -1,15 +1,16 @@
 """CompressedStage: torch's PipelineStage, but compressed frames cross its boundaries.
 
-This file alone overrides hooks of PipelineStage; tests/pipeline/test_stage_contract.py checks them against torch. The
-schedule orders the work and sends nothing itself.
+It overrides public methods of PipelineStage; what torch keeps private is in torch_stage.py. The schedule orders the
+work and sends nothing itself.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,16 +29,16 @@ from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.measuring.spans import Work
-from thinwire.pipeline.processes.transport import reaching
-from thinwire.pipeline.stages.forward_states import drop, replace_inputs, require_forward_states
+from thinwire.pipeline.stages.graph import Gradients, Graph, Root, edge
 from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
+from thinwire.pipeline.stages.torch_stage import TorchStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.ends import EndsOfReplicas
 from thinwire.pipeline.wire.passes import Pass, phase_of, require_expected
 from thinwire.pipeline.wire.wire import BoundaryShape, Holder, Wire, wire_of
 
 
-class CompressedStage(PipelineStage):
+class CompressedStage(TorchStage):
     """A stage of a pipeline whose activations and gradients travel compressed.
 
     Takes the place of `torch.distributed.pipelining.PipelineStage` in any of torch's schedules. Call `flush()` after
@@ -61,15 +62,15 @@ class CompressedStage(PipelineStage):
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
 
     Raises:
-        OptionsError: torch needs examples and has none, or the wire is another process group's.
+        OptionsError: torch needs examples and has none, or is of a release that is not known, or the wire is another
+            process group's.
     """
 
     def __init__(self, *args: Any, wire: Wire | None = None, first_layer: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        require_forward_states(self)
         given = inspect.signature(PipelineStage).bind(*args, **kwargs).arguments
         inputs, outputs = (given.get(name) for name in ("input_args", "output_args"))
-        if (inputs is None or outputs is None) and not hasattr(self, "_user_meta"):
+        if (inputs is None or outputs is None) and not self.learns_shapes:
             raise OptionsError(
                 "CompressedStage needs input_args and output_args with this torch, because frames have a size known in "
                 "advance; torch 2.13 and later learn shapes in the first step"
@@ -78,8 +79,6 @@ class CompressedStage(PipelineStage):
         self.wire.require_group(self.group)
         self.meter = Meter()
         self.keep_outputs = True
-        # the boundary looks at shapes; torch, with TORCH_DISTRIBUTED_DEBUG=DETAIL, wants marked examples
-        self._runtime_validate = False
         self._first_layer = first_layer
         self._gradients = GradientsApart()
         self._told_if_full = told_if_full(self.stage_index, self.device)
@@ -104,6 +103,8 @@ class CompressedStage(PipelineStage):
         self._counts: dict[bool, int] = {}
         self._backwards = 0
         self._leaves: tuple[Tensor, ...] = ()
+        self._graphs: dict[int, Graph] = {}
+        self._second_parts: dict[int, Callable[[bool], object]] = {}
         self._microbatches: list[Microbatch] = []
 
     def use(self, replica: int) -> None:
@@ -220,24 +221,14 @@ class CompressedStage(PipelineStage):
         """Called by every schedule at the start of a step."""
         super().clear_runtime_states()
         self._open = self._is_scaled = False
+        self._graphs.clear()
+        self._second_parts.clear()
 
-    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
-        # torch 2.11 asks every receive buffer for a gradient, even integers, if it expects a backward
-        training, self.has_backward = self.has_backward, False
-        try:
-            result = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
-        finally:
-            self.has_backward = training
-        self._counts[training] = num_microbatches
-        _drop_buffers(self.args_recv_info)
-        if hasattr(self, "_stage_meta"):
-            self._learn_shapes(self._stage_meta.inputs or (), self._stage_meta.outputs or ())
-        return result
-
-    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
-        result = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
-        _drop_buffers(self.grad_recv_info)
-        return result
+    def prepare(self, num_microbatches: int, trains: bool, shapes: tuple[Sequence[Any], Sequence[Any]] | None) -> None:
+        """Called before the first pass, and where the mode switches."""
+        self._counts[trains] = num_microbatches
+        if shapes is not None:
+            self._learn_shapes(*shapes)
 
     def forward_one_chunk(
         self,
@@ -251,8 +242,7 @@ class CompressedStage(PipelineStage):
             self._open_pass()
         work = Work("forward", self.step, fwd_chunk_id)
         with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
-            output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
-        replace_inputs(self, fwd_chunk_id, self._leaves)
+            output = super().forward_one_chunk(fwd_chunk_id, args, kwargs)
         if self.is_last and save_forward_output:
             kept = output.detach() if isinstance(output, Tensor) else tree_map_only(Tensor, Tensor.detach, output)
             # the schedule concatenates all of output_chunks
@@ -261,67 +251,48 @@ class CompressedStage(PipelineStage):
             self._check_outputs(tensors := _as_tuple(output, f"stage {self.stage_index}"))
             if self._examples[1]:
                 self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), tensors)
+        if self.has_backward:
+            # the last stage's backward begins at its loss
+            outputs = () if self.is_last or self._is_idle else _as_tuple(output)
+            self._graphs[fwd_chunk_id] = Graph.of(outputs, self._leaves, keeps_outputs=self._adds_up)
         self._unused = None
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Run one micro-batch backward and send its input's gradients back."""
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run one micro-batch backward, or the part that computes gradients of its input, and send those back."""
         if not self.has_backward:
             return
         self._backwards += 1
-        if not self.is_last and self.stage_index not in self._gradients_at:  # nothing trains until here
-            drop(self, bwd_chunk_id)
+        graph = self._graphs.pop(bwd_chunk_id)
+        if self._is_idle:
             return
         with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
-            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if self.is_last:
+                assert loss is not None, "the schedule gives the last stage its loss"
+                graph, gradients = Graph.of((loss,), graph.leaves, keeps_outputs=True), None
+            else:
+                gradients = self._received_gradients(bwd_chunk_id)
+            found, second_part = self._first_part(graph, gradients, full_backward, last_backward)
+            if full_backward:
+                second_part(last_backward)
+            else:
+                self._second_parts[bwd_chunk_id] = second_part
             self._gradients.look()
-        if isinstance(state := self.backward_state.get(bwd_chunk_id), tuple) and isinstance(state[1], SplitBackward):
-            self.backward_state[bwd_chunk_id] = ((), state[1], (), None)  # outputs would keep their graph
-        # in torch 2.11 and 2.13, gradients of side inputs follow those of the received tensors
-        gradients = self.bwd_cache.pop(bwd_chunk_id)[: len(self._examples[0])]
         if self.ends.upstream is not None and self.stage_index - 1 in self._gradients_at:
-            needed = [
-                gradient
-                for gradient, example in zip(gradients, self._examples[0], strict=True)
-                if example.requires_grad
-            ]
+            pairs = zip(found, self._examples[0], strict=True)
+            needed = [gradient for gradient, example in pairs if example.requires_grad]
             self.ends.upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run the part of a split backward that computes the gradients of the weights."""
-        if self._connected and not self.is_last and self.stage_index not in self._gradients_at:
-            return  # nothing trains until here
+        if not self.has_backward or (self._connected and self._is_idle):
+            return
+        assert bwd_chunk_id in self._second_parts, f"stage {self.stage_index} has not run the first part of a backward"
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
-            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self._second_parts.pop(bwd_chunk_id)(last_backward)
             self._gradients.look()
-
-    def backward_maybe_with_nosync(
-        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[tuple[Tensor | None, ...], Any]:
-        """Run a backward, or a part of one: both in the first part, where the graph cannot be split."""
-        if backward_type == "weight":
-            if (split := bwd_kwargs["param_groups"]) is not None:
-                split.of_weights()
-            return (), None
-        outputs, gradients = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"]
-        if gradients is not None:  # nothing goes back from an output that has none, not even zeros
-            pairs = [(output, one) for output, one in zip(outputs, gradients, strict=True) if one is not None]
-            outputs, gradients = [output for output, _ in pairs], [one for _, one in pairs]
-            bwd_kwargs = {**bwd_kwargs, "stage_output": outputs, "output_grads": gradients}
-        if backward_type == "full":
-            return super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
-        if not self._adds_up:
-            needed = [index for index, output in enumerate(outputs) if output.requires_grad]
-            split = SplitBackward(
-                [outputs[index] for index in needed],
-                [None if gradients is None else gradients[index] for index in needed],
-                bwd_kwargs["input_values"],
-            )
-            if split.is_possible:
-                return split.of_inputs(), split
-        whole = {**bwd_kwargs, "stage_output": outputs[0] if gradients is None else outputs}
-        is_last = self._backwards == self._num_microbatches
-        return super().backward_maybe_with_nosync("full", whole, is_last)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """Called by a schedule that divides gradients by the number of micro-batches, when this stage is through.
@@ -344,12 +315,13 @@ class CompressedStage(PipelineStage):
             if self._scales and parameter.grad is not None and id(parameter) not in later:
                 parameter.grad.div_(grad_scale_factor)
 
-    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+    def received(self, microbatch: int) -> tuple[Tensor, ...]:
+        """The activations of a micro-batch, as the module gets them, which may change them in place."""
         assert self.ends.upstream is not None, "the first stage receives no activations"
         examples = self._examples[0]
         received: tuple[Tensor | None, ...] = ()
         if examples:
-            received = self.ends.upstream.incoming.receive(self._microbatch(fwd_chunk_id))
+            received = self.ends.upstream.incoming.receive(self._microbatch(microbatch))
             self._unused = None
         needs_gradient = self._differentiates and self.stage_index - 1 in self._gradients_at
         leaves = []
@@ -358,17 +330,6 @@ class CompressedStage(PipelineStage):
             leaves.append(tensor.requires_grad_(needs_gradient and example.requires_grad))
         self._leaves = tuple(leaves)
         return tuple(changeable(leaf) for leaf in leaves)
-
-    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
-        assert self.ends.downstream is not None, "the last stage receives no gradients"
-        received = iter(self.ends.downstream.incoming.receive(self._microbatch(bwd_chunk_id)))
-        gradients = [next(received) if example.requires_grad else None for example in self._examples[1]]
-        if self._adds_up:  # it waits for each weight, so a None becomes zeros
-            gradients = [
-                _or_zeros(gradient, example, self.device) if example.requires_grad else None
-                for gradient, example in zip(gradients, self._examples[1], strict=True)
-            ]
-        return tuple(gradients)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The schedule receives nothing itself. This is the earliest call of a step, so receives are posted here."""
@@ -388,22 +349,6 @@ class CompressedStage(PipelineStage):
         """The schedule sends nothing itself."""
         return []
 
-    def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
-        """The boundary looks at shapes. Torch 2.11 looks at strides too, which tensors without data do not know."""
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """No first messages: torch 2.11 sends one to both neighbours. The boundaries have their own process group."""
-        return []
-
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        # torch 2.14 asks at each switch of the mode whether all stages have examples
-        with reaching(f"stage {self.stage_index} was asking whether all stages have examples"):
-            return super()._warmup_forward_vote(has_backward, received_acc)
-
-    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        with reaching(f"stage {self.stage_index} was waiting for whether all stages have examples"):
-            return super()._warmup_backward_result(received_result)
-
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         """A neighbour on this process sent its output through the boundary already."""
 
@@ -414,22 +359,13 @@ class CompressedStage(PipelineStage):
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """A neighbour on this process sent its gradients through the boundary already."""
 
-    def _post_metadata_inference_cleanup(self) -> None:
-        # torch 2.14 drops all gradients of FSDP here, at each switch of the mode too; its look at shapes adds none
-        for module in self.submod.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        gradients = [(parameter, parameter.grad) for parameter in self.submod.parameters()]
-        super()._post_metadata_inference_cleanup()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
     # --- inside ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)  # buffers outlive the pass
     def _open_pass(self) -> None:
         """Open the pass at its first hook: count it, and post every receive it will need."""
         # 1. Connect: by now the schedule has decided the process of each neighbour and the rows of a pass.
+        self.drop_buffers()
         self.connect()
         # 2. Take the announced pass, once: the next pass must not use it again.
         coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
@@ -450,6 +386,61 @@ class CompressedStage(PipelineStage):
         self._gradients.begin(self.submod.parameters() if self.has_backward else ())
         self._backwards, self._leaves = 0, ()
         self._open = True
+
+    def _first_part(
+        self, graph: Graph, gradients: Sequence[Tensor | None] | None, is_whole: bool, is_last: bool
+    ) -> tuple[Gradients, Callable[[bool], object]]:
+        """Run a backward up to the gradients of the inputs, and the rest with it where the graph cannot be split.
+
+        Args:
+            graph: of a micro-batch.
+            gradients: of its outputs; None where it begins at a loss.
+            is_whole: whether the rest is to follow at once.
+            is_last: whether this is the last whole backward of a pass.
+
+        Returns:
+            The gradients of the leaves, and the rest, which is told whether it is the last one of a pass.
+        """
+        roots, arrived = graph.begins(gradients)
+        whole = partial(self._backward, graph, roots, arrived)
+        if self.dw_builder is not None:
+            found = whole(is_last)
+            rest = self.dw_builder()
+            return found, lambda _: rest()
+        if is_whole:
+            return whole(is_last), _nothing
+        if self.is_first:  # nobody waits for gradients of inputs
+            return (), whole
+        if not self._adds_up and (split := SplitBackward(roots, arrived, graph.leaves)).is_possible:
+            return split.of_inputs(), lambda _: split.of_weights()
+        return whole(self._backwards == self._num_microbatches), _nothing
+
+    def _backward(
+        self, graph: Graph, roots: Sequence[Root], gradients: Sequence[Tensor | None], is_last: bool
+    ) -> Gradients:
+        """Add the gradients of the weights to what they have, and return those of the leaves."""
+        if self._adds_up:  # torch sees to it that processes add them up in the last one of a pass only
+            given = {"stage_output": roots, "output_grads": gradients, "input_values": ()}
+            self.backward_maybe_with_nosync("full", given, is_last)
+        elif roots:
+            torch.autograd.backward([edge(root) for root in roots], gradients)
+        return graph.take_gradients()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing trains until here, so there is no backward."""
+        return not self.is_last and self.stage_index not in self._gradients_at
+
+    def _received_gradients(self, microbatch: int) -> Gradients:
+        assert self.ends.downstream is not None, "the last stage receives no gradients"
+        received = iter(self.ends.downstream.incoming.receive(self._microbatch(microbatch)))
+        gradients = [next(received) if example.requires_grad else None for example in self._examples[1]]
+        if self._adds_up:  # it waits for each weight, so a None becomes zeros
+            gradients = [
+                _or_zeros(gradient, example, self.device) if example.requires_grad else None
+                for gradient, example in zip(gradients, self._examples[1], strict=True)
+            ]
+        return tuple(gradients)
 
     @property
     def _num_microbatches(self) -> int:
@@ -645,9 +636,5 @@ def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) ->
     return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype, device=device)
 
 
-def _drop_buffers(recv_info: dict[int, Any]) -> None:
-    """Empty the receive buffers that torch 2.11 to 2.13 allocate and no frame will ever use; 2.11 clears their grad."""
-    for infos in recv_info.values():
-        for info in infos:
-            if getattr(info, "buffer", None) is not None:
-                info.buffer = torch.empty(0)
+def _nothing(_: bool) -> None:
+    """The second part of a backward that the first part ran whole."""

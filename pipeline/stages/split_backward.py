@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
-Gradients = tuple[Tensor | None, ...]
+from thinwire.pipeline.stages.graph import Gradients, Root, edge
 
 
 @dataclass(eq=False)
@@ -40,17 +40,15 @@ class SplitBackward:
     """The backward of one micro-batch, in two parts.
 
     Args:
-        outputs: what the stage returned, or its loss.
+        outputs: where the graph of what the stage returned begins, or its loss.
         gradients: theirs; None where one has none, or is a loss.
         inputs: leaves.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Any]) -> None:
+    def __init__(self, outputs: Sequence[Root], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> None:
         self._outputs, self._gradients = tuple(outputs), tuple(gradients)
-        self._inputs = [
-            get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad and x.is_leaf else None for x in inputs
-        ]
-        self._roots = [get_gradient_edge(output) for output in outputs]
+        self._inputs = [edge(leaf) if leaf.requires_grad else None for leaf in inputs]
+        self._roots = [edge(output) for output in outputs]
         self._nodes = _in_order([root.node for root in self._roots])
         self._on_way = self._way_of_inputs()
         self._arrived: dict[Node, Gradients] = {}
@@ -72,7 +70,7 @@ class SplitBackward:
         try:
             if reached:
                 found = torch.autograd.grad(
-                    [self._outputs[index] for index in reached],
+                    [self._roots[index] for index in reached],
                     wanted,
                     [self._gradients[index] for index in reached],
                     retain_graph=True,
@@ -82,8 +80,8 @@ class SplitBackward:
             _remove(hooks)
         by_node = {edge.node: gradient for edge, gradient in zip(wanted, found, strict=True)}
         # others hold the loss until the step ends, and with it what lies above the joints and is not needed again
-        for root, output, gradient in zip(self._roots, self._outputs, self._gradients, strict=True):
-            if gradient is None and root.node in self._on_way - joints and not output._is_view():
+        for root, output in zip(self._roots, self._outputs, strict=True):
+            if isinstance(output, Tensor) and root.node in self._on_way - joints and not output._is_view():
                 output.detach_()
         self._begins = {
             index: (self._roots[index], self._gradients[index]) for group in self._groups for index in group.outputs

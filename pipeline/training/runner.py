@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.compress.transfer import put
 from thinwire.pipeline.devices.device import put_all
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.stages.torch_stage import name_questions
 from thinwire.pipeline.training.optimization import WholeBatchLoss
 from thinwire.pipeline.wire.passes import Pass
 
@@ -33,6 +34,7 @@ class Runner:
         self._trains: bool | None = None
         for stage in self.stages:
             stage.keep_outputs = False
+        name_questions(schedule, self.stages[0].stage_index)
 
     def run(self, coming: Pass, side: dict[str, Tensor], inputs: Tensor | None, targets: Tensor | None) -> list[Tensor]:
         """One pass through the schedule: the micro-batches' losses on the last stage.

@@ -7,7 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 
 from support.processes import outcomes_of, run
 from support.toy import make_trainer, needs_inference
@@ -389,6 +395,36 @@ def test_stages_without_a_wire_share_one_for_each_pipeline_and_pair_of_codecs(al
     del first, last
     gc.collect()
     assert kept() is None, "a pipeline that is gone holds no memory"
+
+
+class Shifted(nn.Module):
+    """Its output is nothing that its graph needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.returned = nn.Parameter(torch.zeros(WIDTH)), []
+
+    def forward(self, x):
+        output = x + self.shift
+        self.returned.append(weakref.ref(output.untyped_storage()))
+        return output
+
+
+def test_outputs_are_let_go_once_they_are_sent_and_gradients_are_the_same(alone):
+    inputs, targets = batch()
+    modules, alive = [Shifted(), layer(1)], []
+
+    def loss_fn(output, target):
+        alive.append(sum(one() is not None for one in modules[0].returned))
+        return nn.functional.mse_loss(output, target)
+
+    with compressed("none"):
+        stages = [CompressedStage(module, index, 2, torch.device("cpu")) for index, module in enumerate(modules)]
+    ScheduleLoopedBFS(stages, 4, loss_fn=loss_fn).step(inputs, target=targets)
+    assert len(modules[0].returned) > 3
+    assert max(alive[-4:]) <= 1
+    nn.functional.mse_loss(modules[1](inputs + (shift := torch.zeros(WIDTH, requires_grad=True))), targets).backward()
+    torch.testing.assert_close(modules[0].shift.grad, shift.grad)
 
 
 def test_pipelines_whose_stages_are_built_in_turns_have_wires_in_the_order_of_their_stages(alone):

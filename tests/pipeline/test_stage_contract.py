@@ -1,6 +1,8 @@
 """What CompressedStage takes for granted of torch: if a release changes one of these, this says which."""
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,21 +12,18 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from support.pages import ROOT
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.stages import compressed_stage, torch_stage
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
-from thinwire.pipeline.stages.forward_states import require_forward_states
+from thinwire.pipeline.stages.torch_stage import NEEDED, TorchStage
 
-HOOKS = {
+PUBLIC = {
     "clear_runtime_states": ["self"],
-    "_prepare_forward_infra": ["self", "num_microbatches"],
-    "_prepare_backward_infra": ["self", "num_microbatches"],
     "forward_one_chunk": ["self", "fwd_chunk_id", "args", "kwargs", "save_forward_output"],
-    "backward_one_chunk": ["self", "bwd_chunk_id"],
-    "backward_weight_one_chunk": ["self", "bwd_chunk_id"],
-    "backward_maybe_with_nosync": ["self", "backward_type", "bwd_kwargs", "last_backward"],
+    "backward_one_chunk": ["self", "bwd_chunk_id", "loss", "full_backward", "last_backward"],
+    "backward_weight_one_chunk": ["self", "bwd_chunk_id", "last_backward"],
     "scale_grads": ["self", "grad_scale_factor"],
-    "_retrieve_recv_activations": ["self", "fwd_chunk_id"],
-    "_retrieve_recv_grads": ["self", "bwd_chunk_id"],
     "get_fwd_recv_ops": ["self", "fwd_chunk_id"],
     "get_bwd_recv_ops": ["self", "bwd_chunk_id"],
     "get_fwd_send_ops": ["self", "fwd_chunk_id"],
@@ -33,47 +32,74 @@ HOOKS = {
     "get_local_bwd_output": ["self", "mb_index"],
     "set_local_bwd_input": ["self", "next_stage_bwd_outputs", "mb_index"],
 }
+PRIVATE = {
+    "_prepare_forward_infra": ["self", "num_microbatches"],
+    "_retrieve_recv_activations": ["self", "fwd_chunk_id"],
+}
+ONLY_IN_SOME_RELEASES = {
+    "_get_init_p2p_neighbors_ops",
+    "_validate_fwd_outputs",
+    "_post_metadata_inference_cleanup",
+}
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", PUBLIC | PRIVATE)
 def test_torch_has_the_hook_with_these_first_arguments(hook):
     arguments = list(inspect.signature(getattr(PipelineStage, hook)).parameters)
-    assert arguments[: len(HOOKS[hook])] == HOOKS[hook]
+    assert arguments[: len((PUBLIC | PRIVATE)[hook])] == (PUBLIC | PRIVATE)[hook]
 
 
-def test_no_other_hook_is_overridden():
+def test_torch_has_what_a_stage_calls():
+    called = PipelineStage.backward_maybe_with_nosync
+    assert list(inspect.signature(called).parameters) == ["self", "backward_type", "bwd_kwargs", "last_backward"]
+
+
+def overridden(stage):
     base = set(dir(_PipelineStageBase)) | set(dir(PipelineStage))
-    overridden = {name for name in vars(CompressedStage) if name in base and callable(getattr(CompressedStage, name))}
-    only_in_torch_2_11 = {"_get_init_p2p_neighbors_ops", "_validate_fwd_outputs"}
-    only_in_torch_2_14 = {"_warmup_forward_vote", "_warmup_backward_result", "_post_metadata_inference_cleanup"}
-    assert overridden - {"__init__", *only_in_torch_2_11, *only_in_torch_2_14} == set(HOOKS)
+    return {name for name in vars(stage) if name in base and callable(getattr(stage, name))} - {"__init__"}
+
+
+def test_a_stage_overrides_public_methods_and_one_file_the_private_ones():
+    assert overridden(CompressedStage) == set(PUBLIC)
+    assert overridden(TorchStage) - ONLY_IN_SOME_RELEASES == {"forward_one_chunk", *PRIVATE}
+    assert set(NEEDED) == set(PRIVATE)
+
+
+def test_a_stage_reads_nothing_that_torch_keeps_private_nor_calls_its_own_things_the_same(alone):
+    read = {node.attr for node in ast.walk(ast.parse(Path(compressed_stage.__file__).read_text())) if is_private(node)}
+    assert len(read) > 30
+    assert not read & {*dir(PipelineStage), *vars(bare_stage())}
+
+
+def is_private(node):
+    return isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
 
 
 @pytest.mark.parametrize(
-    "attribute",
-    [
-        "args_recv_info",
-        "backward_state",
-        "bwd_cache",
-        "dw_runner",
-        "grad_recv_info",
-        "output_chunks",
-        "stage_index_to_group_rank",
-    ],
+    "attribute", ["args_recv_info", "grad_recv_info", "output_chunks", "stage_index_to_group_rank"]
 )
-def test_the_stage_keeps_its_state_where_we_look(attribute):
-    assert f"self.{attribute}" in inspect.getsource(_PipelineStageBase.__init__)
+def test_torch_keeps_what_a_stage_reads_where_it_looks(attribute, alone):
+    assert attribute in vars(bare_stage())
 
 
-def test_forward_states_lie_where_one_of_these_releases_keeps_them(alone):
-    source = inspect.getsource(_PipelineStageBase.__init__)
-    assert "self._forward_chunk_states" in source or "self.fwd_cache" in source
-    for name in ("_forward_chunk_states", "fwd_cache"):
-        stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"), torch.empty(3, 2), torch.empty(3, 2))
-        vars(stage).pop(name, None)
-        if not {"_forward_chunk_states", "fwd_cache"} & set(vars(stage)):
-            with pytest.raises(OptionsError, match=r"works with torch 2\.11 to 2\.15, got torch "):
-                require_forward_states(stage)
+def bare_stage():
+    return PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"), torch.empty(3, 2), torch.empty(3, 2))
+
+
+def test_an_unknown_torch_is_refused_by_name_before_anything_is_built(monkeypatch):
+    monkeypatch.setattr(torch_stage, "NEEDED", (*NEEDED, "_moved"))
+    with pytest.raises(OptionsError) as caught:
+        CompressedStage()
+    assert str(caught.value) == (
+        f"CompressedStage works with torch 2.11 to 2.15, got torch {torch.__version__}, whose PipelineStage has no "
+        f"_moved; install one of these releases"
+    )
+
+
+def test_the_releases_that_are_named_are_those_that_setup_allows():
+    oldest, newest = torch_stage.RELEASES.split(" to ")
+    major, minor = newest.split(".")
+    assert f"    torch>={oldest},<{major}.{int(minor) + 1}\n" in (ROOT / "setup.cfg").read_text()
 
 
 def test_the_constructor_takes_torchs_arguments_in_torchs_order(alone):
@@ -98,13 +124,6 @@ def test_the_constructor_takes_torchs_arguments_in_torchs_order(alone):
         )
         assert (stage.group, stage.dw_builder) == (given["group"], given["dw_builder"])
         assert [tuple(each.shape) for each in stage.outputs] == [(3, 2)]
-
-
-def test_a_backward_in_two_parts_keeps_what_its_second_part_needs_second():
-    source = inspect.getsource(_PipelineStageBase.backward_one_chunk)
-    kept = source[source.index("self.backward_state[bwd_chunk_id] = (") :]
-    assert kept.index("input_values") < kept.index("param_groups") < kept.index("stage_output")
-    assert "param_groups" in inspect.getsource(_PipelineStageBase.backward_weight_one_chunk)
 
 
 @pytest.mark.parametrize("schedule", [torch_schedules.PipelineScheduleSingle, torch_schedules.PipelineScheduleMulti])
