@@ -1,4 +1,5 @@
 import gc
+import inspect
 import re
 import warnings
 import weakref
@@ -425,6 +426,20 @@ def test_outputs_are_let_go_once_they_are_sent_and_gradients_are_the_same(alone)
     assert max(alive[-4:]) <= 1
     nn.functional.mse_loss(modules[1](inputs + (shift := torch.zeros(WIDTH, requires_grad=True))), targets).backward()
     torch.testing.assert_close(modules[0].shift.grad, shift.grad)
+
+
+@pytest.mark.skipif("arg_mbs" not in inspect.signature(Schedule1F1B.step).parameters, reason="this torch splits itself")
+def test_an_input_of_a_micro_batch_keeps_its_gradient(alone):
+    """torch drops it."""
+    example, (inputs, targets) = torch.empty(2, WIDTH, requires_grad=True), batch()
+    modules, wanted = [layer(0), layer(1)], inputs.clone().requires_grad_()
+    with compressed("none"):
+        stages = [CompressedStage(one, at, 2, torch.device("cpu"), example, example) for at, one in enumerate(modules)]
+    given = [one.clone().requires_grad_() for one in inputs.chunk(4)]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.MSELoss(reduction="sum"), scale_grads=False)
+    schedule.step(arg_mbs=[(one,) for one in given], target_mbs=list(targets.chunk(4)))
+    nn.functional.mse_loss(modules[1](modules[0](wanted)), targets, reduction="sum").backward()
+    torch.testing.assert_close(torch.cat([one.grad for one in given]), wanted.grad)
 
 
 def test_pipelines_whose_stages_are_built_in_turns_have_wires_in_the_order_of_their_stages(alone):
