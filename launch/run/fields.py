@@ -1,6 +1,7 @@
 """The fields of dataclasses, such as those of a recipe or a study: their dotted names, and their values from YAML.
 
-`converted` walks the types of all fields once. What does not fit is a sentence each, and all are found at once.
+pydantic checks the types of all fields and makes the instances. What does not fit is a sentence each, and all are found
+at once: types, and the checks of the dataclasses themselves.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ast
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -18,8 +19,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
+from thinwire.errors import ThinwireError
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
 WITHOUT_EFFECT = (
@@ -48,7 +51,20 @@ Values = dict[Any, Any]
 _MOST_UNKNOWN = 5
 """More unknown fields than this are one sentence: the file is about something else."""
 
+_UNKNOWN = ("unexpected_keyword_argument", "invalid_key")
+"""What pydantic calls a field that a group does not have."""
+
 _CLOSING = {"{": "}", "[": "]"}
+
+_OTHER_WORDS = {
+    "learning_rate": "optimizer.lr",
+    "max_steps": "training.steps",
+    "num_train_epochs": "training.epochs",
+    "batch_size": "pipeline.microbatch_size",
+    "per_device_train_batch_size": "pipeline.microbatch_size",
+    "gradient_accumulation_steps": "pipeline.accumulation",
+}
+"""Words of other programs for fields of a recipe."""
 
 
 def names_of(group: type[Any], prefix: str = "") -> Iterator[str]:
@@ -99,107 +115,123 @@ def is_group(kind: Any) -> TypeGuard[type[Any]]:
     return isinstance(kind, type) and is_dataclass(kind)
 
 
-def read_fields(group: type[Any], values: Mapping[Any, Any], where: str) -> Any:
-    """An instance of a dataclass. OptionsError with a sentence for each mistake; `where` begins all of them."""
-    mistakes: list[str] = []
-    read = converted(group, values, "", mistakes)
-    if mistakes:
-        raise OptionsError([f"{where}: {mistake}" for mistake in mistakes])
-    return build(group, read)
-
-
-def build(kind: Any, value: Any) -> Any:
-    """The instances of dataclasses in values that `converted` gives; their own checks may raise."""
-    if isinstance(value, list):
-        return [build(get_args(kind)[0], one) for one in value] if get_origin(kind) is list else value
-    if not isinstance(value, dict):
-        return value
-    group = _holding(kind)
-    if is_group(group):
-        hints = get_type_hints(group)
-        return group(**{name: build(hints[name], one) for name, one in value.items()})
-    return {key: build(get_args(group)[1], one) for key, one in value.items()} if get_args(group) else value
-
-
-def converted(kind: Any, value: Any, name: str, mistakes: list[str], others: Collection[str] = ()) -> Any:
-    """A value as its type says; a dataclass stays a group of values.
+def read_fields(group: Any, values: Mapping[Any, Any], where: str = "", checked: bool = True) -> Any:
+    """An instance of a dataclass, with those inside it, from values as YAML has them.
 
     Args:
-        kind: the type of the field.
-        value: from YAML, or the text of an option.
-        name: the field's dotted name; empty for the outermost group.
-        mistakes: gets a sentence for each value that does not fit, unknown field, and missing one.
-        others: the fields of all groups, which an unknown one may be; those of the outermost group if left out.
+        group: the dataclass.
+        values: by field; numbers, truth values and text are not taken for each other.
+        where: what begins each sentence.
+        checked: whether the checks of the dataclasses run too, and not only those of types.
+
+    Raises:
+        OptionsError: a sentence for each value that does not fit, unknown field, missing field, and failed check.
     """
-    if kind is Any:
-        return value
-    origin, inside = get_origin(kind), get_args(kind)
-    if _is_union(kind) and not (isinstance(value, Mapping) and is_group(_holding(kind))):
-        for part in sorted(inside, key=lambda part: part is not NoneType):
-            wrong: list[str] = []
-            fits = converted(part, value, name, wrong)
-            if not wrong:
-                return fits
-        mistakes.append(_misfit(kind, value, name))
-        return value
-    read = _parsed(value) if isinstance(value, str) and kind is not str and origin is not Literal else value
-    if is_group(group := _holding(kind)):
-        return _group(group, read, name, mistakes, others or tuple(names_of(group)))
-    if origin is list and isinstance(read, list):
-        return [converted(inside[0], one, f"{name}.{index}", mistakes) for index, one in enumerate(read)]
-    if origin is tuple and isinstance(read, list | tuple) and len(read) == len(inside):
-        return tuple(
-            converted(part, one, f"{name}.{index}", mistakes)
-            for index, (part, one) in enumerate(zip(inside, read, strict=True))
-        )
-    if origin is dict and isinstance(read, Mapping):
-        keys = [_key(kind, key, name, mistakes) for key in read]
-        return {
-            key: converted(inside[1], one, f"{name}.{key}", mistakes)
-            for key, one in zip(keys, read.values(), strict=True)
-        }
-    if origin is Literal:
-        read = {True: "on", False: "off"}.get(read, read) if isinstance(read, bool) else read  # YAML's own words
-        if read in inside:
-            return read
-    if kind is float and type(read) is int and abs(read) < 1e300:
-        return float(read)
-    if origin is not None or type(read) is not kind:
-        mistakes.append(_misfit(kind, value, name))
-    return read
+    from pydantic_core import ValidationError
+
+    try:
+        return _validator(group, checked).validate_python(values)
+    except ValidationError as error:
+        sentences = _sentences(group, values, error.errors(include_url=False))
+        raise OptionsError([(where and f"{where}: ") + said for said in sentences]) from None
 
 
-def _group(group: type[Any], values: Any, name: str, mistakes: list[str], others: Collection[str]) -> Any:
-    """The values of a dataclass."""
-    hints, prefix = get_type_hints(group), f"{name}." if name else ""
-    if not isinstance(values, Mapping):
-        mistakes.append(f"{name} must hold fields, such as {next(iter(hints))}, got {values!r}{_why_not_yaml(values)}")
-        return values
-    unknown, known = [given for given in values if given not in hints], ", ".join(prefix + known for known in hints)
-    if len(unknown) > _MOST_UNKNOWN:
-        mistakes.append(f"{len(unknown)} fields are unknown, such as {prefix}{unknown[0]}; known: {known}")
-        return values
+@cache
+def _validator(group: Any, checked: bool) -> Any:
+    """What makes instances of a dataclass from values."""
+    from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
+
+    return SchemaValidator(_strict(TypeAdapter(group).core_schema, checked))
+
+
+def _strict(schema: Any, checked: bool) -> Any:
+    """A schema of pydantic in which scalars are never turned into each other, and unknown fields are mistakes.
+
+    A list may be a tuple, fields a dataclass and the name of an entry a number, which pydantic's strict mode refuses.
+    """
+    if isinstance(schema, list):
+        return [_strict(each, checked) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _strict(each, checked) for key, each in schema.items()}
+    kind = made.get("type")
+    if kind in ("int", "float", "bool", "str"):
+        made["strict"] = True
+    elif kind == "dict":
+        made["keys_schema"] = schema["keys_schema"] | {"strict": schema["keys_schema"]["type"] == "str"}
+    elif kind == "dataclass-args":
+        made["extra_behavior"] = "forbid"
+    elif kind == "dataclass":
+        made["post_init"] = checked and made.get("post_init", False)
+    elif kind == "default" and is_group(made.get("default_factory")):
+        # a group that is left out is made and checked with the others
+        del made["default_factory"]
+        made |= {"default": {}, "validate_default": True}
+    return made
+
+
+def _sentences(group: type[Any], values: Any, errors: Sequence[Any]) -> Iterator[str]:
+    """A sentence for each error of pydantic; unknown fields come first."""
+    unknown = [error["loc"] for error in errors if error["type"] in _UNKNOWN]
+    for above in sorted({loc[:-1] for loc in unknown}, key=len):
+        yield from _unknown(group, above, [loc[-1] for loc in unknown if loc[:-1] == above])
+    for error in errors:
+        if error["type"] == "value_error":
+            yield from _own(group, error["loc"], error["ctx"]["error"])
+        elif error["type"] not in _UNKNOWN:
+            yield _sentence(group, values, error["loc"], error["type"])
+
+
+def _unknown(group: type[Any], above: tuple[Any, ...], names: Sequence[Any]) -> list[str]:
+    """Sentences about names that a group of fields in another one does not have."""
+    kind, prefix = group, "".join(f"{part}." for part in above)
+    for part in above:
+        kind = _inside(kind, part)
+    hints, others = get_type_hints(_holding(kind)), tuple(names_of(group))
+    known = ", ".join(prefix + name for name in hints)
+    if len(names) > _MOST_UNKNOWN:
+        return [f"{len(names)} fields are unknown, such as {prefix}{names[0]}; known: {known}"]
     below = f"; options of a recipe stand below {prefix}options" if "options" in hints else ""
-    for given in unknown:
-        hint = _or(_of_name(str(given), others)) or did_you_mean(str(given), hints)
-        mistakes.append(f"there is no field {prefix}{given}{hint}{below}; known: {known}")
-    for field in fields(group):
-        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
-            mistakes.append(f"{prefix}{field.name} is missing")
-    return {
-        given: converted(hints[given], value, f"{prefix}{given}", mistakes, others)
-        for given, value in values.items()
-        if given in hints
-    }
+    return [
+        f"there is no field {prefix}{name}{_or(_of_name(str(name), others)) or did_you_mean(str(name), hints)}{below}; "
+        f"known: {known}"
+        for name in names
+    ]
 
 
-def _key(kind: Any, key: Any, name: str, mistakes: list[str]) -> Any:
-    """A key of a dict as its type says."""
-    wrong: list[str] = []
-    read = converted(get_args(kind)[0], key, name, wrong)
-    if wrong:
-        mistakes.append(_misfit(kind, f"the name {key}", name))
-    return read
+def _own(group: type[Any], loc: tuple[Any, ...], error: Exception) -> Sequence[str]:
+    """What a check of a dataclass says; what begins with a field of it, by the dotted name of that."""
+    if not isinstance(error, ModelError):
+        return error.mistakes if isinstance(error, ThinwireError) else [str(error)]
+    part = loc[0]
+    hints = get_type_hints(get_type_hints(group)[part])
+    return [
+        said if said.startswith(f"{part}.") else f"{part}{'.' if said.split()[0] in hints else ': '}{said}"
+        for said in error.mistakes
+    ]
+
+
+def _sentence(group: type[Any], values: Any, loc: tuple[Any, ...], error: str) -> str:
+    """A sentence about a value that does not fit, or is missing. What lies inside a union or a pair is no field."""
+    kind: Any = group
+    for index, part in enumerate(loc):
+        name, inside = ".".join(map(str, loc[:index])), _inside(kind, part)
+        if loc[index + 1 :] == ("[key]",):
+            return f"{name} must be {words(kind)}, got {_cut(f'the name {part}')}"
+        if inside is None:
+            return _misfit(kind, values, name)
+        if error.startswith("missing") and loc[index + 1 :] == ():
+            return f"{'.'.join(map(str, loc))} is missing"
+        kind, values = inside, values[part]
+    return _misfit(kind, values, ".".join(map(str, loc)))
+
+
+def _inside(kind: Any, part: Any) -> Any:
+    """The type of a field of a group, of an entry or of an item; None if a type holds no such."""
+    if is_group(group := _holding(kind)):
+        return get_type_hints(group).get(part)
+    return get_args(kind)[-1] if get_origin(kind) in (list, dict) else None
 
 
 def _parsed(text: str) -> Any:
@@ -210,13 +242,37 @@ def _parsed(text: str) -> Any:
         return text
 
 
+def meaning(kind: Any, text: str) -> Any:
+    """The value that the text of an option has for a field: text where that is allowed, else what YAML reads there."""
+    read, kinds = _parsed(text), get_args(kind) if _is_union(kind) else (kind,)
+    if str not in kinds and get_origin(kind) is not Literal:
+        return read
+    other = NoneType if read is None else type(read)
+    return read if other in {get_origin(one) or one for one in kinds} else text
+
+
 def _misfit(kind: Any, value: Any, name: str) -> str:
     """A sentence about a value of another type."""
-    got = str(value) or "nothing"
-    hint = did_you_mean(got, get_args(kind)) if get_origin(kind) is Literal else _why_not_yaml(value)
-    if str in (get_args(kind) if _is_union(kind) else [kind]) and not isinstance(value, str | list | Mapping | None):
+    if is_group(group := _holding(kind)):
+        first = next(iter(get_type_hints(group)))
+        return f"{name} must hold fields, such as {first}, got {value!r}{_why_not_yaml(value)}"
+    kinds = get_args(kind) if _is_union(kind) else (kind,)
+    got = str(value).replace("'", "") if isinstance(value, list) else str(value) or "nothing"
+    hint = _why_not_yaml(value)
+    if get_origin(kind) is Literal:
+        hint = did_you_mean(got, get_args(kind))
+    elif str in kinds and not isinstance(value, str | list | Mapping | None):
         hint = "; put it in quotes"  # YAML reads 123 and true as other things than text
-    return f"{name} must be {words(kind)}, got {got if len(got) <= 200 else f'{got[:200]}...'}{hint}"
+    elif isinstance(value, str) and list[str] in kinds and not hint:
+        hint = f"; write [{value}]"
+    elif isinstance(value, str) and not isinstance(_parsed(value), str):
+        hint = "; leave out the quotes"
+    return f"{name} must be {words(kind)}, got {_cut(got)}{hint}"
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text for a sentence."""
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _why_not_yaml(value: Any) -> str:
@@ -268,39 +324,33 @@ def steps_to(group: type[Any], name: str) -> list[tuple[Any, Any]]:
     Behind a dict any field may stand, because which there are is only known with the values.
     """
     kind: Any = group
-    found, behind = list[tuple[Any, Any]](), False
+    beyond, found = None, list[tuple[Any, Any]]()
     for part in name.split("."):
         key: Any = part
-        if is_group(kind):
-            kind = get_type_hints(kind).get(part, Any if behind else None)
-        elif (mapping := _mapping(kind)) is not None:
-            key_kind, kind = get_args(mapping)
-            key, behind = int(part) if key_kind is int and re.fullmatch("[0-9]{1,9}", part) else part, True
+        if get_origin(kind) is dict:
+            key_kind, kind = get_args(kind)
+            key, beyond = int(part) if key_kind is int and re.fullmatch("[0-9]{1,9}", part) else part, Any
         elif kind is not Any:
-            kind = None
+            kind = get_type_hints(kind).get(part, beyond) if is_group(kind) else None
         found.append((key, kind))
     return found
 
 
-def _mapping(kind: Any) -> Any:
-    """The dict that a type is, or may be; None if it is none."""
-    return next((part for part in (kind, *get_args(kind)) if get_origin(part) is dict), None)
-
-
 def put(values: Values, group: type[Any], name: str, given: Any) -> None:
-    """Set a field of a dataclass's values by its dotted name to what an option gives; fields of a group in braces."""
+    """Set a field in the values of a dataclass, by its dotted name, to a value or what the text of an option means.
+
+    Groups on the way there are copied, because YAML may have one in two places.
+    """
     steps = steps_to(group, name)
     kind = steps[-1][1]
-    read = given
-    if isinstance(given, str) and (kind is Any or is_group(kind) or (_mapping(kind) and given.startswith("{"))):
-        read = _parsed(given)
+    read = meaning(kind, given) if isinstance(given, str) else given
     if is_group(kind) and isinstance(read, dict):
-        for inner, value in read.items():
-            put(values, group, f"{name}.{inner}", value)
+        for inner in read:
+            put(values, group, f"{name}.{inner}", read[inner])
         return
     for key, _ in steps[:-1]:
-        if not isinstance(values.get(key), dict):
-            values[key] = {}
+        inner = values.get(key)
+        values[key] = dict(inner) if isinstance(inner, dict) else {}
         values = values[key]
     values[steps[-1][0]] = read
 
@@ -320,7 +370,7 @@ def meant(name: str, known: Collection[str]) -> str:
 
 def _of_name(name: str, known: Collection[str]) -> list[str]:
     """The fields of this name in any group; those in groups within groups only if there are no others."""
-    found = [field for field in known if field.rpartition(".")[2] == name]
+    found = [field for field in known if field.rpartition(".")[2] == name or field == _OTHER_WORDS.get(name)]
     return [field for field in found if field.count(".") < 2] or found
 
 

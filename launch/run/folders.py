@@ -12,10 +12,10 @@ import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stray
@@ -250,19 +250,18 @@ def what_is_left(recipe: Recipe) -> str:
     return f"what was trained is lost{kept}: {why}; --checkpoint.every '100 steps' keeps more of the next run{before}"
 
 
-def refuse_early(values: Mapping[str, Any], suffix: str = "") -> None:
+def refuse_early(unchecked: Recipe, suffix: str = "") -> None:
     """Refuse a run whose folder another run holds, or has used, by its options alone: their checks import torch.
 
     A folder that only a recipe's name says has a `suffix`. A smoke run, which names its own folder, is left for later.
     Raises OptionsError.
     """
-    if values.get("debug", {}).get("smoke"):
+    if unchecked.debug.smoke:
         return
-    folder = Path(values.get("output") or f"runs/{values.get('name', 'unnamed')}{suffix}")
-    checkpoint = values.get("checkpoint", {})
-    checkpoints = Path(checkpoint.get("folder") or folder / "checkpoints")
+    folder = Path(unchecked.output or f"{unchecked.folder}{suffix}")
+    checkpoints = Path(unchecked.checkpoint.folder or folder / "checkpoints")
     try:
-        if refusal := _replacing(folder, checkpoints, checkpoint.get("resume", "auto")):
+        if refusal := _replacing(folder, checkpoints, unchecked.checkpoint.resume):
             raise OptionsError(refusal)
         if folder.is_dir():
             os.close(_locked(folder, alone=False))

@@ -6,29 +6,27 @@ raised together, before any process group starts.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from thinwire import compress
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import (
     Values,
-    build,
-    converted,
     explained,
     is_group,
     meant,
     names_of,
     put,
+    read_fields,
     steps_to,
     words,
 )
@@ -36,7 +34,6 @@ from thinwire.launch.run.yaml_text import descriptions, dump_yaml, fields_in, pa
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions
-from thinwire.models.errors import ModelError
 from thinwire.models.options import FRESH, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
@@ -228,9 +225,9 @@ def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parse
 
 
 def parse(
-    argv: Sequence[str], prog: str = "thinwire train", before: Callable[[Values], None] = lambda values: None
+    argv: Sequence[str], prog: str = "thinwire train", before: Callable[[Recipe], None] = lambda unchecked: None
 ) -> Recipe:
-    """Parse a command line into a recipe. `before` sees the values before their checks, which import torch.
+    """Parse a command line into a recipe. `before` sees it before its checks, which import torch.
 
     Raises:
         OptionsError: the recipe is not found, an option is unknown or has a value of the wrong type, or parts do not
@@ -238,21 +235,18 @@ def parse(
         SystemExit: --help was given.
     """
     named, options = read_options(argv, prog)
-    values, mistakes = _load(named), list[str]()
+    values = _load(named)
     for name, text in options:
         if name in ("replicas.count", "clients.count") and text == "1":
             values[name.partition(".")[0]] = {}  # of one replica, or one client, a recipe says nothing else
-        elif name == "training.steps" and isinstance(values.get("training"), dict):
-            values["training"].pop("epochs", None)
+        elif name == "training.steps":
+            put(values, Recipe, "training.epochs", None)
         put(values, Recipe, name, text)
-    values = converted(Recipe, values, "", mistakes)
-    if mistakes:
-        raise OptionsError(mistakes)
     values = _at_home(values)
-    before(values)
+    before(read_fields(Recipe, values, checked=False))
     # the checks need torch
     with showing("importing torch") if "torch" not in sys.modules else nullcontext():
-        wanted = _instantiate(values)
+        wanted: Recipe = read_fields(Recipe, values)
     return wanted.smoke if wanted.debug.smoke else wanted
 
 
@@ -288,42 +282,15 @@ def dump(recipe: Recipe) -> str:
     """A recipe as YAML, for a file that `parse` can read. What one optimizer usually has is not told to another one."""
     values, own = asdict(recipe), recipe.optimizer
     values["optimizer"] |= {name: None for name, usual in own.usual().items() if getattr(own, name) == usual}
-    return dump_yaml(json.loads(json.dumps(values)))
+    return dump_yaml(values)
 
 
-def _instantiate(values: Values) -> Recipe:
-    """Build every part and gather the mistakes of all parts; without mistakes, build the recipe."""
-    parts, kinds = dict[str, Any](), get_type_hints(Recipe)
-    mistakes: list[str] = []
-    for name in (part.name for part in fields(Recipe)):
-        try:
-            if name in values or is_group(kinds[name]):
-                parts[name] = build(kinds[name], values.get(name, {}))
-        except OptionsError as error:
-            mistakes += error.mistakes
-        except ModelError as error:
-            mistakes += [_dotted(name, mistake) for mistake in error.mistakes]
-    if mistakes:
-        raise OptionsError(mistakes)
-    return Recipe(**parts)
-
-
-def _dotted(part: str, mistake: str) -> str:
-    """A sentence about a part of a recipe; where it begins with one of its fields, by the dotted name of that."""
-    first = mistake.split(maxsplit=1)[0]
-    if first.startswith(f"{part}."):
-        return mistake
-    return f"{part}{'.' if first in get_type_hints(get_type_hints(Recipe)[part]) else ': '}{mistake}"
-
-
-def _load(named: str) -> dict[str, Any]:
+def _load(named: str) -> Values:
     """The fields of a recipe, by its packaged name or its path. The default name of a run is the name of the file."""
-    path, mistakes = Path(named), list[str]()
-    loaded = fields_in(read_named(named, PACKAGED, "RECIPE must be a packaged name"), str(path), "recipe")
-    read = converted(Recipe, loaded, "", mistakes)
-    if mistakes:
-        raise OptionsError([f"{path}: {mistake}" for mistake in mistakes])
-    return {"name": path.stem, **read}
+    path = Path(named)
+    loaded = fields_in(read_named(named, PACKAGED, "RECIPE must be a packaged name"), named, "recipe")
+    read_fields(Recipe, loaded, named, checked=False)
+    return {"name": path.stem, **loaded}
 
 
 def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, str]]]:

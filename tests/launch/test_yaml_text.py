@@ -1,31 +1,27 @@
-"""YAML that is no recipe, and would take the time or the memory of the machine to find out."""
+"""The YAML of recipes: what is refused in one sentence, and what numbers, words and merged groups mean."""
 
 import math
 
 import pytest
 
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, MOST_LEVELS, dump_yaml, load_yaml
+from thinwire.launch.run.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
 from thinwire.pipeline.errors import OptionsError
-
-BOMB = "a0: &a0 [x, x]\n" + "".join(
-    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)
-)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("&a [*a]", "must not hold a value that is part of itself, as *a is"),
-        ("model: &m {config: *m}", "must not hold a value that is part of itself, as *m is"),
-        ("[" * 20_000, f"must be nested at most {MOST_LEVELS} levels deep"),
-        ("{a: " * 20_000, f"must be nested at most {MOST_LEVELS} levels deep"),
-        (BOMB, "must hold at most 20000 values, those of aliases counted each time"),
+        ("&a [*a]", "line 1: found unconstructable recursive node"),
+        ("model: &m {config: *m}", "line 1: found unconstructable recursive node"),
+        ("[" * 20_000, "must not be nested so deep"),
+        ("{a: " * 20_000, "must not be nested so deep"),
         ("x" * (MOST_CHARACTERS + 1), f"must have at most {MOST_CHARACTERS} characters, got {MOST_CHARACTERS + 1}"),
         ("a: !!binary aGk=", "is not valid YAML: line 1: could not determine a constructor for the tag"),
         ("a:\n\tb: 1", r"is not valid YAML: line 2: found character '\t' that cannot start any token"),
         ("a: *nowhere", "is not valid YAML: line 1: found undefined alias 'nowhere'"),
         ("b: 1\na: {c: 1, d: 2, c: 3}", "line 2: c must stand only once"),
         ("a: {<<: 3}", "line 1: << must be followed by groups of fields"),
+        ("a: &a {b: 1}\nc: {<<: *a, <<: {d: 2}}", "line 2: << must stand only once"),
         ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
     ],
     ids=[
@@ -33,13 +29,13 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         "a field of itself",
         "deep",
         "deep fields",
-        "bomb",
         "long",
         "bytes",
         "tab",
         "alias",
         "twice",
         "merged",
+        "merged twice",
         "tag",
     ],
 )
@@ -50,7 +46,7 @@ def test_each_is_one_sentence(text, said):
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
-def test_aliases_in_measure_are_followed():
+def test_aliases_are_followed():
     assert load_yaml("a: &a [1, 2]\nb: [*a, *a]\nc: &s text\nd: *s", "mine.yaml") == {
         "a": [1, 2],
         "b": [[1, 2], [1, 2]],
@@ -61,7 +57,7 @@ def test_aliases_in_measure_are_followed():
 
 def test_what_is_merged_may_be_merged_again():
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2, z: 2}\nc: {<<: *b, z: 3}\nd: *b\ne: {<<: [{x: 4}, *b]}\n"
-    text += "f: {<<: [{steps: 4}, {steps: 5}], x: 6}\ng: {<<: *b, <<: {y: 7, w: 8}}"
+    text += "f: {<<: [{steps: 4}, {steps: 5}], x: 6}"
     assert load_yaml(text, "mine.yaml") == {
         "a": {"x": 1, "y": 1},
         "b": {"x": 1, "y": 2, "z": 2},
@@ -69,7 +65,6 @@ def test_what_is_merged_may_be_merged_again():
         "d": {"x": 1, "y": 2, "z": 2},
         "e": {"x": 4, "y": 2, "z": 2},
         "f": {"steps": 4, "x": 6},
-        "g": {"x": 1, "y": 2, "z": 2, "w": 8},
     }
 
 
@@ -93,9 +88,9 @@ def test_what_looks_like_a_number_of_another_kind_is_text(text):
 
 
 def test_numbers_and_words_of_yaml():
-    text = "[3, -4, +5, 1_000, 0x1f, .5, 2., -1.5e3, -.INF, yes, Off, TRUE, ~, null, ]"
+    text = "[3, -4, +5, 1_000, 0x1f, .5, 2., -1.5e3, -.INF, yes, No, TRUE, on, Off, ~, null, ]"
     assert load_yaml(text, "mine.yaml") == [
         *(3, -4, 5, 1000, 31, 0.5, 2.0, -1500.0, -math.inf),
-        *(True, False, True, None, None),
+        *(True, False, True, "on", "Off", None, None),
     ]
     assert math.isnan(load_yaml(".nan", "mine.yaml"))
