@@ -17,6 +17,7 @@ from thinwire.compress.stores.marks import claim
 from thinwire.errors.files import MARK
 from thinwire.launch import cli
 from thinwire.launch.run import folders, recipe, room
+from thinwire.launch.run.fields import read_fields
 from thinwire.launch.run.folders import check_folders, held, mark, replacing
 from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.recipe import Recipe
@@ -197,10 +198,11 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
 
 
 def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys):
-    def instantiate(*_):
-        raise AssertionError("the checks of options import torch")
+    def read(group, values, where="", checked=True):
+        assert not checked, "the checks of options import torch"
+        return read_fields(group, values, where, checked)
 
-    monkeypatch.setattr(recipe, "_instantiate", instantiate)
+    monkeypatch.setattr(recipe, "read_fields", read)
     monkeypatch.chdir(tmp_path)
     used = tmp_path / "runs" / "gpt2-tiny"
     for command, suffix in (("train", ""), ("simulate", "-simulated")):
