@@ -140,7 +140,7 @@ def plan(command: Sequence[str], num_hosts: int) -> HostCommands:
     if command[1] == "simulate":
         raise OptionsError("thinwire simulate is one process and sends nothing to other hosts; run thinwire train")
     wanted = recipe.parse(command[2:])
-    from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.plan.prepare import prepare
 
     prepare(wanted)  # finds mistakes once for all hosts, and reads the data while there is a network
     return training(wanted, command[2:], num_hosts)
@@ -148,7 +148,7 @@ def plan(command: Sequence[str], num_hosts: int) -> HostCommands:
 
 def training(wanted: Recipe, arguments: Sequence[str], num_hosts: int) -> HostCommands:
     """A torchrun node for each host, with an equal part of the processes of the recipe."""
-    from thinwire.launch.run.assembly import real_placement
+    from thinwire.launch.plan.places import real_placement
 
     processes = wanted.num_processes
     each, left = divmod(processes, num_hosts)

@@ -132,7 +132,7 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
     Raises:
         OptionsError: the processes cannot be placed on these hosts.
     """
-    from thinwire.launch.run.assembly import real_placement
+    from thinwire.launch.plan.places import real_placement
     from thinwire.pipeline.devices.transports import carrying, placed
 
     size = wanted.pipeline.num_processes

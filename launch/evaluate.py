@@ -23,7 +23,7 @@ from thinwire.launch.shared.tables import Table, document, show
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.plan.prepared import Prepared
     from thinwire.models.data.options import DataOptions
     from thinwire.pipeline.evaluation import Compression, Score
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
-        from thinwire.launch.run.assembly import prepare
+        from thinwire.launch.plan.prepare import prepare
         from thinwire.launch.run.model_files import check_classes
         from thinwire.launch.run.saved import recipe_of
 
@@ -85,7 +85,8 @@ def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
     Raises:
         OptionsError: there are none, or the model beside the adapter of the run in `place` has changed.
     """
-    from thinwire.launch.run.assembly import assemble, simulated_placement
+    from thinwire.launch.plan.places import simulated_placement
+    from thinwire.launch.run.assembly import assemble
     from thinwire.launch.run.saved import check_base
     from thinwire.launch.shared.interfaces import alone
     from thinwire.models.data.sampler import evaluation_batches

@@ -17,7 +17,7 @@ from thinwire.launch.shared.progress import showing
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.prompts import Prompts
+    from thinwire.launch.plan.prompts import Prompts
     from thinwire.launch.run.recipe import Recipe
 
 PROG = "thinwire generate"
@@ -32,7 +32,9 @@ def main(argv: Sequence[str]) -> int:
         )
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
-        from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
+        from thinwire.launch.plan.places import simulated_placement
+        from thinwire.launch.plan.prepare import prepare
+        from thinwire.launch.run.assembly import assemble
         from thinwire.launch.run.saved import check_base, recipe_of
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts

@@ -13,7 +13,7 @@ from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.output import lasting
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.plan.prepared import Prepared
 
 
 @lasting()
@@ -24,13 +24,9 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv, "thinwire simulate", partial(refuse_early, suffix="-simulated"))
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
-    from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.room import check_memory
-    from thinwire.launch.shared.progress import counting
+    from thinwire.launch.plan.prepare import prepare
 
-    with counting():
-        check_memory(wanted, replicas=1)  # all replicas share one copy of the weights
-    prepared = prepare(wanted)
+    prepared = prepare(wanted, copies=1)  # all replicas share one copy of the weights
     check_folders(wanted)
     if wanted.data.outline is not None:
         print(f"data.outline, {wanted.data.outline}, is not read: this process has the data", file=sys.stderr)
@@ -46,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 def simulate(prepared: Prepared) -> None:
     """Train all stages in this process, which must not have a default process group."""
-    from thinwire.launch.run.assembly import simulated_placement
+    from thinwire.launch.plan.places import simulated_placement
     from thinwire.launch.run.run import Run
     from thinwire.launch.shared.interfaces import alone
 

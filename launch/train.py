@@ -27,7 +27,7 @@ from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.plan.prepared import Prepared
     from thinwire.launch.run.recipe import Recipe
     from thinwire.launch.run.stage_processes import Start
 
@@ -53,16 +53,12 @@ def main(argv: Sequence[str]) -> int:
     if not is_stage:
         check_unused(wanted)  # before a training is imported and the data is read
     _check_reach(wanted)
-    from thinwire.launch.run.assembly import prepare
-    from thinwire.launch.run.room import check_memory
-    from thinwire.launch.shared.progress import counting
+    from thinwire.launch.plan.prepare import prepare
 
-    if not is_spread(rank):  # other machines may hold most of the stages
-        with counting(not is_stage):
-            check_memory(wanted, wanted.replicas.count)  # before the model is built
     if is_stage:
         beating.doing = lambda: Doing.READING
-    prepared = prepare(wanted, rank=rank)
+    # other machines may hold most of the stages
+    prepared = prepare(wanted, rank=rank, copies=0 if is_spread(rank) else wanted.replicas.count)
     if not is_stage:
         _check_transport(wanted)
     check_folders(wanted)
@@ -98,7 +94,7 @@ def _check_transport(wanted: Recipe) -> None:
     """Raise OptionsError if wire.transport nccl cannot be among the processes that will be started here."""
     if wanted.wire.transport != "nccl":
         return
-    from thinwire.launch.run.assembly import real_placement
+    from thinwire.launch.plan.places import real_placement
     from thinwire.pipeline.devices.device import num_gpus
     from thinwire.pipeline.devices.transports import carrying, placed
 
@@ -117,8 +113,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
         StoppedError: a signal came.
     """
     from thinwire.launch.hosts.commands import gathered_signals
+    from thinwire.launch.plan.places import real_placement
     from thinwire.launch.run import failures, folders, host_data, stage_processes
-    from thinwire.launch.run.assembly import real_placement
     from thinwire.launch.run.resume import BEGUN
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import show

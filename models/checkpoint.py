@@ -181,8 +181,6 @@ def open_checkpoint(
     *,
     named: Callable[[Mapping[str, str]], Mapping[str, Stored]] | None = None,
     tied: Mapping[str, str] | None = None,
-    fresh: Sequence[str] = (),
-    ignored: Sequence[str] = (),
 ) -> Checkpoint:
     """Find the safetensors files of a folder or of a name on the hub. Only names are read, no values.
 
@@ -201,8 +199,6 @@ def open_checkpoint(
         if named is None or of_run
         else named(files),
         tied={other: name for name, other in pairs.items()} | pairs,
-        fresh=tuple(fresh),
-        ignored=tuple(ignored),
     )
 
 

@@ -25,6 +25,7 @@ from thinwire.errors.names import first_of
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import require
 from thinwire.models.large_weights import add_in_place
+from thinwire.models.options import Tied
 from thinwire.models.precision import NARROW, Precision, arithmetic, narrowed
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
@@ -179,6 +180,9 @@ class Blueprint:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Weights of the head that the library's own model shares with another tensor: {"lm_head.weight":
     "transformer.wte.weight"}. Here the two are separate tensors."""
+    head: Tied | None = None
+    """Whether the head and the embedding, which are one weight in the library's model, stay one here; None where they
+    are two there."""
     inside: str = ""
     """The type of the library's model of text and images whose text model this is; empty for others."""
     compare: Callable[..., str] | None = None

@@ -12,8 +12,9 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint, check_name
+from thinwire.models.model import find_model
 from thinwire.models.options import ModelOptions
+from thinwire.models.source import Use
 
 
 def main() -> None:
@@ -24,8 +25,7 @@ def main() -> None:
     for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         options = ModelOptions(name=name)
         try:
-            check_name(options)
-            compare = blueprint(options, task="causal-lm").compare
+            compare = find_model(options).blueprint(Use(task="causal-lm")).compare
             assert compare is not None, "only layers of one's own are not compared"
             verdict, said = "cut", compare()
         except ModelError as error:

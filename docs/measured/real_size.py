@@ -26,7 +26,7 @@ from thinwire.launch.run import forks
 forks.use_one_thread()  # else the stages would be new interpreters, which know nothing of what is changed here
 
 from thinwire.launch import cli  # noqa: E402
-from thinwire.launch.run import assembly  # noqa: E402
+from thinwire.launch.plan.prepared import Prepared  # noqa: E402
 from thinwire.launch.run.reporting import Reporting  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
 from thinwire.launch.run.saving import Saves  # noqa: E402
@@ -49,7 +49,7 @@ QWEN3 = {
 }
 """Qwen3-0.6B."""
 CAUSES = {
-    (assembly, "build_modules"): "loading",
+    (Prepared, "build_all"): "loading",
     (Runner, "run"): "passes",
     (Update, "step"): "optimizer",
     (Checkpoints, "save"): "checkpoint",

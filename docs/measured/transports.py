@@ -30,8 +30,9 @@ import zmq
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
 from thinwire.launch.hosts.namespaces import Cluster, Host
 from thinwire.launch.hosts.shaping import INTERFACE
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare, real_placement
 from thinwire.launch.shared.links import Links
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes.zeromq.keys import Keys

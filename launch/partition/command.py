@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     wanted = recipe.parse(rest, prog=PROG)
     from thinwire.launch.partition.examination import examine
-    from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.plan.prepare import prepare
 
     prepared = prepare(wanted)
     with showing("timing the layers"):

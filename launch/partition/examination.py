@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from thinwire.launch.run.assembly import Prepared
-from thinwire.launch.run.room import numbers_of_a_parameter
+from thinwire.launch.plan.memory import numbers_of_a_parameter
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.timetable import timetable

@@ -21,7 +21,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.plan.prepared import Prepared
 
 EVERY = 1.0
 """Seconds between two words."""

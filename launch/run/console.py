@@ -21,7 +21,7 @@ from thinwire.pipeline.measuring.meters import WAITS
 from thinwire.pipeline.training.trainer import StepRecord
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.assembly import Prepared
+    from thinwire.launch.plan.prepared import Prepared
 
 SILENCE = 30.0
 """Seconds between two lines of a run without a terminal, at most."""

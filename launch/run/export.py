@@ -26,11 +26,13 @@ from torch import Tensor
 
 from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
-from thinwire.launch.run.assembly import build_modules, model_of, prepare, simulated_placement
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.model_files import change_config, copy_model_files
 from thinwire.launch.run.recipe import Recipe, dump, parse
 from thinwire.launch.run.saved import SavedRun, read_run, require_base, weights_of
 from thinwire.launch.run.tables import scores_of
+from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table
@@ -42,9 +44,10 @@ from thinwire.models.data.tokenizer import load_tokenizer, make_tokenizer
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import build_stage
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
-from thinwire.models.model import library_code
+from thinwire.models.model import find_model
 from thinwire.models.options import FRESH, LoraOptions
 from thinwire.models.smollm2 import SMOLLM2
+from thinwire.models.source import Use
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
 from thinwire.pipeline.frames import CHANNELS
@@ -91,7 +94,8 @@ def merged(run: SavedRun, dtype: str | None = None) -> SavedRun:
     wide = replace(
         options, lora=replace(options.lora, weights=FRESH), dtype="fp32" if options.dtype == "fp32" else "bf16"
     )
-    model = model_of(wide, run.recipe.data.task, run.facts.num_labels)
+    use = Use(task=run.recipe.data.task, num_labels=run.facts.num_labels)
+    model = find_model(with_run_weights(wide)).blueprint(use)
     whole = build_stage(model, range(len(model.layers)), seed=run.recipe.training.seed)
     require_base(options.name, [whole], run.base, ", or export without --merged")
     for name, tensor in whole.saved_state().items():
@@ -229,7 +233,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     elif by_transformers:
         loads = _WITH_TRANSFORMERS.format(auto=auto)
     else:
-        loads = _WITHOUT.format(makes=library_code(run.recipe.model, num_labels))
+        loads = _WITHOUT.format(makes=find_model(run.recipe.model).code(num_labels))
     wanted, scores = run.recipe, run.held_out
     by_mode = {f"compression {mode}": score for mode, score in scores.items()}
     paragraphs = [
@@ -321,7 +325,7 @@ def check_export(trained: Recipe) -> None:
         target = Path(folder, "export")
         export(read_run(trained.folder, "thinwire export"), target)
         loaded = prepare(parse([str(target / "recipe.yaml")]))
-        build_modules(loaded, simulated_placement(loaded.recipe), rank=0)
+        loaded.build_all(simulated_placement(loaded.recipe), rank=0)
         if trained.data.tokenizer != BYTES:
             make_tokenizer(str(target))
     print("its model was exported and loaded again")

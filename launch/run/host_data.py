@@ -14,7 +14,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,8 @@ from thinwire.models.data.options import DataOptions
 from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
+from thinwire.models.tasks import own_task
+from thinwire.pipeline.options import TrainingOptions
 from thinwire.pipeline.schedules import process_of_stages
 
 _PREFIX = "data-"
@@ -83,6 +85,19 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     labels = own is None and _has_loss(recipe, rank)
     paths = recipe.clients.outlines
     return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
+
+
+def with_own_task(data: Data, training: TrainingOptions) -> Data:
+    """The data with the loss and metrics of the user's own. ModelError if there are none such, or no best score."""
+    task = own_task(data.task, training.loss, training.metrics)
+    known, best = ("loss", *task.scores), training.best
+    require(
+        (
+            best is None or (data.held_out is not None and best.split()[1] in known),
+            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
+        )
+    )
+    return replace(data, task=task)
 
 
 def _outlined(recipe: Recipe, *, labels: bool) -> Data:

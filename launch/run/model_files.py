@@ -21,13 +21,12 @@ import torch
 
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
-from thinwire.launch.run.assembly import Prepared
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
-from thinwire.models.model import of_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
 from thinwire.pipeline.errors import OptionsError
 
@@ -101,7 +100,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     if tokenizer != BYTES:
         loaded = load_tokenizer(tokenizer)
         loaded.save_pretrained(folder)
-        tokens = {name: getattr(loaded, name) for name in of_tokenizer(prepared.recipe.model)}
+        tokens = {name: getattr(loaded, name) for name in prepared.source.left_to_tokenizer}
         change_config(folder, {name: token for name, token in tokens.items() if token is not None})
 
 

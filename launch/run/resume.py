@@ -13,7 +13,8 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
-from thinwire.launch.run.assembly import Assembly, Prepared
+from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder, replaced_checkpoints, replaced_folders, set_aside

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.launch.run.assembly import Assembly, Prepared, assemble
+from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.run.assembly import Assembly, assemble
 from thinwire.launch.run.folders import claim_folder
 from thinwire.launch.run.heartbeat import Doing
 from thinwire.launch.run.outputs import writing

@@ -15,8 +15,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run import host_data, parent
-from thinwire.launch.run.assembly import Prepared, real_placement
 from thinwire.launch.run.failures import (
     FOLDER_VARIABLE,
     Report,

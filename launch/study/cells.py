@@ -151,7 +151,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
     recipes = _recipes(cells, prog)
-    from thinwire.launch.run.assembly import prepare
+    from thinwire.launch.plan.prepare import prepare
     from thinwire.models.data.load import load
 
     data = _each(cells, recipes, lambda wanted: load(wanted.data), lambda wanted: repr(wanted.data))

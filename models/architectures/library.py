@@ -29,7 +29,7 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,6 +82,12 @@ AUX_LOSS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
 """What configurations call the weight of the auxiliary loss of routers."""
 _ROWS, _LENGTH = 2, 3
 """The samples and tokens of the forward that shows which weights belong where."""
+_DEAR = 10
+"""How many times more tokens than the vocabulary has words a step must have for a tied head to cost little.
+
+Its gradient has a row for each word, the frames of a boundary one for each token. Neither the cut nor the codecs count,
+so that runs that differ in them train the same model. A head of its own in the weights to start with, as a run that
+untied it saves, stays one."""
 _LARGE = 2**20
 """Values of a weight that is never made where only its shape is asked for."""
 
@@ -586,12 +592,18 @@ def _divide(skeleton: Skeleton, found: Mapping[str, set[int]]) -> tuple[list[lis
 
 
 def take_apart(
-    config: Any, task: TaskName, *, block_size: int | None = None, source: str | None = None, tied: Tied = "untie"
+    config: Any,
+    task: TaskName,
+    *,
+    block_size: int | None = None,
+    source: str | None = None,
+    tied: Tied | None = None,
+    step_tokens: int = 0,
 ) -> Blueprint:
     """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
 
     Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
-    token's forward pass, `block_size` tokens attending to each other.
+    token's forward pass, `block_size` tokens attending to each other. Without `tied`, the tokens of a step decide.
 
     Raises:
         ModelError: the library refuses the configuration, the model cannot be cut, or there are no weights to read.
@@ -606,26 +618,28 @@ def take_apart(
     # a cache is for generation only, and what routers give is for their loss, which layers make themselves
     config.use_cache = config.output_router_logits = False
     whole = _without_weights(config, task)
-    with parameters_on_meta():
-        skeleton = Skeleton(whole, task, tied, weight)
-    if tied == "sum" and not skeleton.tied:
+    twice = tied_names(whole)
+    if tied == "sum" and not twice:
         raise ModelError(
             f"model.tied: sum needs a model whose head and embedding are one weight, and those of this "
             f"{config.model_type} are two; leave it out"
         )
+    checkpoint = None if source is None else open_checkpoint(source, named=partial(as_in_model, whole), tied=twice)
+    if tied is None:
+        own_head = checkpoint is not None and bool(checkpoint.stored.keys() & twice.keys())
+        tied = "sum" if twice and not own_head and _DEAR * config.vocab_size <= step_tokens else "untie"
+    with parameters_on_meta():
+        skeleton = Skeleton(whole, task, tied, weight)
     saved.tie_word_embeddings = tied == "sum"
     saved.architectures = [skeleton.name]
     max_positions = _max_positions(skeleton)
     attention = 2.0 * (block_size or max_positions or 0) * config.hidden_size
     base = skeleton.model.base_model_prefix
     head = skeleton.parts[-1]
-    checkpoint = None
-    if source is not None:
-        checkpoint = open_checkpoint(
-            source,
-            named=partial(as_in_model, skeleton.model),
-            tied=skeleton.tied,
-            fresh=[f"{name}." for name in head if task != "causal-lm" and _is_new(name, base)],
+    if checkpoint is not None:
+        checkpoint = replace(
+            checkpoint,
+            fresh=tuple(f"{name}." for name in head if task != "causal-lm" and _is_new(name, base)),
             ignored=(*_BUFFERS, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())),
         )
     costs = [
@@ -647,6 +661,7 @@ def take_apart(
         max_positions=max_positions,
         save_config=partial(_save_config, saved, source),
         tied=skeleton.tied if tied == "untie" else {},
+        head=tied if skeleton.tied else None,
         ends=partial(_ends, skeleton.config, source),
         unheeded=partial(_unheeded, source),
         dtype=str(getattr(saved, "dtype", None) or torch.float32).removeprefix("torch."),

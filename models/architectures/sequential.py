@@ -1,10 +1,12 @@
 """Any model that runs its modules in order, made by your own function: "module:factory" in a recipe."""
 
+from __future__ import annotations
+
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,41 @@ from thinwire.errors.imports import find
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Chain, Initialize, LayerSpec, parameters_on_meta
+from thinwire.models.options import ModelOptions
+from thinwire.models.source import ModelSource, Use, with_weights
 from thinwire.models.tensors import holds_parameters
+
+
+class FactorySource(ModelSource):
+    """A model that a function of the user makes."""
+
+    @classmethod
+    def of(cls, options: ModelOptions) -> FactorySource:
+        """The model by the name of its function, which is not called yet. ModelError with an adapter."""
+        found = cls(options)
+        found._require_no_adapter()
+        return found
+
+    @cached_property
+    def _made(self) -> Blueprint:
+        return factory_blueprint(self.options.name, self.options.config)
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of the whole model. ModelError if the function fails."""
+        return int(sum(layer.cost for layer in self._made.layers))
+
+    def code(self, num_labels: int | None) -> str:
+        """Lines of Python that make the unsplit model as the variable `model`."""
+        module, _, factory = self.options.name.partition(":")
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.config.items())
+        return (
+            f"from torch import nn\n\nfrom {module} import {factory}\n\nmade = {factory}({given})\n"
+            "model = made if isinstance(made, nn.Sequential) else nn.Sequential(*made)"
+        )
+
+    def _layers(self, use: Use) -> Blueprint:
+        return with_weights(self._made, self.options)
 
 
 def factory_blueprint(path: str, config: Mapping[str, Any]) -> Blueprint:

@@ -7,6 +7,8 @@ each stage reads only its own tensors.
 Tensor names end in their shape: B samples, C channels, H and W pixels, P patches and the class token, D hidden_dim.
 """
 
+from __future__ import annotations
+
 import inspect
 import math
 import os
@@ -14,21 +16,25 @@ import socket
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from thinwire.errors.calls import first_line
+from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError, require
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import Blueprint, Chain, Initialize, Layer, LayerSpec, parameters_on_meta
+from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
+from thinwire.models.source import ModelSource, Use, with_weights
 from thinwire.models.tensors import holds_parameters
 
 _RESNETS = (
@@ -74,6 +80,43 @@ _STEMS = ("imagenet", "cifar")
 
 WIDTH = 64
 """The channels of a ResNet's stem, as published."""
+
+
+class VisionSource(ModelSource):
+    """A classifier of images that torchvision makes."""
+
+    @classmethod
+    def of(cls, options: ModelOptions) -> VisionSource:
+        """The model by torchvision's name. ModelError with an adapter."""
+        found = cls(options)
+        found._require_no_adapter()
+        return found
+
+    @property
+    def reads(self) -> Literal["images"]:
+        """Images."""
+        return "images"
+
+    @property
+    def parameters(self) -> int | None:
+        """The parameters of the whole model; None where torchvision refuses it, which is told when it is built."""
+        with suppress(Exception), torch.device("meta"):
+            return sum(each.numel() for each in make_vision(self.options.name, self.options.config).parameters())
+        return None
+
+    def code(self, num_labels: int | None) -> str:
+        """The lines of Python that make the unsplit model, `model`, by torchvision alone."""
+        return library_lines(self.options.name, self.options.config, num_labels)
+
+    def _layers(self, use: Use) -> Blueprint:
+        name, weights = self.options.name, self.options.weights
+        made = vision_blueprint(name, self.options.config, use.num_labels)
+        if weights == FRESH or Path(weights).is_dir():
+            return with_weights(made, self.options)
+        folder = weights_folder(name, "DEFAULT" if weights == PRETRAINED else weights)
+        checkpoint = open_checkpoint(str(folder))
+        same_classes = use.num_labels in (None, TORCHVISION_CLASSES)
+        return replace(made, checkpoint=checkpoint if same_classes else checkpoint.without(HEADS))
 
 
 def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | None = None) -> Blueprint:

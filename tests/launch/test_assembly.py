@@ -8,8 +8,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from support.data_files import write_tokenizer
 from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
+from thinwire.launch.plan.places import real_placement, simulated_placement
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import assemble, build_modules, real_placement, simulated_placement
+from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.wire import agreed
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.wire.handshake import differences
@@ -159,8 +160,8 @@ def test_a_batch_needs_as_many_samples():
 def test_a_process_builds_the_stages_of_its_rank_only():
     ready = prepared()
     real, simulated = real_placement(ready.recipe), simulated_placement(ready.recipe)
-    assert [sorted(build_modules(ready, real, rank)) for rank in (0, 1)] == [[0], [1]]
-    assert sorted(build_modules(ready, simulated, 0)) == [0, 1]
+    assert [sorted(ready.build_all(real, rank)) for rank in (0, 1)] == [[0], [1]]
+    assert sorted(ready.build_all(simulated, 0)) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from support.data_files import CHAT, WORDS, write_json, write_tokenizer
 from support.recipe_runs import simulate
 from support.run_files import summary
 from support.tiny_run import alone
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare, simulated_placement
 from thinwire.launch.run.run import Run
 from thinwire.pipeline.training.trainer import Trainer
 

@@ -12,7 +12,6 @@ from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.predict.profile import time_stage
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import make_sampler
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
@@ -57,7 +56,7 @@ def test_clients_in_processes_train_as_in_a_simulation_that_stopped_within_a_tur
 def test_clients_in_turn_are_another_training():
     def order(*options):
         ready = prepared(*options)
-        sampler = make_sampler(ready)
+        sampler = ready.sampler()
         return [sampler.batch(step).ids.tolist() for step in range(ready.steps_per_epoch)]
 
     assert order("--clients.count", "1") == order()

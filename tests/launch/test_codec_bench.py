@@ -12,8 +12,8 @@ from thinwire.launch.bench.codecs import trial
 from thinwire.launch.bench.codecs.capture import Passage, snapshots
 from thinwire.launch.bench.codecs.command import EXAMPLES, captured, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare
 from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage

@@ -10,7 +10,7 @@ from support.gpus import GPU
 from support.tiny_run import alone, prepared
 from thinwire.launch.bench.links import contenders, worker
 from thinwire.launch.bench.links.contenders import Codecs, Thinwire
-from thinwire.launch.run.assembly import simulated_placement
+from thinwire.launch.plan.places import simulated_placement
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -10,7 +10,8 @@ import pytest
 from support.damage import damage
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
-from thinwire.launch.run.assembly import assemble, simulated_placement
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of

@@ -8,8 +8,8 @@ from support.recipe_runs import simulate
 from support.run_files import summary
 from support.toy import make_trainer
 from thinwire.launch.bench.links.results import replica_work
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.exchange_time import ReplicaWork, loads, seconds_alone, time_exchange
 from thinwire.launch.timing.prediction import predict, predict_each, run, step

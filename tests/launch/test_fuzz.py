@@ -25,9 +25,9 @@ from support.faults.plan import Extent, Plan, drawn
 from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
+from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.run import outputs, reporting, room
 from thinwire.launch.run import run as run_module
-from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of

@@ -18,7 +18,8 @@ from thinwire.launch.bench.links.command import make_parser, pairs_of
 from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
 from thinwire.launch.bench.links.results import Contest, simulated
 from thinwire.launch.bench.links.worker import _batches
-from thinwire.launch.run.assembly import build_modules, prepare, real_placement
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.recipe import packaged, parse
 from thinwire.launch.shared.tables import Table
 from thinwire.pipeline.devices import device
@@ -261,7 +262,7 @@ def test_replicas_of_one_stage_have_a_limit():
     processes = [measured(1000) for _ in range(2)]
     for process in processes:
         process["turns"][0]["later"][0]["frames"] = [[0, "gradients between replicas", 2, 2000]]
-    stage = next(iter(build_modules(prepared, real_placement(prepared.recipe), 0).values()))
+    stage = next(iter(prepared.build_all(real_placement(prepared.recipe), 0).values()))
     weights = sum(weight.numel() for weight in stage.parameters())
     # two micro-batches forward and back, half of the gradients twice at 1 MB/s in padded rows, and the optimizer
     seconds = simulated(Contest(None, processes, size=1), prepared, free_codecs=True)["none"]

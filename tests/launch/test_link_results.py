@@ -5,7 +5,7 @@ import pytest
 
 from thinwire.launch.bench.links import results
 from thinwire.launch.bench.links.results import REFERENCE, Contest, as_document, simulated
-from thinwire.launch.run.assembly import prepare
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.recipe import parse
 from thinwire.launch.shared.tables import Table
 from thinwire.launch.timing.exchange_time import loads

@@ -23,8 +23,8 @@ from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, si
 from support.run_files import losses, metrics, summary, weights_of
 from support.tiny_run import TEXT
 from thinwire.launch import cli
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import make_sampler, prepare
 from thinwire.models.data.chats import visible
 from thinwire.models.data.tokenizer import Bytes
 from thinwire.models.lora import for_peft
@@ -90,7 +90,7 @@ def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5)
     expected = []
     for step in range(4):
-        batch = make_sampler(ready).batch(step)
+        batch = ready.sampler().batch(step)
         inputs = ready.data.training.inputs(batch.ids, batch.epoch)
         targets = ready.data.training.targets(batch.ids)
         loss = ready.data.task.loss_sum(model(inputs).logits, targets) / ready.data.task.num_valid(targets)

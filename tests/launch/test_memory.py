@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from thinwire.launch import cli
-from thinwire.launch.run import assembly, recipe, room
+from thinwire.launch.plan import memory
+from thinwire.launch.run import recipe
+from thinwire.models import source
 from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 
@@ -16,8 +18,8 @@ PARAMETERS = 1_000_000
 @pytest.mark.parametrize("command", ["train", "simulate"])
 def test_thousands_of_layers_are_answered_before_they_are_built(command, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(room, "machine_memory", lambda: 16 * 10**9)
-    monkeypatch.setattr(assembly, "make_blueprint", lambda *_: pytest.fail("the model was built"))
+    monkeypatch.setattr(memory, "machine_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr(source.ModelSource, "blueprint", lambda *_: pytest.fail("the model was built"))
     assert cli.main([command, "quickstart", "--model.config.n_layer", "10000"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
@@ -49,15 +51,14 @@ def test_a_mistake_in_a_vision_model_is_a_sentence(mistake, said, monkeypatch, t
 @pytest.fixture
 def needed(monkeypatch):
     """The least memory with which a recipe of a million parameters is not refused, found by trying."""
-    monkeypatch.setattr(room, "count_parameters", lambda model: PARAMETERS)
 
-    def numbers_of_a_parameter(replicas=1, **changes):
+    def numbers_of_a_parameter(replicas=1, parameters=PARAMETERS, **changes):
         wanted = recipe.parse(["quickstart"])
         wanted = replace(wanted, **{name: replace(getattr(wanted, name), **more) for name, more in changes.items()})
         for numbers in range(20):
-            monkeypatch.setattr(room, "machine_memory", lambda held=4 * numbers * PARAMETERS: held)
+            monkeypatch.setattr(memory, "machine_memory", lambda held=4 * numbers * PARAMETERS: held)
             try:
-                room.check_memory(wanted, replicas)
+                memory.check_memory(wanted, parameters, replicas)
             except OptionsError:
                 continue
             return numbers
@@ -82,8 +83,7 @@ def test_nothing_is_refused_that_may_work(needed, monkeypatch):
     """Some models cannot be counted. Whether other machines hold most of the stages is asked before."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert needed() == 4, "a cluster may have set it for other programs"
-    monkeypatch.setattr(room, "count_parameters", lambda model: None)
-    assert needed() == 0
+    assert needed(parameters=None) == 0
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,10 @@ def test_nothing_is_refused_that_may_work(needed, monkeypatch):
 )
 def test_weights_take_what_their_type_takes(dtype, rank, nbytes, monkeypatch):
     """Those of bf16 were counted as fp32, so a model that fits was refused. Gradients and moments are of that dtype."""
-    monkeypatch.setattr(room, "count_parameters", lambda model: PARAMETERS)
     model = ModelOptions(weights="pretrained", dtype=dtype, lora=LoraOptions(rank=rank))
     wanted = replace(recipe.parse(["quickstart"]), model=model)
-    monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS)
-    room.check_memory(wanted, 1)
-    monkeypatch.setattr(room, "machine_memory", lambda: nbytes * PARAMETERS - 1)
+    monkeypatch.setattr(memory, "machine_memory", lambda: nbytes * PARAMETERS)
+    memory.check_memory(wanted, PARAMETERS, 1)
+    monkeypatch.setattr(memory, "machine_memory", lambda: nbytes * PARAMETERS - 1)
     with pytest.raises(OptionsError, match="the model must fit into memory"):
-        room.check_memory(wanted, 1)
+        memory.check_memory(wanted, PARAMETERS, 1)

@@ -10,8 +10,10 @@ from support.commands import THINWIRE
 from support.run_files import summary
 from support.scripts import said
 from support.tiny_run import alone
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
+from thinwire.launch.run.assembly import assemble
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.pipeline.evaluation import look
 from thinwire.pipeline.options.compression import MILD, BoundaryOptions, CompressionOptions

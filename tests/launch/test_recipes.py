@@ -10,8 +10,9 @@ from support.commands import THINWIRE, completed
 from support.data_files import WORDS, random_pixels, write_images, write_rows, write_tokenizer
 from support.recipe_runs import SHORT, TINY, evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import losses, summary, weights_of
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import build_modules, prepare, real_placement
 from thinwire.models import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -246,7 +247,7 @@ def test_each_process_reads_its_own_tensors_only(tmp_path, hub_cache, monkeypatc
     monkeypatch.setattr(checkpoint, "_copy", recording_copy)
     for rank in range(4):
         read.clear()
-        modules = build_modules(prepared, real_placement(prepared.recipe), rank)
+        modules = prepared.build_all(real_placement(prepared.recipe), rank)
         assert list(modules) == [rank]
         # the head's values are the embedding's
         tied = {"lm_head.weight": "transformer.wte.weight"}

@@ -13,8 +13,8 @@ from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.errors.files import MARK
 from thinwire.launch import cli, train
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run import recipe, stage_processes
-from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.folders import set_aside, what_is_left
 from thinwire.launch.run.resume import BEGUN

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
+from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.report.reading import read, training_bytes
 from thinwire.launch.run import reporting
 from thinwire.launch.run import run as run_module
-from thinwire.launch.run.assembly import simulated_placement
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import carried, channel_rows

@@ -11,8 +11,8 @@ from support.commands import THINWIRE, completed, free_port, started
 from support.data_files import write_rows
 from support.run_files import summary
 from thinwire.launch import cli
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare
 from thinwire.models.errors import ModelError
 
 CLIENT, SERVER = 0, 1

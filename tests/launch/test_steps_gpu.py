@@ -12,7 +12,7 @@ import pytest
 from support.pages import DOCS
 from support.processes import begin
 from thinwire.launch.run import recipe
-from thinwire.models.model import count_parameters
+from thinwire.models.model import find_model
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import Meter
 
@@ -22,7 +22,7 @@ SCRIPT = runpy.run_path(str(DOCS / "measured/steps_gpu.py"))
 def test_the_model_is_a_gpt_of_350_million_parameters_in_bf16_with_8_micro_batches_of_1024_tokens():
     wanted = recipe.parse(SCRIPT["words"](False, "cpu"))
     head = 50257 * 1024  # the weights of the embedding again
-    assert count_parameters(wanted.model) - head == pytest.approx(350e6, rel=0.03)
+    assert find_model(wanted.model).parameters - head == pytest.approx(350e6, rel=0.03)
     pipeline = wanted.pipeline
     assert (pipeline.num_stages, pipeline.num_microbatches, pipeline.microbatch_size) == (4, 8, 1)
     assert (wanted.data.block_size, wanted.training.precision) == (1024, "bf16")

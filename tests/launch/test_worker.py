@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run import recipe, worker
-from thinwire.launch.run.assembly import Prepared
 from thinwire.launch.run.worker import join, of_this_start
 from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.errors import MismatchError, OptionsError

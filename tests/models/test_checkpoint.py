@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.family_cases import CASES, LABELS, LENGTH, apart, inputs, library_side, split, state_of, whole
+from support.models import blueprint
 from support.scripts import said
 from thinwire.errors import ThinwireWarning
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
 IDENTICAL = {"rtol": 0, "atol": 0}
@@ -280,7 +280,7 @@ MEASURE = """
 import ctypes, dataclasses, gc, pathlib, sys
 import torch
 from thinwire.models.layers import build_stage, check_weights
-from thinwire.models.model import blueprint
+from support.models import blueprint
 from thinwire.models.options import ModelOptions
 
 def memory(field):

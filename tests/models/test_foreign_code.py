@@ -9,10 +9,10 @@ import torch
 from torchvision.models import ResNet18_Weights
 
 from support.data_files import write_tokenizer
+from support.models import blueprint
 from thinwire.models.architectures.vision import weights_folder
 from thinwire.models.data.tokenizer import load_tokenizer, make_tokenizer
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
 LLAMA = {"model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from support.data_files import png, random_pixels, write_tokenizer
+from support.models import blueprint
 from thinwire.models.data.images import decode, find_format
 from thinwire.models.data.parts import Labelled, Part
 from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
 SEED = int(os.environ.get("THINWIRE_FUZZ_SEED", "0"))

@@ -14,13 +14,13 @@ from thinwire.models.data.parts import Part
 from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
-from thinwire.models.model import check_name
+from thinwire.models.model import find_model
 from thinwire.models.options import ModelOptions
 
 pytestmark = pytest.mark.slow  # transformers and datasets are imported
 
 READERS = {
-    "model": lambda name: check_name(ModelOptions(name=name)),
+    "model": lambda name: find_model(ModelOptions(name=name)),
     "tokenizer": make_tokenizer,
     "data": lambda name: read("text", Part(name)),
 }
@@ -130,7 +130,7 @@ def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
     (known / "snapshots" / commit).mkdir(parents=True)
     (known / "snapshots" / commit / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with hub_that(hang_up) as server:
-        check_name(ModelOptions(name="me/tiny"))
+        find_model(ModelOptions(name="me/tiny"))
     assert server.asked == ["/"]
 
 

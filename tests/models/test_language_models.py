@@ -20,9 +20,9 @@ from support.family_cases import (
     state_of,
     whole,
 )
+from support.models import blueprint
 from thinwire.models.architectures.library import for_the_library
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
 EVERYDAY = (

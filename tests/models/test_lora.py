@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from support.family_cases import ALL, BATCH, LABELS, LENGTH, VOCABULARY, inputs, library_side, whole
+from support.models import blueprint
 from support.pipelined import as_tuple, drawn
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights, stage_output_examples
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, check_config, for_peft, is_adapter, merged_state
-from thinwire.models.model import blueprint, check_name
+from thinwire.models.model import find_model
 from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.models.partition import partition
 
@@ -59,7 +60,7 @@ def folder(tmp_path_factory):
 def adapted(folder, name, *, dtype="fp32", **lora):
     lora = LoraOptions(**{"rank": 3, **lora})
     options = ModelOptions(name=folder(name), weights="pretrained", lora=lora, dtype=dtype)
-    check_name(options)
+    find_model(options)
     made = blueprint(options, task=ALL[name].task, num_labels=LABELS, block_size=LENGTH)
     return replace(made, weights_dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
 
@@ -359,7 +360,7 @@ def test_it_needs_a_pretrained_model_of_text(monkeypatch):
     with pytest.raises(ModelError, match=r"weights must be pretrained or a folder for model.lora, .* got fresh"):
         ModelOptions(name="llama", lora=lora)
     with pytest.raises(ModelError, match=r"needs a language model or a classifier of text, .* got resnet18"):
-        check_name(ModelOptions(name="resnet18", weights="pretrained", lora=lora))
+        find_model(ModelOptions(name="resnet18", weights="pretrained", lora=lora))
     monkeypatch.setattr("thinwire.models.lora.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=re.escape("not installed: pip install 'thinwire[lora]'")):
-        check_name(ModelOptions(name="llama", weights="pretrained", lora=lora))
+        find_model(ModelOptions(name="llama", weights="pretrained", lora=lora))

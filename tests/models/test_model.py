@@ -3,10 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from support.family_cases import LENGTH, apart
+from support.family_cases import LENGTH, apart, options
+from support.models import blueprint
+from thinwire.models.architectures.configuration import LibrarySource
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint, check_fits
+from thinwire.models.model import find_model
 from thinwire.models.options import ModelOptions
+from thinwire.models.source import Use
 
 
 def build(name, task="causal-lm", weights="fresh", **config):
@@ -61,12 +64,12 @@ def test_bad_options_are_named_all_at_once():
 
 
 def test_tokens_and_blocks_must_fit():
-    model = apart("roberta")
+    source = find_model(options("roberta"))
     # RoBERTa counts positions from the padding token's number on
-    check_fits(model, vocab_size=61, block_size=14)
-    check_fits(model, vocab_size=None, block_size=None)
+    source.blueprint(Use(task="classification", vocab_size=61, block_size=14))
+    source.blueprint(Use(task="classification"))
     with pytest.raises(ModelError) as caught:
-        check_fits(model, vocab_size=62, block_size=15)
+        source.blueprint(Use(task="classification", vocab_size=62, block_size=15))
     assert str(caught.value) == (
         "the model's vocab_size must be at least the tokenizer's 62, got 61; take the model's own tokenizer, or raise "
         "vocab_size in config; block_size must be at most the model's 14 positions, got 15"
@@ -79,10 +82,11 @@ def test_a_classifier_that_looks_for_the_padding_is_known():
     assert found == [7, None]
 
 
-def test_pretrained_weights_are_not_widened():
-    model = replace(apart("gpt2"), checkpoint=object())
+def test_pretrained_weights_are_not_widened(monkeypatch):
+    made = replace(apart("gpt2"), checkpoint=object())
+    monkeypatch.setattr(LibrarySource, "_layers", lambda self, use: made)
     with pytest.raises(ModelError, match="take the model's own tokenizer, or set weights: fresh"):
-        check_fits(model, vocab_size=62, block_size=4)
+        find_model(options("gpt2")).blueprint(Use(task="causal-lm", vocab_size=62, block_size=4))
 
 
 def config_of(tmp_path, **fields):

@@ -7,9 +7,9 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from support.family_cases import ALL
+from support.models import blueprint
 from thinwire.models.architectures.vision import VISION
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 
 TESTS = Path(__file__).parents[1]

@@ -6,10 +6,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from support.family_cases import BATCH, CASES, LABELS, LENGTH, VOCABULARY, inputs
+from support.models import blueprint
 from support.pipelined import drawn, gradients_of, reset, run, state_of
 from thinwire.models.costs import measure
 from thinwire.models.layers import Blueprint, Chain, LayerSpec, build_stage
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 from thinwire.models.partition import partition
 

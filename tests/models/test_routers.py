@@ -8,12 +8,12 @@ import torch
 from transformers import AutoConfig
 
 from support.family_cases import BATCH, LENGTH, VOCABULARY, apart, inputs, split, whole
+from support.models import blueprint
 from support.pipelined import as_tuple, drawn
 from thinwire.models.architectures.library import Routers
 from thinwire.models.architectures.parity import check_parity, remembers
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, stage_output_examples
-from thinwire.models.model import blueprint
 from thinwire.models.options import LoraOptions, ModelOptions
 
 WEIGHED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}

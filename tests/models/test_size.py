@@ -4,9 +4,10 @@ import pytest
 
 from support.allocated import peak_bytes
 from support.family_cases import CASES, LABELS, apart, options
+from support.models import blueprint
 from support.own_code import add_module
-from thinwire.models.architectures import library
-from thinwire.models.model import blueprint, count_parameters
+from thinwire.models.architectures import configuration
+from thinwire.models.model import find_model
 from thinwire.models.options import ModelOptions
 
 
@@ -20,25 +21,27 @@ def held(model):
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_transformers_is_counted_by_two_of_its_blocks(name):
     more = {"num_labels": LABELS} if CASES[name].task == "classification" else {}
-    assert count_parameters(options(name, **more)) == held(apart(name))
+    assert find_model(options(name, **more)).parameters == held(apart(name))
 
 
 def test_no_more_than_two_blocks_are_built(monkeypatch):
     """Sizes that no memory holds were built for minutes, in silence."""
     built = []
-    unsplit = library.unsplit
+    unsplit = configuration.unsplit
 
     def noted(config, task):
         built.append(config.n_layer)
         return unsplit(config, task)
 
-    monkeypatch.setattr(library, "unsplit", noted)
+    monkeypatch.setattr(configuration, "unsplit", noted)
     small = {"vocab_size": 10, "n_embd": 8, "n_head": 1, "n_positions": 4, "bos_token_id": None, "eos_token_id": None}
-    one, two = (count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": count})) for count in (1, 2))
-    many = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 10_000}))
+    one, two = (
+        find_model(ModelOptions(name="gpt2", config={**small, "n_layer": count})).parameters for count in (1, 2)
+    )
+    many = find_model(ModelOptions(name="gpt2", config={**small, "n_layer": 10_000})).parameters
     assert many == one + 9_999 * (two - one)
     assert max(built) == 2
-    wide = count_parameters(ModelOptions(name="gpt2", config={**small, "n_layer": 1, "n_embd": 1_000_000}))
+    wide = find_model(ModelOptions(name="gpt2", config={**small, "n_layer": 1, "n_embd": 1_000_000})).parameters
     assert wide > 12 * 10**12, "it takes no memory"
 
 
@@ -47,7 +50,7 @@ def test_no_more_than_two_blocks_are_built(monkeypatch):
 def test_a_vision_model_is_counted_whole(name):
     small = {"width": 8} if name == "resnet18" else {"hidden_dim": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
     given = ModelOptions(name=name, config=small)
-    assert count_parameters(given) == held(blueprint(given, task="classification"))
+    assert find_model(given).parameters == held(blueprint(given, task="classification"))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +64,13 @@ def test_a_vision_model_is_counted_whole(name):
     ],
 )
 def test_a_vision_model_that_torchvision_refuses_is_not_counted(name, config):
-    assert count_parameters(ModelOptions(name=name, config=config)) is None
+    assert find_model(ModelOptions(name=name, config=config)).parameters is None
 
 
 def test_a_model_of_ones_own_is_counted_by_its_layers(monkeypatch):
     own = "from torch import nn\n\n\ndef made(width):\n    return [nn.Linear(width, 4), nn.ReLU(), nn.Linear(4, 2)]\n"
     add_module(monkeypatch, "my_models", own)
-    assert count_parameters(ModelOptions(name="my_models:made", config={"width": 3})) == 3 * 4 + 4 + 4 * 2 + 2
+    assert find_model(ModelOptions(name="my_models:made", config={"width": 3})).parameters == 3 * 4 + 4 + 4 * 2 + 2
 
 
 EXPERTS = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 16, "num_hidden_layers": 1}

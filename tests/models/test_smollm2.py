@@ -5,7 +5,7 @@ import pytest
 from thinwire.models import smollm2
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
-from thinwire.models.model import check_name
+from thinwire.models.model import find_model
 from thinwire.models.options import ModelOptions
 
 
@@ -16,7 +16,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-READERS = {"model": lambda name: check_name(ModelOptions(name=name)), "tokenizer": make_tokenizer}
+READERS = {"model": lambda name: find_model(ModelOptions(name=name)), "tokenizer": make_tokenizer}
 
 
 @pytest.mark.slow

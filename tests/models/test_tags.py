@@ -8,12 +8,12 @@ import transformers
 
 from support.data_files import write_json, write_tokenizer
 from support.family_cases import gradients_of, run_pipeline, split, state_of
+from support.models import blueprint
 from thinwire.models.data.clients import divide
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 from thinwire.models.tasks import IGNORE
 

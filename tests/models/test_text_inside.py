@@ -8,11 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from support.family_cases import LENGTH, VOCABULARY, split, state_of
+from support.models import blueprint
 from support.pages import DOCS, blocks
 from thinwire.models.architectures.library import for_the_library
 from thinwire.models.errors import ModelError
 from thinwire.models.lora import WEIGHTS_FILE, for_peft
-from thinwire.models.model import blueprint, find_config
+from thinwire.models.model import find_model
 from thinwire.models.options import LoraOptions, ModelOptions
 
 _TEXT = {
@@ -117,10 +118,11 @@ def test_an_adapter_of_the_text_model_is_one_of_the_whole(name, tmp_path):
 
 
 def test_sizes_are_those_of_the_text_model():
-    config, inside = find_config(ModelOptions(name="llama4", config={"num_hidden_layers": 2}))
+    found = find_model(ModelOptions(name="llama4", config={"num_hidden_layers": 2}))
+    config, inside = found.config, found.inside
     assert (config.model_type, config.num_hidden_layers, inside) == ("llama4_text", 2, "llama4")
     with pytest.raises(ModelError, match="a configuration of llama4_text has no 'vision_config'"):
-        find_config(ModelOptions(name="llama4", config={"vision_config": {}}))
+        find_model(ModelOptions(name="llama4", config={"vision_config": {}}))
 
 
 def test_what_the_whole_says_of_all_its_parts_counts(tmp_path):
@@ -131,7 +133,7 @@ def test_what_the_whole_says_of_all_its_parts_counts(tmp_path):
     changes = {"num_attention_heads": 2, "attention_dropout": 0.25}
     given = ModelOptions(name=str(tmp_path), weights="pretrained", config=changes)
     path.write_text(json.dumps({**fields, "dtype": "bfloat16"}))
-    config, _ = find_config(given)
+    config = find_model(given).config
     assert (str(config.dtype), config.num_attention_heads, config.attention_dropout) == ("torch.bfloat16", 2, 0.25)
     path.write_text(json.dumps({**fields, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ModelError, match="must hold weights that are not quantized, got fp8"):

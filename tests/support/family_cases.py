@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from support.models import blueprint
 from thinwire.models.layers import Blueprint, Stage, build_stage
-from thinwire.models.model import blueprint
 from thinwire.models.options import ModelOptions
 from thinwire.models.partition import partition
 

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from thinwire.launch.run import assembly, room
+from thinwire.launch.plan import cut
+from thinwire.models.architectures.configuration import LibrarySource
+from thinwire.models.source import ModelSource
 
-_outputs, _count, _model, _found = assembly._outputs, room.count_parameters, assembly.model_of, {}
+_outputs, _count, _model, _found = cut._outputs, LibrarySource.parameters.fget, ModelSource.blueprint, {}
 
 
 def remember():
     """From now on, this process and its forks look once at each model that is a type with fresh weights or a folder."""
-    assembly._outputs, room.count_parameters, assembly.model_of = _outputs_once, _count_once, _model_once
+    cut._outputs, LibrarySource.parameters, ModelSource.blueprint = _outputs_once, property(_count_once), _model_once
 
 
 def _outputs_once(prepared):
@@ -19,12 +21,12 @@ def _outputs_once(prepared):
     return _once(lambda: _outputs(prepared), "outputs", prepared.recipe.model, prepared.cuts, shapes, task)
 
 
-def _count_once(options):
-    return _once(lambda: _count(options), "count", options)
+def _count_once(source):
+    return _once(lambda: _count(source), "count", source.options)
 
 
-def _model_once(options, *given):
-    return _once(lambda: _model(options, *given), "model", options, given)
+def _model_once(source, use):
+    return _once(lambda: _model(source, use), "model", source.options, use)
 
 
 def _once(work_out, what, options, *others):

@@ -6,10 +6,11 @@ from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
 from support import known_models
-from support.tiny_run import prepared, write_recipe
-from thinwire.launch.run import room
+from support.tiny_run import write_recipe
+from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.run import recipe
 
 known_models.remember()
 with tempfile.TemporaryDirectory() as _folder, chdir(_folder), redirect_stdout(io.StringIO()):
     write_recipe(Path())
-    room.check_memory(prepared().recipe, replicas=1)
+    prepare(recipe.parse(["tiny.yaml"]), copies=1)

@@ -4,8 +4,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import prepare, simulated_placement
 from thinwire.launch.run.run import Run
 
 SMALL = """

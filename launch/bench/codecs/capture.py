@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from thinwire.compress import Microbatch
-from thinwire.launch.run.assembly import assemble, prepare, simulated_placement
+from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.interfaces import alone
 from thinwire.pipeline.errors import OptionsError

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from thinwire.launch.run.assembly import Prepared, assemble, build_modules
+from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.run.assembly import assemble
 from thinwire.models.data.sampler import Batch
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import CPU, put_all, seconds_now
@@ -252,7 +253,7 @@ class PlainTorch(Contender):
     def __init__(
         self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._modules = modules = build_modules(prepared, where, rank, device)
+        self._modules = modules = prepared.build_all(where, rank, device)
         recipe = prepared.recipe
         self._recipe, self._data, self._placement, self._device = recipe, prepared.data, where, device
         count = recipe.pipeline.num_stages

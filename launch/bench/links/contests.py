@@ -19,7 +19,8 @@ from thinwire.launch.bench.links.results import BETWEEN, RATIOS, REFERENCE, Cont
 from thinwire.launch.bench.links.worker import TURNS, BenchPlan, linked, measured, shaped
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, Host, missing
 from thinwire.launch.hosts.shaping import INTERFACE
-from thinwire.launch.run.assembly import Prepared, prepare
+from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, ended

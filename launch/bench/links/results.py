@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.run.assembly import Prepared, real_placement
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, document

@@ -22,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.launch.bench.links.contenders import BASELINES, Codecs, Contender, PlainTorch, StepMeasures, Thinwire
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run import recipe
-from thinwire.launch.run.assembly import Prepared, prepare, real_placement
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.worker import join
 from thinwire.launch.shared.rank import own_local_rank
