@@ -57,6 +57,15 @@ class ThinwireWarning(UserWarning):
     """A sentence for the user about something that goes on, but perhaps not as wished."""
 
 
+def mistakes_in(part: Callable[[], Any]) -> list[str]:
+    """The sentences of the `ThinwireError` that a part raises; none if it raises none."""
+    try:
+        part()
+    except ThinwireError as error:
+        return list(error.mistakes)
+    return []
+
+
 def attempt(*parts: Callable[[], Any]) -> list[Any]:
     """The result of each part; if some raise a `ThinwireError`, one error of the first class holds all mistakes."""
     results: list[Any] = []

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from thinwire.compress import parse
 from thinwire.errors import attempt
 from thinwire.errors.names import first_of
 from thinwire.launch.plan.prepared import Prepared
@@ -24,6 +23,7 @@ from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.source import ModelSource, Use
 from thinwire.models.tasks import Classification
 from thinwire.pipeline.replicas.exchange import check_fit
+from thinwire.pipeline.wire.channel import AS_IT_IS
 
 
 def cut(recipe: Recipe, source: ModelSource, data: Data) -> Prepared:
@@ -50,7 +50,7 @@ def cut(recipe: Recipe, source: ModelSource, data: Data) -> Prepared:
     check_fit(model, recipe.replicas)
     require(
         (
-            bool(model.shared) or parse(recipe.compression.shared) == parse("none"),
+            bool(model.shared) or recipe.compression.method_of_shared == AS_IT_IS,
             f"compression.shared must be none where no two stages hold the same weights, got "
             f"{recipe.compression.shared}; drop it, or set model.tied: sum where the head is the embedding",
         )

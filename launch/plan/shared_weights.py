@@ -12,12 +12,13 @@ from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.replicas.shared import bytes_of_step
+from thinwire.pipeline.wire.channel import AS_IT_IS
 
 
 def method_of_shared(recipe: Recipe) -> Method:
     """What the gradients of shared weights go through; those of weights in bfloat16 are no wider than these."""
-    method = parse(recipe.compression.shared)
-    return parse("bf16") if recipe.model.dtype != "fp32" and method == parse("none") else method
+    method = recipe.compression.method_of_shared
+    return parse("bf16") if recipe.model.dtype != "fp32" and method == AS_IT_IS else method
 
 
 def notes_on_shared(prepared: Prepared) -> list[str]:
@@ -44,6 +45,6 @@ def notes_on_shared(prepared: Prepared) -> list[str]:
         stage for stage, cut in enumerate(prepared.cuts) if any(layers[index].parts.keys() & parts for index in cut)
     ]
     size = sends((parameter for part in parts.values() for parameter in part.parameters()), holders)
-    codec = "" if method == parse("none") else f" through {method}"
+    codec = "" if method == AS_IT_IS else f" through {method}"
     summed = f"{len(holders)} stages hold {', '.join(parts)}: each step sends {size} to sum its gradients over them"
     return [*untied, *([f"{summed}{codec}"] if len(holders) > 1 else [])]

@@ -16,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-from thinwire import compress
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.run.fields import (
@@ -110,7 +109,7 @@ class Recipe:
         mistakes += together.of_clients(self.clients, self.replicas)
         mistakes += together.of_keys(self.wire)
         gradients = self.compression.methods(self.num_boundaries, "gradients")
-        gradients.append(compress.parse(self.compression.shared))
+        gradients.append(self.compression.method_of_shared)
         mistakes += together.of_computing(
             self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
         )

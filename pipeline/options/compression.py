@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 
 from thinwire import compress
-from thinwire.errors import broken
+from thinwire.errors import mistakes_in
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
@@ -52,76 +52,74 @@ class CompressionOptions:
     Empty means the run's output folder."""
 
     def __post_init__(self) -> None:
-        mistakes = self._mistakes_of_expressions() or self._mistakes_of_pairs()
-        mistakes += mistakes_of_sums("compression.shared", self.shared)
-        mistakes += misspelt("compression.warmup", self.warmup)
-        if mistakes:
+        mistakes = mistakes_in(lambda: self._coded) or self._mistakes_of_pairs()
+        if mistakes := [*mistakes, *misspelt("compression.warmup", self.warmup)]:
             raise OptionsError(mistakes)
 
-    def _mistakes_of_expressions(self) -> list[str]:
-        """A sentence for each mistake in an expression, once for all fields that have it."""
-        fields: dict[str, list[str]] = {}
-        for where, channel, expression in self._expressions():
-            try:
-                compress.parse(expression).check_channel(channel)
-            except compress.CodecError as error:
-                for mistake in error.mistakes:
-                    fields.setdefault(mistake, []).append(where)
-        return [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
+    @cached_property
+    def _coded(self) -> Mapping[str, compress.Method]:
+        """The method of each field that has an expression, by dotted name.
+
+        Raises:
+            OptionsError: a sentence for each mistake in an expression, once for all fields that have it.
+        """
+        methods, fields = dict[str, compress.Method](), dict[str, list[str]]()
+        groups = {f"boundaries.{index}.": override for index, override in self.boundaries.items()}
+        for where, group in {"": self, **groups}.items():
+            for channel in CHANNELS:
+                name, expression = f"compression.{where}{channel}", getattr(group, channel)
+                if expression is not None:
+                    try:
+                        methods[name] = compress.parse(expression)
+                        methods[name].check_channel(channel)
+                    except compress.CodecError as error:
+                        for mistake in error.mistakes:
+                            fields.setdefault(mistake, []).append(name)
+        mistakes = [f"{' and '.join(names)}: {mistake}" for mistake, names in fields.items()]
+        if mistakes := [*mistakes, *mistakes_in(lambda: self.method_of_shared)]:
+            raise OptionsError(mistakes)
+        return methods
 
     def _mistakes_of_pairs(self) -> list[str]:
-        """Codecs of gradients that the activations' codec does not go with; expressions must be codecs."""
+        """Codecs of gradients that the activations' codec does not go with."""
         mistakes = []
-        for where, pair in self._pairs().items():
+        for index in (None, *self.boundaries):
             try:
-                compress.parse(pair["gradients"]).bound_to(compress.parse(pair["activations"]).codec)
+                self.method(index, "gradients").bound_to(self.method(index, "activations").codec)
             except compress.CodecError as error:
-                mistakes.append(f"{where}.gradients: {error}")
+                where = "" if index is None else f"boundaries.{index}."
+                mistakes.append(f"compression.{where}gradients: {error}")
         return mistakes
-
-    def _pairs(self) -> dict[str, dict[ChannelName, str]]:
-        """The expressions of both channels, by field: the common pair, and the pair of each boundary of its own."""
-        own = {
-            f"compression.boundaries.{index}": {channel: self._expression(index, channel) for channel in CHANNELS}
-            for index in self.boundaries
-        }
-        return {"compression": {"activations": self.activations, "gradients": self.gradients}, **own}
-
-    def _expressions(self) -> list[tuple[str, ChannelName, str]]:
-        """Where each expression stands, its channel, and the expression."""
-        overrides = {f"compression.boundaries.{index}": override for index, override in self.boundaries.items()}
-        return [
-            (f"{where}.{channel}", channel, expression)
-            for where, group in {"compression": self, **overrides}.items()
-            for channel in CHANNELS
-            if (expression := getattr(group, channel)) is not None
-        ]
 
     def warms_up(self, step: int, steps_per_epoch: int) -> bool:
         """Whether an optimizer step, counted from 0, belongs to the warm-up."""
         return not is_over(self.warmup, step, steps_per_epoch)
 
-    def method(self, boundary: int, channel: ChannelName) -> compress.Method:
-        """The method of one channel of one boundary."""
-        return compress.parse(self._expression(boundary, channel))
+    def method(self, boundary: int | None, channel: ChannelName) -> compress.Method:
+        """The method of one channel of one boundary; that of all which have none of their own, if it is None."""
+        own = f"compression.boundaries.{boundary}.{channel}"
+        return self._coded[own if own in self._coded else f"compression.{channel}"]
 
     def methods(self, num_boundaries: int, channel: ChannelName) -> list[compress.Method]:
-        """The method of one channel at each boundary, as `method` gives it. Each expression is parsed once."""
-        read = cache(compress.parse)
-        return [read(self._expression(boundary, channel)) for boundary in range(num_boundaries)]
+        """The method of one channel at each boundary, as `method` gives it."""
+        return [self.method(boundary, channel) for boundary in range(num_boundaries)]
+
+    @cached_property
+    def method_of_shared(self) -> compress.Method:
+        """What the gradients of weights that several stages hold go through. OptionsError if it cannot carry them."""
+        return method_of_sums("compression.shared", self.shared)
 
     @property
     def on_disk(self) -> list[str]:
         """The dotted names of fields whose method keeps its buffers on disk."""
         from thinwire.compress.stores.files import is_on_disk
 
-        return [where for where, _, expression in self._expressions() if is_on_disk(compress.parse(expression))]
+        return [name for name, method in self._coded.items() if is_on_disk(method)]
 
     @property
     def by_sample(self) -> list[str]:
         """The dotted names of fields whose method keeps a buffer for each sample."""
-        methods = {where: compress.parse(expression) for where, _, expression in self._expressions()}
-        return [where for where, method in methods.items() if _is_by_sample(method)]
+        return [name for name, method in self._coded.items() if method.feedback and method.feedback.slot == "sample"]
 
     def note_on_warmup(self, steps: int, steps_per_epoch: int) -> str | None:
         """A sentence if nothing is compressed in so many steps, because all belong to the warm-up."""
@@ -136,11 +134,6 @@ class CompressionOptions:
         mistake = f"compression.boundaries must lie in 0..{num_stages - 2} for {num_stages} stages, got {told}"
         return [mistake] if unknown else []
 
-    def _expression(self, boundary: int, channel: ChannelName) -> str:
-        override: str | None = getattr(self.boundaries.get(boundary), channel, None)
-        common: str = getattr(self, channel)
-        return override if override is not None else common
-
 
 def split_pair(text: str) -> tuple[str, str]:
     """The two expressions of `activations/gradients`. A single expression is used for both. Nothing is checked."""
@@ -148,16 +141,15 @@ def split_pair(text: str) -> tuple[str, str]:
     return activations.strip(), (gradients if slash else activations).strip()
 
 
-def mistakes_of_sums(field: str, expression: str) -> list[str]:
-    """A sentence for each reason why the codec of a field cannot carry gradients of weights that are added up."""
+def method_of_sums(field: str, expression: str) -> compress.Method:
+    """The method of a field for gradients of weights that are added up. OptionsError if it cannot carry those."""
     try:
         method = compress.parse(expression)
-        mistakes: Sequence[str] = broken(*_rules_of_sums(method))
-        if not mistakes:
-            method.check_channel("gradients")
+        compress.CodecError.require(*_rules_of_sums(method))
+        method.check_channel("gradients")
     except compress.CodecError as error:
-        mistakes = error.mistakes
-    return [f"{field}: {mistake}" for mistake in mistakes]
+        raise OptionsError([f"{field}: {mistake}" for mistake in error.mistakes]) from None
+    return method
 
 
 def _rules_of_sums(method: compress.Method) -> list[tuple[bool, str]]:
@@ -190,7 +182,3 @@ def _rules_of_sums(method: compress.Method) -> list[tuple[bool, str]]:
             ),
         ]
     return rules
-
-
-def _is_by_sample(method: compress.Method) -> bool:
-    return method.feedback is not None and method.feedback.slot == "sample"

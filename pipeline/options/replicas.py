@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from thinwire import compress
-from thinwire.errors import broken
+from thinwire.errors import broken, mistakes_in
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import changed
-from thinwire.pipeline.options.compression import CompressionOptions, mistakes_of_sums
+from thinwire.pipeline.options.compression import CompressionOptions, method_of_sums
 from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
 
@@ -75,7 +76,7 @@ class ReplicaOptions:
         mistakes = broken(
             (1 <= self.count <= MOST_REPLICAS, f"replicas.count must be from 1 to {MOST_REPLICAS}, got {self.count}")
         )
-        mistakes += mistakes_of_sums("replicas.gradients", self.gradients)
+        mistakes += mistakes_in(lambda: self.method)
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
 
@@ -129,7 +130,7 @@ class ReplicaOptions:
             f"two exchanges, saved and evaluated weights are those of the last one"
         )
 
-    @property
+    @cached_property
     def method(self) -> compress.Method:
-        """What the gradients go through between replicas."""
-        return compress.parse(self.gradients)
+        """What the gradients go through between replicas. OptionsError if it cannot carry them."""
+        return method_of_sums("replicas.gradients", self.gradients)

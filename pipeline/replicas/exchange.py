@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.compress import Progress, parse
+from thinwire.compress import Progress
 from thinwire.models.batch_norm import running_statistics
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint
@@ -34,10 +34,9 @@ from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.wire.channel import AS_IT_IS
 from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.handshake import differences
-
-IN_FULL = parse("none")
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _statistics(
     found: dict[int, StageStatistics] = {}
     for stage in stages:
         if buffers := running_statistics(stage.submod):
-            plain = replace(_setting_of(stage, options), method=IN_FULL, layout=FLAT)
+            plain = replace(_setting_of(stage, options), method=AS_IT_IS, layout=FLAT)
             setting = replace(plain, channels=("statistics", "sums"), carries=STATISTICS)
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which

@@ -21,7 +21,7 @@ from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.wire.passes import phase_of
 
 AS_IT_IS = parse("none")
-"""The method for tensors that `is_coded` leaves alone."""
+"""The method of what is not compressed, such as tensors that `is_coded` leaves alone."""
 
 
 def is_coded(example: Tensor) -> bool:

@@ -31,14 +31,17 @@ def test_an_override_replaces_one_channel_of_one_boundary():
     }
 
 
-def test_an_expression_is_read_once_for_all_boundaries(monkeypatch):
+def test_an_expression_is_read_once(monkeypatch):
     """Read once a boundary, it was most of what a prediction of a thousand stages took."""
     read = []
     monkeypatch.setattr("thinwire.compress.parse", lambda expression: read.append(expression) or parse(expression))
-    compression = CompressionOptions(activations="q(4)", boundaries={1: BoundaryOptions(activations="q(2)")})
-    read.clear()
-    assert compression.methods(4, "activations") == [parse("q(4)"), parse("q(2)"), parse("q(4)"), parse("q(4)")]
-    assert read == ["q(4)", "q(2)"]
+    compression = CompressionOptions(
+        activations="q(4)", gradients="q(8)", boundaries={1: BoundaryOptions(activations="q(2)")}, shared="ef(q(8))"
+    )
+    for _ in range(2):
+        assert compression.methods(4, "activations") == [parse("q(4)"), parse("q(2)"), parse("q(4)"), parse("q(4)")]
+        assert compression.method_of_shared == parse("ef(q(8))")
+    assert sorted(read) == ["ef(q(8))", "q(2)", "q(4)", "q(8)"]
 
 
 def test_all_bad_expressions_are_told_at_once_and_where():
