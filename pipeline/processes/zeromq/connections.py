@@ -21,11 +21,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.addresses import is_address, parted
-from thinwire.pipeline.processes.zeromq.flows import Inflow, Outflow
+from thinwire.pipeline.processes.zeromq.flows import Outflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, Socket, received
 from thinwire.pipeline.processes.zeromq.mailbox import Pending
-from thinwire.pipeline.processes.zeromq.packets import LARGEST_PART, Hello, Piece, pack_ack, unpack_answer
+from thinwire.pipeline.processes.zeromq.packets import LARGEST_PART, Hello, Piece, unpack_answer
 
 COPIED_BYTES = 1 << 18
 """A piece of at most so many bytes is copied, so that its message is done before it is acknowledged."""
@@ -175,11 +175,6 @@ class Connection:
         endpoint: the address at which the other process listens.
         hello: the first packet.
         failed: called with the reason if the other process refuses all further packets.
-        take: takes the pieces that come back over it.
-
-    Attributes:
-        moved: when a packet was acknowledged last, or one came back.
-        since: when the state changed last.
     """
 
     def __init__(
@@ -191,21 +186,14 @@ class Connection:
         keys: Keys,
         patience: Patience,
         failed: Callable[[str], None],
-        take: Callable[[Piece, memoryview], None],
     ) -> None:
         self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
-        self._keys, self._patience, self._failed, self._take = keys, patience, failed, take
+        self._keys, self._patience, self._failed = keys, patience, failed
         self._trouble = ""
-        self._flow, self._inflow = PacketFlow(), Inflow()
-        self.state, self.moved, self.since = Standing.CONNECTING, time.monotonic(), time.monotonic()
+        self._flow, self.state = PacketFlow(), Standing.CONNECTING
         self._host, self._port = parted(endpoint.removeprefix("tcp://"))
         self._refused: float | None = None  # since when nothing listens there
         self._begin()
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the other process has ever answered."""
-        return self._hello.known
 
     @property
     def left(self) -> int:
@@ -267,14 +255,8 @@ class Connection:
         """End all messages that are being sent."""
         self._flow.fail(reason)
 
-    def beat(self) -> None:
-        """Acknowledge what has come back; sent again and again, it is a heartbeat."""
-        if self.state is Standing.READY:
-            self._write(pack_ack(self._inflow.expected))
-
     def _enter(self, state: Standing) -> None:
-        if state is not self.state:
-            self.state, self.since = state, time.monotonic()
+        self.state = state
         if state is Standing.READY:
             self._flow.begin(self._write)
         else:
@@ -293,7 +275,7 @@ class Connection:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._enter(Standing.GREETING)
                 self._refused = None
-                self._write(replace(self._hello, expected=self._inflow.expected).pack())
+                self._write(self._hello.pack())
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
@@ -336,13 +318,9 @@ class Connection:
             self._failed("it does not listen any more, so it has ended")
 
     def _receive(self) -> None:
-        """Handle what the other process answers or sends."""
-        before = self._inflow.expected
-        for header, *data in received(self._socket):
+        """Handle what the other process answers."""
+        for header, *_ in received(self._socket):
             try:
-                if data:
-                    self._take_back(header.bytes, data[0].buffer)
-                    continue
                 answer = unpack_answer(header.bytes)
             except WireError as error:
                 self._failed(str(error))
@@ -351,24 +329,12 @@ class Connection:
                 self._failed(answer)
                 return
             self._acknowledge(answer)
-        if self._inflow.expected != before:
-            self.moved = time.monotonic()
-            self.beat()
-
-    def _take_back(self, header: bytes, data: memoryview) -> None:
-        sequence, _, piece = Piece.unpack(header)
-        if self._inflow.takes(sequence):
-            self._take(piece, data)
 
     def _acknowledge(self, expected: int) -> None:
-        before = self.left
         if not self._flow.acknowledge(expected):
             self._failed(f"it acknowledges packet {expected}, which was never sent")
             return
-        if self.left < before:
-            self.moved = time.monotonic()
         if self.state is Standing.GREETING:
-            self._hello = replace(self._hello, known=True)
             self._enter(Standing.READY)
 
 

@@ -1,16 +1,11 @@
-"""Messages at the receiving end: pieces go into the buffer of a posted receive, or wait until one is posted.
-
-Where nobody posts receives, a message is put together and handed over as soon as all of it has arrived.
-"""
+"""Messages at the receiving end: pieces go into the buffer of a posted receive, or wait until one is posted."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.zeromq.packets import Piece, Stream
 
 
@@ -100,29 +95,3 @@ class Mailbox:
         pending = self._messages[key].pending
         if pending is not None and pending.ended:
             del self._messages[key]
-
-
-class Whole:
-    """The messages from one process, each handed over when all of it has arrived; pieces come in order.
-
-    Args:
-        take: gets each message.
-        largest: the most bytes of one.
-    """
-
-    def __init__(self, take: Callable[[bytes], None], largest: int) -> None:
-        self._take, self._largest, self._bytes = take, largest, bytearray()
-
-    def take(self, piece: Piece, data: memoryview) -> None:
-        """Store a piece. WireError if it is not the next one of a message that is short enough."""
-        if piece.total > self._largest:
-            raise WireError(f"a message must have at most {self._largest} bytes, got {piece.total}")
-        if piece.offset != len(self._bytes) or piece.offset + len(data) > piece.total:
-            raise WireError(f"pieces came that do not make a message of {piece.total} bytes")
-        self._bytes += data
-        if len(self._bytes) == piece.total:
-            message, self._bytes = bytes(self._bytes), bytearray()
-            self._take(message)
-
-    def fail(self, reason: str) -> None:
-        """Nobody waits here."""

@@ -13,20 +13,18 @@ import zmq
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.addresses import joined
-from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, PacketFlow, Patience, Sending, bounded
+from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, Patience, Sending, bounded
 from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, received
-from thinwire.pipeline.processes.zeromq.mailbox import Mailbox, Pending, Whole
+from thinwire.pipeline.processes.zeromq.mailbox import Mailbox, Pending
 from thinwire.pipeline.processes.zeromq.packets import (
-    PIECE_BYTES,
     Hello,
     Piece,
     Stream,
     pack_ack,
     pack_refusal,
     pieces,
-    unpack_answer,
 )
 
 _ZAP = "inproc://zeromq.zap.01"
@@ -35,7 +33,6 @@ _SOON = 0.1
 """Seconds after which packets are acknowledged whose sender does not wait for it."""
 _LAST_WORDS = 1000
 """Milliseconds for the last acknowledgements of a process at its end."""
-_UNKNOWN = "it was started again, or received nothing from this process for too long"
 
 
 @dataclass(frozen=True)
@@ -46,36 +43,11 @@ class Address:
     life: bytes
 
 
-WHOLE = Stream(0, 0)
-"""The stream of messages that are taken whole."""
-ANY_LIFE = bytes(16)
-"""Stands for the life of whoever listens at an endpoint."""
-
-
-@dataclass(frozen=True)
-class Taking:
-    """What takes whole messages, where no receives are posted. It is called in the thread of the mesh."""
-
-    take: Callable[[int, bytes], None]
-    """Gets a process and its message."""
-    failed: Callable[[int, str], None]
-    """Gets a process with which no more messages can be exchanged, and the reason."""
-    largest: int
-    """The most bytes of a message."""
-
-
 @dataclass
 class _Peer:
     """Another process."""
 
-    mailbox: Mailbox | Whole
-    life: bytes = ANY_LIFE
-    """That of a process which listens nowhere, once it has called."""
-    back: PacketFlow | None = None
-    """What goes to such a process, over the connection that it opened."""
-    heard: float = 0.0
-    """When something came from it last."""
-
+    mailbox: Mailbox = field(default_factory=Mailbox)
     connections: list[Connection] = field(default_factory=list)
     """The connections to it, once something is sent."""
     sent: dict[Stream, int] = field(default_factory=lambda: defaultdict(int))
@@ -95,15 +67,11 @@ class Mesh:
         rank: the rank of this process.
         keys: the keys of the run.
         interface: the network interface to listen on, or its address (IPv4 or IPv6); no socket listens on another one.
-            None to listen nowhere: then what others send comes over the connections that this process opens.
-        port: where to listen; * is any free one.
         connections: the number of connections to each process; a long message goes over all of them.
         patience: the times by which connections are watched.
-        piece_bytes: the most bytes of a piece, which must arrive within the time of a silence.
-        taking: takes whole messages. With it, everyone with the keys may call a process that listens.
 
     Attributes:
-        address: the address of this process; an empty endpoint if it listens nowhere.
+        address: the address of this process.
     """
 
     def __init__(
@@ -111,15 +79,12 @@ class Mesh:
         rank: int,
         keys: Keys,
         *,
-        interface: str | None,
-        port: int | str = "*",
+        interface: str,
         connections: int = 1,
         patience: Patience | None = None,
-        piece_bytes: int = PIECE_BYTES,
-        taking: Taking | None = None,
     ) -> None:
         self.rank, self._keys, self._connections = rank, keys, connections
-        self._patience, self._piece_bytes, self._taking = patience or Patience(), piece_bytes, taking
+        self._patience = patience or Patience()
         self._addresses: dict[int, Address] = {}
         self._peers: dict[int, _Peer] = {}
         self._senders: dict[bytes, tuple[int, int]] = {}  # by what the inbox calls a connection: process, number
@@ -129,11 +94,10 @@ class Mesh:
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = Loop("thinwire mesh", self._break, self._end)
-        endpoint = b"" if interface is None else self._listen(interface, port)
-        self.address = Address(endpoint.rstrip(b"\0").decode(), secrets.token_bytes(16))
+        self.address = Address(self._listen(interface).rstrip(b"\0").decode(), secrets.token_bytes(16))
         self._loop.start()
 
-    def _listen(self, interface: str, port: int | str) -> bytes:
+    def _listen(self, interface: str) -> bytes:
         """Make the sockets that listen; the endpoint."""
         # before the inbox: it admits nobody while there is nobody to ask
         self._admission = self._context.socket(zmq.ROUTER)
@@ -143,7 +107,7 @@ class Mesh:
         self._patience.watch(self._inbox)
         self._keys.serve(self._inbox)
         self._inbox.ipv6 = ":" in interface
-        self._inbox.bind(f"tcp://{joined(interface, port)}")
+        self._inbox.bind(f"tcp://{joined(interface, '*')}")
         self._loop.watch(self._inbox, self._receive)
         endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
@@ -165,46 +129,6 @@ class Mesh:
         """Receive the next message of a stream into `buffer`; it may be shorter."""
         pending = Pending()
         return self._asked(partial(self._post, peer, stream, buffer, pending), pending)
-
-    @property
-    def place(self) -> str:
-        """HOST:PORT where this process listens."""
-        return self.address.endpoint.removeprefix("tcp://")
-
-    @property
-    def broken(self) -> str | None:
-        """Why this process can exchange nothing any more; None while it can."""
-        return self._broken
-
-    def later(self, seconds: float, handler: Callable[[], None]) -> None:
-        """Call `handler` in the thread of the mesh, after this time. Call it there, or within `ask`."""
-        self._loop.later(seconds, handler)
-
-    def ask(self, handler: Callable[[], None]) -> None:
-        """Ask for a call in the thread of the mesh."""
-        self._loop.ask(handler)
-
-    def catch_up(self) -> None:
-        """Wait until the thread has done what it was asked for."""
-        self._loop.catch_up(self._patience.silence)
-
-    def give(self, peer: int, data: bytes) -> None:
-        """Send a message to one that takes whole messages. Call it in the thread of the mesh."""
-        self._send(peer, WHOLE, memoryview(data), Pending())
-
-    def connection(self, peer: int) -> Connection | None:
-        """The first connection to a process, once something was sent to it."""
-        known = self._peers.get(peer)
-        return known.connections[0] if known is not None and known.connections else None
-
-    def silence(self, peer: int) -> float:
-        """Seconds since something came from a process that called. Call it in the thread of the mesh."""
-        return time.monotonic() - self._peer(peer).heard
-
-    def forget(self, peer: int) -> None:
-        """Exchange nothing more with a process that called: it is refused. Call it in the thread of the mesh."""
-        self._peers.pop(peer, None)
-        self._senders = {route: way for route, way in self._senders.items() if way[0] != peer}
 
     def describe(self, peer: int) -> str:
         """The state of the connections with another process, in words."""
@@ -246,9 +170,7 @@ class Mesh:
     def _peer(self, number: int) -> _Peer:
         """What is known of a process, from the first time on."""
         if (known := self._peers.get(number)) is None:
-            taking = self._taking
-            box = Mailbox() if taking is None else Whole(partial(taking.take, number), taking.largest)
-            known = self._peers.setdefault(number, _Peer(box))
+            known = self._peers.setdefault(number, _Peer())
         return known
 
     def _open(self) -> list[Connection]:
@@ -264,23 +186,16 @@ class Mesh:
         if (reason := self._broken or known.failed) is not None:
             pending.end(reason)
             return
-        if known.back is None and peer not in self._addresses:
-            pending.end(_UNKNOWN)
-            return
-        if not known.connections and known.back is None:
+        if not known.connections:
             known.connections = [self._connect(peer, number) for number in range(self._connections)]
-        flows: list[Connection | PacketFlow] = [*known.connections] if known.back is None else [known.back]
-        cut = pieces(
-            stream, known.sent[stream], len(data), connections=self._connections, piece_bytes=self._piece_bytes
-        )
+        cut = pieces(stream, known.sent[stream], len(data), connections=self._connections)
         known.sent[stream] += 1
         message = Sending(len(cut), pending)
         for index, (piece, part) in enumerate(cut):
-            flows[index % len(flows)].send(Packet(piece, data[part], message))
+            known.connections[index % len(known.connections)].send(Packet(piece, data[part], message))
 
     def _post(self, peer: int, stream: Stream, buffer: memoryview, pending: Pending) -> None:
         known = self._peer(peer)
-        assert isinstance(known.mailbox, Mailbox), "whole messages are handed over"
         known.mailbox.post(stream, buffer, pending)
         if (reason := self._broken or known.failed) is not None:
             known.mailbox.fail(reason)
@@ -288,8 +203,8 @@ class Mesh:
     def _connect(self, peer: int, number: int) -> Connection:
         there = self._addresses[peer]
         hello = Hello(self.rank, peer, number, 0, self.address.life, there.life)
-        failed, take = partial(self._fail, peer), self._peer(peer).mailbox.take
-        return Connection(self._context, self._loop, there.endpoint, hello, self._keys, self._patience, failed, take)
+        failed = partial(self._fail, peer)
+        return Connection(self._context, self._loop, there.endpoint, hello, self._keys, self._patience, failed)
 
     def _admit(self) -> None:
         """Answer ZeroMQ's question whether a process may connect."""
@@ -328,24 +243,16 @@ class Mesh:
             if not data and packet[:1] == b"H":
                 return self._greet(came, Hello.unpack(packet))
             if came not in self._senders:
-                if self._taking is not None:
-                    self._answer(came, pack_refusal(_UNKNOWN))
                 return None  # an old connection, or a refused one
-            peer = self._peer(self._senders[came][0])
-            peer.heard = time.monotonic()
-            if not data:
-                expected = unpack_answer(packet)
-                if not isinstance(expected, int):
-                    raise WireError(f"an ack was expected, got {packet[:16]!r}")
-                self._advance(peer, expected)
-                return None
+            process, number = self._senders[came]
+            peer = self._peer(process)
             sequence, awaited, piece = Piece.unpack(packet)
-            if peer.inflows[self._senders[came][1]].takes(sequence):
+            if not data:
+                raise WireError("a piece must have its bytes behind the header")
+            if peer.inflows[number].takes(sequence):
                 peer.mailbox.take(piece, data[0].buffer)
         except WireError as error:
             self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
-            if self._taking is not None and came in self._senders:
-                self._fail(self._senders[came][0], str(error))
             return None
         if awaited:
             return came
@@ -354,8 +261,6 @@ class Mesh:
 
     def _greet(self, came: bytes, hello: Hello) -> bytes | None:
         """Accept a new connection, if it is from a process of this run to this one."""
-        if self._taking is not None:
-            return self._let_in(came, hello)
         if not self._addresses:
             self._early.append((came, hello))
             return None
@@ -377,29 +282,6 @@ class Mesh:
         self._senders = {old: way for old, way in self._senders.items() if way != here} | {came: here}
         return True
 
-    def _let_in(self, came: bytes, hello: Hello) -> bytes | None:
-        """Accept a connection of a process that listens nowhere: a new one, or one that was not forgotten."""
-        if (hello.known and hello.sender not in self._peers) or hello.receiver_life != ANY_LIFE:
-            self._answer(came, pack_refusal(_UNKNOWN))
-            return None
-        peer = self._peer(hello.sender)
-        if peer.life not in (ANY_LIFE, hello.sender_life) or peer.failed is not None:
-            self._answer(came, pack_refusal(peer.failed or _UNKNOWN))
-            return None
-        if not self._is_latest(came, hello):
-            return None
-        peer.life, peer.heard = hello.sender_life, time.monotonic()
-        if peer.back is None:
-            peer.back = PacketFlow()
-        self._advance(peer, hello.expected)
-        peer.back.begin(partial(self._answer, came))
-        return came
-
-    def _advance(self, peer: _Peer, expected: int) -> None:
-        """Let the packets go that a process has which listens nowhere. WireError if it cannot have so many."""
-        if peer.back is None or not peer.back.acknowledge(expected):
-            raise WireError(f"it acknowledges packet {expected}, which was never sent")
-
     def _answer(self, connection: bytes, *parts: bytes | memoryview) -> None:
         self._inbox.send_multipart([connection, *parts], zmq.NOBLOCK, copy=False)
 
@@ -407,12 +289,9 @@ class Mesh:
         """End all exchange with a process."""
         known = self._peer(peer)
         known.failed = known.failed or f"process {peer} ended the exchange: {reason}"
-        for flow in (*known.connections, known.back):
-            if flow is not None:
-                flow.fail(known.failed)
+        for connection in known.connections:
+            connection.fail(known.failed)
         known.mailbox.fail(known.failed)
-        if self._taking is not None and self._broken is None:
-            self._taking.failed(peer, reason)
 
     def _break(self, error: BaseException) -> None:
         """End all transfers, because this thread must end."""
@@ -426,8 +305,7 @@ class Mesh:
             self._acknowledge_all()
         for connection in self._open():
             connection.close()
-        if self.address.endpoint:
-            self._inbox.linger = _LAST_WORDS
-            self._inbox.close()
-            self._admission.close()
+        self._inbox.linger = _LAST_WORDS
+        self._inbox.close()
+        self._admission.close()
         self._context.destroy()  # it would wait for ever for a socket that a failure has left open

@@ -1,7 +1,6 @@
 """The packets of a connection, in bytes.
 
-A connection goes from the sending process to the receiving process; acknowledgements come back over it. If the sender
-listens nowhere, what is for it comes back over its connection too, in data packets that it acknowledges likewise.
+A connection goes from the sending process to the receiving process; acknowledgements come back over it.
 
     hello    sender to receiver, first: who it is, whom it wants to reach, and which of its connections this is
     data     sender to receiver: a piece of a message, numbered along its flow, and whether its ack is awaited
@@ -26,9 +25,9 @@ PIECE_BYTES = 1 << 19
 """The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
-VERSION = 5
+VERSION = 6
 
-_HELLO = struct.Struct("<cBHIIIQ?16s16s")
+_HELLO = struct.Struct("<cBHIII16s16s")
 _DATA = struct.Struct("<c?6xQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
 
@@ -50,8 +49,7 @@ class Hello:
     """The first packet of a connection.
 
     `life` is the same as long as a process lives, and differs for any other. `attempt` counts the sockets of a
-    connection: what an old one sent may be read after what a newer one sent. `expected` is the number of the packet
-    that the sender expects next over it, and `known` says that the receiver has answered it before.
+    connection: what an old one sent may be read after what a newer one sent.
     """
 
     sender: int
@@ -60,23 +58,21 @@ class Hello:
     attempt: int
     sender_life: bytes
     receiver_life: bytes
-    expected: int = 0
-    known: bool = False
 
     def pack(self) -> bytes:
         """The packet as bytes."""
-        numbers = self.connection, self.attempt, self.sender, self.receiver, self.expected
-        return _HELLO.pack(b"H", VERSION, *numbers, self.known, self.sender_life, self.receiver_life)
+        numbers = self.connection, self.attempt, self.sender, self.receiver
+        return _HELLO.pack(b"H", VERSION, *numbers, self.sender_life, self.receiver_life)
 
     @classmethod
     def unpack(cls, packet: bytes) -> Hello:
         """The packet in these bytes. WireError if they are not one."""
         if len(packet) != _HELLO.size or packet[:1] != b"H":
             raise WireError(f"a hello of {_HELLO.size} bytes was expected, got {packet[:16]!r}")
-        _, version, connection, attempt, sender, receiver, expected, known, here, there = _HELLO.unpack(packet)
+        _, version, connection, attempt, sender, receiver, here, there = _HELLO.unpack(packet)
         if version != VERSION:
             raise WireError(f"packets of version {VERSION} are understood here, got version {version}")
-        return cls(sender, receiver, connection, attempt, here, there, expected, known)
+        return cls(sender, receiver, connection, attempt, here, there)
 
 
 @dataclass(frozen=True)
@@ -104,14 +100,12 @@ class Piece:
         return sequence, awaited, cls(Stream(group, tag), number, offset, total)
 
 
-def pieces(
-    stream: Stream, number: int, total: int, *, connections: int = 1, piece_bytes: int = PIECE_BYTES
-) -> list[tuple[Piece, slice]]:
+def pieces(stream: Stream, number: int, total: int, *, connections: int = 1) -> list[tuple[Piece, slice]]:
     """The pieces of a message, each with its bytes; an empty message has one empty piece.
 
     Several connections share a message, so its pieces are smaller.
     """
-    largest = max(1, piece_bytes // connections)
+    largest = max(1, PIECE_BYTES // connections)
     starts = range(0, total, largest) if total else [0]
     return [(Piece(stream, number, start, total), slice(start, min(start + largest, total))) for start in starts]
 
