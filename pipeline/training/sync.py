@@ -1,8 +1,8 @@
-"""What happens between the backward of a step and the optimizer's step, in three forms, chosen at the start of a run.
+"""What pipelines exchange around the optimizer's step, in three forms, chosen at the start of a run.
 
 Sync           nothing: one pipeline has all samples of the batch
-SumEachStep    the gradients of all replicas are added up, so all take the same step
-StepAlone      each replica takes steps of its own; every so many steps all exchange what their weights moved
+SumEachStep    before the step, the gradients of all replicas are added up, so all take the same step
+StepAlone      each replica takes steps of its own; after every so many, all exchange what their weights moved
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
-from thinwire.pipeline.training.optimization import Update, ends_of, make_optimizer
+from thinwire.pipeline.training.optimization import ends_of, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,23 @@ class Sync:
             )
         self.skip(kind, self.passes.behind(here.stop))
 
-    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
         """Take the losses of a pipeline, and its gradients, which the parameters hold."""
         self._losses += losses
-        update.to_momentum(self._progress, self.optimizers)
 
-    def step(self, update: Update) -> tuple[list[float], float | None]:
-        """Step with what all pipelines gave: the losses to report, and the gradients' norm; collective."""
-        norm = update.step(self._progress, self.optimizers, len(self.replicas.here))
-        return [float(loss) for loss in self._losses], norm
+    def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
+        """The optimizers that step after the backward of one pipeline, or with None after that of all; maybe none."""
+        return self.optimizers if pipeline is None else []
+
+    def before_step(self) -> None:
+        """Give the parameters the gradients of all pipelines; collective."""
+
+    def after_step(self) -> None:
+        """Exchange what the step has moved, if that is due; collective."""
+
+    def losses(self) -> list[float]:
+        """Those to report of the step that is done; collective."""
+        return [float(loss) for loss in self._losses]
 
     def end(self, progress: Progress) -> None:
         """Exchange what is left after the last step: nothing, unless replicas step alone; collective."""
@@ -176,20 +184,22 @@ class SumEachStep(Sync):
     def _enter(self, replica: int) -> None:
         self.replicas.statistics.enter(replica)
 
-    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
         """Send the gradients of a pipeline. Its statistics are few bytes, and go first, so they are there with it."""
+        super().after_backward(own, losses)
         self.replicas.statistics.use(None)
         self.replicas.statistics.submit(own.pipeline, self._progress)
-        super().after_backward(own, losses, update)
         self.replicas.submit(own.pipeline, self._progress)
 
-    def step(self, update: Update) -> tuple[list[float], float | None]:
-        """Step with the sum of the gradients of all replicas."""
-        self.losses_of_others.send([float(loss) for loss in self._losses])
+    def before_step(self) -> None:
+        """Give the parameters the sum of the gradients of all replicas."""
+        self.losses_of_others.send(super().losses())
         self.replicas.statistics.average(self._progress, self.replicas.count)
         self.replicas.add_up(self._progress)
-        losses, norm = super().step(update)
-        return [*losses, *chain(*self.losses_of_others.receive())], norm
+
+    def losses(self) -> list[float]:
+        """Those of all replicas, in the process that reports."""
+        return [*super().losses(), *chain(*self.losses_of_others.receive())]
 
 
 @dataclass(eq=False)
@@ -205,27 +215,24 @@ class StepAlone(Sync):
         """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
         return super().counterparts(begins=begins) if begins else []
 
-    def begin(self, progress: Progress) -> None:
-        """Make room for what other processes send in the step that begins."""
-        super().begin(progress)
-        self._norms: list[float | None] = []
-
     def _enter(self, replica: int) -> None:
         self.local.use(replica)
 
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         return own
 
-    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor], update: Update) -> None:
-        """Step with the gradients of a pipeline alone. The losses and the norm of the first one are reported."""
+    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
+        """Take the losses of the first pipeline, which are reported."""
         self._losses = self._losses or [*losses]
-        self._norms.append(update.step(self._progress, self.local.optimizers(own.pipeline)))
 
-    def step(self, update: Update) -> tuple[list[float], float | None]:
+    def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
+        """The optimizers of each pipeline, after its own backward."""
+        return [] if pipeline is None else self.local.optimizers(pipeline)
+
+    def after_step(self) -> None:
         """Exchange what the weights moved, if that is due."""
         self.local.use(None)
         self.local.after_step(self._progress.step + 1, self.steps, self._progress)
-        return [float(loss) for loss in self._losses], self._norms[0]
 
     def end(self, progress: Progress) -> None:
         """Exchange if replicas have moved since the last exchange, as after a resume that has no step left."""
@@ -256,7 +263,7 @@ def sync_of(
     shared: SharedWeights | None,
     steps: int,
 ) -> Sync:
-    """What happens between backward and step in a training of so many steps, with the optimizers of the stages."""
+    """What pipelines exchange in a training of so many steps, with the optimizers of the stages."""
     ends = {parameter for stage in stages for parameter in ends_of(stage)}
     passes = ReplicaPasses(replicas.options.passes(pipeline.accumulation))
     if replicas.options.step_alone:

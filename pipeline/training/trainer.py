@@ -77,7 +77,7 @@ class Trainer:
         placement: where all stages live.
         samples, sampler: the training data and its order.
         task: counts valid targets.
-        sync: what happens between backward and step: nothing, or an exchange with other pipelines.
+        sync: what pipelines exchange around the step, and whose optimizers step when.
         update: the optimizer's step of all stages.
         causal: whether no output for a token depends on later ones: padding behind samples then stays off the wire.
         trace: how many of the last steps the tracer keeps.
@@ -158,16 +158,22 @@ class Trainer:
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
+        norms: list[float | None] = []
         for own in self.sync.batches(kind, batch.ids, targets):
             if own.counted is not None:
                 self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
             losses = self._forward_and_backward(kind, own, batch.epoch)
-            self.sync.after_backward(own, scale.undo(losses), self.update)
+            self.update.to_momentum(self.progress, self.sync.optimizers)
+            self.sync.after_backward(own, scale.undo(losses))
+            norms += self._step(own.pipeline)
         # 3. Make room for the next step's activations: what follows waits for other processes, one latency or more.
         for stage in self.stages if step + 1 < self.update.steps else ():
             stage.post_ahead()
-        # 4. The step, by the gradients of all.
-        losses_of_all, grad_norm = self.sync.step(self.update)
+        # 4. The step by the gradients of all, unless each pipeline has taken its own.
+        self.sync.before_step()
+        norms += self._step(None)
+        self.sync.after_step()
+        losses_of_all, grad_norm = self.sync.losses(), norms[0]
         self._require_finite(step, losses_of_all, grad_norm)
         self.done = step + 1
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
@@ -189,6 +195,12 @@ class Trainer:
             skipped=scale.skipped > skipped,
             exchanged=step_exchanged(step, exchanges) if self.reports else None,
         )
+
+    def _step(self, pipeline: int | None) -> list[float | None]:
+        """Step the optimizers whose turn it is after the backward of a pipeline, or of all: the norm; none if none."""
+        optimizers = self.sync.stepping(pipeline)
+        together = len(self.sync.replicas.here) if pipeline is None else 1
+        return [self.update.step(self.progress, optimizers, together)] if optimizers else []
 
     def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:
         """Raise NonFiniteError if a loss or the gradient norm is not finite; a frame need not show it.
