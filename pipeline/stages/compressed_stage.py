@@ -289,7 +289,7 @@ class CompressedStage(TorchStage):
         """Run the part of a split backward that computes the gradients of the weights."""
         if not self.has_backward or (self._connected and self._is_idle):
             return
-        assert bwd_chunk_id in self._second_parts, f"stage {self.stage_index} has not run the first part of a backward"
+        assert bwd_chunk_id in self._second_parts, "backward_one_chunk(full_backward=False) comes first"
         with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
             self._second_parts.pop(bwd_chunk_id)(last_backward)
             self._gradients.look()

@@ -3,6 +3,7 @@ import inspect
 import re
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -426,6 +427,19 @@ def test_outputs_are_let_go_once_they_are_sent_and_gradients_are_the_same(alone)
     assert max(alive[-4:]) <= 1
     nn.functional.mse_loss(modules[1](inputs + (shift := torch.zeros(WIDTH, requires_grad=True))), targets).backward()
     torch.testing.assert_close(modules[0].shift.grad, shift.grad)
+
+
+@pytest.mark.skipif(not hasattr(PipelineStage, "register_forward_context"), reason="torch 2.15 brings it")
+def test_a_context_that_torch_puts_around_forwards_is_around_ours(alone):
+    example, (inputs, targets) = torch.empty(2, WIDTH), batch()
+    stages = [CompressedStage(layer(at), at, 2, torch.device("cpu"), example, example) for at in range(2)]
+    seen = []
+    handle = stages[1].register_forward_context(lambda info: seen.append(info.microbatch_index) or nullcontext())
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
+    schedule.step(inputs, target=targets)
+    handle.remove()
+    schedule.step(inputs, target=targets)
+    assert seen == [0, 1, 2, 3]
 
 
 @pytest.mark.skipif("arg_mbs" not in inspect.signature(Schedule1F1B.step).parameters, reason="this torch splits itself")
