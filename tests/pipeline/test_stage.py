@@ -294,7 +294,10 @@ def test_what_needs_no_gradient_crosses_as_it_is_though_an_evaluation_came_first
     """And in an evaluation after training, of the same size or another; torch describes none as needing gradients."""
     modules = [Noting(0), Noting(1)]
     with compressed(codec if rows == 8 else "q(4)"):
-        stages = [CompressedStage(module, index, 2, torch.device("cpu")) for index, module in enumerate(modules)]
+        stages = [
+            CompressedStage(module, index, 2, torch.device("cpu"), *2 * [torch.empty(2, WIDTH)])
+            for index, module in enumerate(modules)
+        ]
     schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
     inputs, targets = batch()
     larger = inputs.repeat(rows // BATCH, 1), targets.repeat(rows // BATCH, 1)
@@ -421,7 +424,10 @@ def test_outputs_are_let_go_once_they_are_sent_and_gradients_are_the_same(alone)
         return nn.functional.mse_loss(output, target)
 
     with compressed("none"):
-        stages = [CompressedStage(module, index, 2, torch.device("cpu")) for index, module in enumerate(modules)]
+        stages = [
+            CompressedStage(module, index, 2, torch.device("cpu"), *2 * [torch.empty(2, WIDTH)])
+            for index, module in enumerate(modules)
+        ]
     ScheduleLoopedBFS(stages, 4, loss_fn=loss_fn).step(inputs, target=targets)
     assert len(modules[0].returned) > 3
     assert max(alive[-4:]) <= 1
