@@ -294,10 +294,7 @@ def test_what_needs_no_gradient_crosses_as_it_is_though_an_evaluation_came_first
     """And in an evaluation after training, of the same size or another; torch describes none as needing gradients."""
     modules = [Noting(0), Noting(1)]
     with compressed(codec if rows == 8 else "q(4)"):
-        stages = [
-            CompressedStage(module, index, 2, torch.device("cpu"), *2 * [torch.empty(2, WIDTH)])
-            for index, module in enumerate(modules)
-        ]
+        stages = [CompressedStage(module, index, 2, torch.device("cpu")) for index, module in enumerate(modules)]
     schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
     inputs, targets = batch()
     larger = inputs.repeat(rows // BATCH, 1), targets.repeat(rows // BATCH, 1)
