@@ -5,10 +5,10 @@ that imports libraries or builds its stages may be silent longer than one that t
 (the GIL). torch gives the lock away while it computes, so a long computation is no silence. A process that is stopped
 is silent, and so is one in which something keeps the lock.
 
-The launcher reads the heartbeats of its processes through a pipe each (`Hearing`), and kills a silent one. Where
-torchrun starts the processes, neighbours read each other's (`neighbours.py`), and a watcher beside each process kills
-it: torchrun does not notice silence. When a neighbour of a silent process has ended, torchrun asks the silent one to
-end, and waits 30 s before it kills it.
+Who is on the same host reads heartbeats through a pipe (`Hearing`), and kills a silent process: its launcher, or, where
+torchrun has started it, a watcher, forked from it. Processes of torchrun also read those of their neighbours, on any
+host (`neighbours.py`), and end: torchrun does not notice silence. It then asks the silent one to end, and waits 30 s
+before it kills it.
 
 A process that trains may be silent for `wire.heartbeat`. Before its first step and after its last it may be silent for
 `wire.timeout`, because libraries keep the lock while they are loaded, and on a busy machine, or from a disk far away,
@@ -177,22 +177,26 @@ class Silence:
 
 
 class Hearing:
-    """The heartbeats of started processes, as their launcher reads them."""
+    """The heartbeats of processes of this host, as another process reads them; `silence` says what is too long."""
 
-    def __init__(self, heartbeat: float, timeout: float) -> None:
-        self._silence, self._pipes = Silence(heartbeat, timeout, stopped=0.5), dict[int, int]()
+    def __init__(self, silence: Silence) -> None:
+        self._silence, self._pipes = silence, dict[int, int]()
 
     @contextmanager
-    def beginning(self, rank: int, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-        """The environment in which a process is started inside, so that its heartbeat is read."""
+    def beginning(self, rank: int, doing: Doing) -> Iterator[str]:
+        """The value of `VARIABLE` for a process that begins inside, so that its heartbeat is read."""
         self._pipes[rank], writing = os.pipe()
         for descriptor in (self._pipes[rank], writing):
             os.set_blocking(descriptor, False)
-        self._silence.received(rank, Doing.BUILDING)
+        self._silence.received(rank, doing)
         try:
-            yield {**environment, VARIABLE: str(writing)}
+            yield str(writing)
         finally:
             os.close(writing)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a beat, or the end of a process, so long at most."""
+        select.select([*self._pipes.values()], [], [], seconds)
 
     def silent(self, pids: Mapping[int, int]) -> dict[int, str]:
         """What is wrong with every process that has been silent for too long, of those with these pids."""
@@ -223,34 +227,27 @@ def begin_watcher(heartbeat: float, timeout: float) -> None:
 
     It waits 2 s longer than the neighbours, so they are the first to say who is silent.
     """
-    reading, writing = os.pipe()
-    watched = os.getpid()
-    if os.fork():
-        os.close(reading)
-        os.set_blocking(writing, False)
-        os.environ[VARIABLE] = str(writing)
-        return
+    rank, watched = int(os.environ["RANK"]), os.getpid()
+    hearing = Hearing(Silence(heartbeat, timeout, longer=_LONGER))
+    with hearing.beginning(rank, Doing.IMPORTING) as heard:
+        if os.fork():
+            hearing.close()
+            os.environ[VARIABLE] = str(os.dup(int(heard)))
+            return
     try:
-        os.close(writing)
         parent.name_process(NAME)
         for number in (signal.SIGTERM, signal.SIGINT):  # they are for the watched process, which may stay silent
             signal.signal(number, signal.SIG_IGN)
-        _watch(watched, reading, Silence(heartbeat, timeout, longer=_LONGER))
+        _watch(watched, rank, hearing)
     finally:
         os._exit(0)
 
 
-def _watch(watched: int, reading: int, silence: Silence) -> None:
+def _watch(watched: int, rank: int, hearing: Hearing) -> None:
     """Watch until the process has ended, or kill it for its silence."""
-    rank = int(os.environ["RANK"])
-    silence.received(rank, Doing.IMPORTING)
     while os.getppid() == watched:
-        if select.select([reading], [], [], EVERY)[0]:
-            beats = os.read(reading, 1 << 12)
-            if not beats:
-                return
-            silence.received(rank, Doing(beats[-1:]))
-        for said in silence.too_long(lambda rank: is_stopped(watched)).values():
+        hearing.wait(EVERY)
+        for said in hearing.silent({rank: watched}).values():
             os.kill(watched, signal.SIGKILL)  # before it is reported: the terminal may be gone
             os.write(2, f"process {rank} {said}; it was killed\n".encode())
             return

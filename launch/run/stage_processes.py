@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from thinwire.launch.run import failures, parent
-from thinwire.launch.run.heartbeat import VARIABLE, Hearing
+from thinwire.launch.run.heartbeat import VARIABLE, Doing, Hearing, Silence
 from thinwire.launch.shared.exit_codes import Running, signal_group
 from thinwire.launch.shared.interfaces import loopback
 from thinwire.pipeline.errors import CheckpointError
@@ -92,14 +92,14 @@ class StageProcesses:
 
     def __init__(self, heartbeat: float, timeout: float) -> None:
         self._processes: list[Process] = []
-        self._hearing = Hearing(heartbeat, timeout)
+        self._hearing = Hearing(Silence(heartbeat, timeout, stopped=0.5))
         self._silent: dict[int, str] = {}
 
     def start(self, start: Start, given: Sequence[Mapping[str, str]]) -> None:
         """Start a process in each environment, in rank order."""
         for rank, environment in enumerate(given):
-            with self._hearing.beginning(rank, environment) as heard:
-                self._processes.append(start(heard))
+            with self._hearing.beginning(rank, Doing.BUILDING) as heard:
+                self._processes.append(start({**environment, VARIABLE: heard}))
 
     @property
     def runs(self) -> bool:
