@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from speed import column, read_speeds, speed_table
+from speed import read_speeds, speed_table
 
 CONTENDERS = {
     "torch fp32": ("plain torch, fp32", "#7a7a7a"),
@@ -21,22 +21,20 @@ CONTENDERS = {
 
 def draw(document: str) -> Figure:
     """Bars of samples/s, a group for each link."""
-    speeds, goodput = read_speeds(document)
-    cells = zip(*(column(speeds, name) for name in ("links", "who", "samples/s")), strict=True)
-    found = {(link, who): speed for link, who, speed in cells}
+    found = read_speeds(document)
     figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
     axes, width = figure.subplots(), 0.8 / len(CONTENDERS)
     for place, (begin, (label, colour)) in enumerate(CONTENDERS.items()):
-        own = {link: speed for (link, who), speed in found.items() if who.startswith(begin)}
-        heights = [own[link] for link in goodput]
-        at = [group + (place - (len(CONTENDERS) - 1) / 2) * width for group in range(len(goodput))]
+        heights = [
+            next(row["samples/s"] for who, row in rows.items() if who.startswith(begin)) for rows in found.values()
+        ]
+        at = [group + (place - (len(CONTENDERS) - 1) / 2) * width for group in range(len(found))]
         axes.bar(at, heights, width, color=colour, label=label)
         for x, height in zip(at, heights, strict=True):
             axes.annotate(f"{height:.2f}", (x, height), xytext=(0, 2), textcoords="offset points", ha="center", size=7)
-    names = [f"ratio of {link.removeprefix('like ')}" if link != "unshaped" else "no limit" for link in goodput]
-    axes.set_xticks(range(len(goodput)), names)
+    axes.set_xticks(range(len(found)), [links.replace(", ", "\n") for links in found])
     axes.set_ylabel("samples/s")
-    axes.set_ylim(top=1.35 * max(found.values()))
+    axes.set_ylim(top=1.35 * max(row["samples/s"] for rows in found.values() for row in rows.values()))
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

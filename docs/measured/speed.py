@@ -1,14 +1,17 @@
 """Draw samples/s over bandwidth, and the held-out loss of the same codecs.
 
-    thinwire bench links --like aqsgd --json > speed.json
+    for rate in none 495mbit 62.35mbit 31.36mbit 18.51mbit 6.25mbit; do
+        thinwire cluster run --hosts 2 --bandwidth $rate -- thinwire bench links --links $rate --out "$PWD/speed.json"
+    done
     thinwire study docs/measured/codecs.yaml
     thinwire study report docs/measured/codecs.yaml
     python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png      # and speed.svg
 
-`bench-links.json` holds the two tables of the first command that the picture needs, and `codecs.json` the report of the
-study. It prints the table of `bench-links.md`.
+`bench-links.json` holds what the bench wrote, with links named for the page, and `codecs.json` the report of the study.
+It prints the table of `bench-links.md`.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -59,44 +62,45 @@ def draw_loss(axes: Axes, document: str) -> None:
     axes.legend(frameon=False, fontsize="small")
 
 
-def read_speeds(document: str) -> tuple[Table, dict[str, float]]:
-    """The speeds of a bench, and the goodput of each of its links in Mbit/s."""
-    tables = read_document(document)[1]
-    speeds = next(table for table in tables if "samples/s" in table.columns)
-    links = next(table for table in tables if "goodput, Mbit/s" in table.columns)
-    return speeds, dict(zip(column(links, "links"), column(links, "goodput, Mbit/s"), strict=True))
+def read_speeds(document: str) -> dict[str, dict[str, dict]]:
+    """The rows of a bench by links and contender."""
+    [table] = read_document(document)[1]
+    found: dict[str, dict[str, dict]] = {}
+    for cells in table.rows:
+        row = dict(zip(table.columns, cells, strict=True))
+        found.setdefault(str(row["links"]), {})[str(row["who"])] = row
+    return found
 
 
 def speed_table(document: str) -> str:
-    """Samples/s of each contender over each link, and in brackets the share of its LIMIT, as Markdown."""
-    speeds, goodput = read_speeds(document)
-    heads = (f"{link.removeprefix('as at ')}: {mbits:,g}" for link, mbits in goodput.items())
-    lines = [f"| samples/s (of LIMIT) | {' | '.join(heads)} | MB a step |", "|---" * (len(goodput) + 2) + "|"]
-    found = {(row[0], row[1]): dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows}
-    for who in dict.fromkeys(column(speeds, "who")):
-        own = [found[link, who] for link in goodput]
-        cells = (f"{row['samples/s']:.2f}" + (f" ({row['of LIMIT']:.2f})" if row["LIMIT"] else "") for row in own)
-        sent = own[0]["MB a step"]
-        lines.append(f"| {who if who.startswith('torch') else f'`{who}`'} | {' | '.join(cells)} | {sent or ''} |")
+    """Samples/s of each contender over each link, as Markdown."""
+    found = read_speeds(document)
+    contenders = dict.fromkeys(who for rows in found.values() for who in rows)
+    lines = [f"| samples/s | {' | '.join(found)} | MB a step |", "|---" * (len(found) + 2) + "|"]
+    for who in contenders:
+        own = [rows.get(who) for rows in found.values()]
+        cells = ["" if row is None else f"{row['samples/s']:.2f}" for row in own]
+        sent = next(row["MB a step"] for row in own if row)
+        name = who if who.startswith("torch") else f"`{who}`"
+        lines.append(f"| {name} | {' | '.join(cells)} | {f'{sent:.4g}' if sent else ''} |")
     return "\n".join(lines)
 
 
 def draw_speed(axes: Axes, document: str) -> None:
-    """The measured speed of each contender as a line with points, and its LIMIT as a dashed line."""
-    speeds, goodput = read_speeds(document)
-    measured = list(zip(*(column(speeds, name) for name in ("links", "who", "samples/s", "LIMIT")), strict=True))
+    """The measured speed of each contender as a line with points; beside them unshaped links, as a line across."""
+    found = read_speeds(document)
+    rates = {links: float(rate[1]) for links in found if (rate := re.match(r"([\d.]+)mbit", links))}
     for contender, (label, colour) in LINES.items():
-        points = sorted((goodput[link], speed, limit) for link, who, speed, limit in measured if who == contender)
-        if not points:
-            continue
-        bandwidths, reached, limits = zip(*points, strict=True)
-        axes.plot(bandwidths, reached, "o-", color=colour, label=label, markersize=4)
-        if None not in limits:
-            axes.plot(bandwidths, limits, "--", color=colour, linewidth=1)
-    axes.plot([], [], "--", color="black", linewidth=1, label="LIMIT of each")
+        points = sorted(
+            (rates[links], found[links][contender]["samples/s"]) for links in rates if contender in found[links]
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label, markersize=4)
+    if free := found.get("unshaped", {}).get("none"):
+        axes.axhline(free["samples/s"], color="black", linestyle=":", linewidth=1, label="uncompressed, unshaped link")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("measured bandwidth of the link, Mbit/s")
+    axes.set_xlabel("bandwidth of the link, Mbit/s")
     axes.set_ylabel("samples/s")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower right")

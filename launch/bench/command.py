@@ -1,4 +1,4 @@
-"""`thinwire bench`: measure how fast codecs are, or how fast a recipe trains over slow links, on this machine."""
+"""`thinwire bench`: measure how fast codecs are, or how fast a recipe trains over slow links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib import import_module
 from thinwire.launch.shared.exit_codes import OK
 
 _HELP = """usage: thinwire bench codecs ...
-       thinwire bench RECIPE ...
+       thinwire cluster run --hosts 2 --bandwidth 100mbit -- thinwire bench RECIPE ...
 
   codecs     bits, error and speed of codecs, on Gaussian data and on the tensors of a recipe
-  RECIPE     speed of a recipe over slow links: each codec, no compression, plain torch, and the LIMIT
+  RECIPE     speed of a recipe over the links between its processes: each codec, no compression, and plain torch
 
 If your own recipe is called codecs, give its path: thinwire bench ./codecs.yaml.
 thinwire bench codecs --help and thinwire bench quickstart --help explain the options."""

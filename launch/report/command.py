@@ -1,6 +1,6 @@
 """`thinwire report RUN [RUN ...]`: one HTML page about runs and tables, in one file.
 
-A RUN is the folder of a run, or a JSON file with tables (`thinwire bench --json`, `thinwire predict --json`). Tables in
+A RUN is the folder of a run, or a JSON file with tables (`thinwire bench --out`, `thinwire predict --json`). Tables in
 the folder of a run are shown with the run. Several runs are compared first: the cost of compression, over steps, bytes
 and time, against a baseline. The baseline is the run that --baseline names, or the first uncompressed run. The page
 holds all its pictures and styles, so one file can be mailed, printed and archived.

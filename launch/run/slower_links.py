@@ -7,9 +7,7 @@ how much time.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -27,8 +25,6 @@ from thinwire.pipeline.options import PipelineOptions
 
 LINKS = ("1gbit", "100mbit", "10mbit")
 """Links such as in a data centre, of a fast home connection, and of a slow one."""
-SHOWN = "100mbit"
-"""The link whose measurement the run explains to the user."""
 FEWEST_STEPS = 20
 """The least number of steps for a prediction: the first steps are slower than the average."""
 PREDICTED = "predicted from the compute, codec times and bytes of this run, by its schedule; no link slowed this run"
@@ -61,7 +57,7 @@ def show_slower_links(recipe: Recipe, summary: Mapping[str, Any]) -> None:
     """Print the predicted speeds over slower links at the end of a run of several processes."""
     if dist.get_world_size() > 1 and (table := speeds(recipe, summary)):
         show([table])
-        say(PREDICTED, unpredicted(summary), crowding(recipe), how_to_measure(recipe))
+        say(PREDICTED, unpredicted(summary), crowding(recipe))
 
 
 def crowding(recipe: Recipe) -> str:
@@ -71,16 +67,6 @@ def crowding(recipe: Recipe) -> str:
         return ""
     shared = f"{processes} processes shared {usable} core{'s' * (usable > 1)} here"
     return f"{shared}; on a machine each they compute faster, so slow links cost more there and compression gains more"
-
-
-def how_to_measure(recipe: Recipe) -> str:
-    """A sentence with the command that measures the speed over slow links; empty if no command can."""
-    if recipe.pipeline.accumulation > 1:
-        return ""
-    pair = f"{recipe.compression.activations}/{recipe.compression.gradients}"
-    file = shlex.quote(str(Path(recipe.folder, "recipe.yaml")))
-    command = f"thinwire bench {file} --bandwidth {SHOWN} --codec '{pair}' --repetitions 2"
-    return f"to measure it on Linux, as root: {command}"
 
 
 def _is_measured(recipe: Recipe, summary: Mapping[str, Any]) -> bool:

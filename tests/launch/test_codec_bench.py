@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +8,8 @@ from thinwire.compress import parse
 from thinwire.compress.expression import CODECS
 from thinwire.launch import cli
 from thinwire.launch.bench.codecs import trial
-from thinwire.launch.bench.codecs.capture import Passage, snapshots
-from thinwire.launch.bench.codecs.command import EXAMPLES, captured, default_codecs, gaussian, parse_method
+from thinwire.launch.bench.codecs.capture import Passage, snapshot
+from thinwire.launch.bench.codecs.command import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
@@ -18,7 +17,6 @@ from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage
 from thinwire.models.tasks import LanguageModeling
-from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.wire.boundary import Sender
 
 pytestmark = pytest.mark.slow
@@ -80,7 +78,7 @@ def unsplit(wanted):
 
 def test_what_is_captured_is_what_an_unsplit_model_computes(tiny):
     wanted = recipe.parse([tiny])
-    passages, expected = snapshots(wanted, [1])[1], unsplit(wanted)
+    passages, expected = snapshot(wanted, 1), unsplit(wanted)
     assert list(passages) == EVERY_PASSAGE
     assert expected.keys() == passages.keys()
     for passage, tensor in passages.items():
@@ -90,17 +88,11 @@ def test_what_is_captured_is_what_an_unsplit_model_computes(tiny):
 
 def test_the_last_step_is_captured_and_nothing_of_the_capture_remains(tiny):
     wanted, send = recipe.parse([tiny]), Sender.send
-    first, third = snapshots(wanted, [1, 3]).values()
+    first, third = snapshot(wanted, 1), snapshot(wanted, 3)
     assert list(third) == EVERY_PASSAGE
     assert not any(torch.equal(first[passage], third[passage]) for passage in EVERY_PASSAGE)
     assert Sender.send is send
     assert not torch.distributed.is_initialized()
-
-
-def test_a_recipe_of_one_stage_has_nothing_to_capture(tiny):
-    wanted = recipe.parse([tiny, "--pipeline.num_stages", "1", "--compression.boundaries", "{}"])
-    with pytest.raises(OptionsError, match="--recipe must have at least 2 stages, got tiny with 1: it sends nothing"):
-        snapshots(wanted, [1])
 
 
 @pytest.mark.parametrize(
@@ -198,107 +190,58 @@ def test_feedback_is_measured_at_later_visits_of_two_ends_that_agree(expression)
     method, messages = parse(expression), [gaussian(2**14), 3 * gaussian(2**13)]
     rule = FeedbackTrial(method, messages)
     assert rule.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
-    for act in (rule.encode, rule.decode, rule.encode_alone, rule.decode_alone) * 2:  # as they are timed
-        for _ in range(trial.CALLS):
-            act()
+    for _ in range(trial.CALLS):  # as they are timed
+        rule.encode()
+        rule.decode()
+    assert rule.nbytes == sum(method.codec.nbytes(message.shape, torch.float32) for message in messages)
     for encoder, decoder in zip(rule._encoders, rule._decoders, strict=True):
         assert encoder.buffers.digests() == decoder.buffers.digests()
 
 
-def test_a_rule_for_activations_alone_is_not_measured_on_gradients():
-    data = {name: [gaussian(2**13)] for name in ("activations", "gradients")}
-    processor = trial.Processor(device="cpu", threads=1)
-    _, results = trial.measure([], [parse("aqsgd(q(4))"), parse("ef21(q(4))")], data, [processor], 1)
-    assert [(result.data, result.method) for result in results] == [
-        ("activations", "aqsgd(q(4))"),
-        ("activations", "ef21(q(4))"),
-        ("gradients", "ef21(q(4))"),
-    ]
+def test_the_last_call_of_each_turn_counts(monkeypatch):
+    """A clock that moves by what each act takes: the first calls of a turn take longer, and rounds differ."""
+    now, calls = [0.0], {"encode": 0, "decode": 0}
+
+    class Slow:
+        def encode(self):
+            calls["encode"] += 1
+            now[0] += 9.0 if calls["encode"] % trial.CALLS else 1.0
+
+        def decode(self):
+            calls["decode"] += 1
+            now[0] += 9.0 if calls["decode"] % trial.CALLS else 2.0 + calls["decode"] // trial.CALLS
+
+    monkeypatch.setattr(trial.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(trial, "MEMCPY_BYTES", 2)
+    memcpy, [spent] = trial.timed([Slow()], 1, 3)
+    assert memcpy == 0.0 and spent == (1.0, 4.0), "the median of 3, 4 and 5"
 
 
-def test_own_work_is_what_both_ends_do_beside_one_encode_and_two_decodes(monkeypatch):
-    monkeypatch.setattr(trial, "_timed", lambda acts, processor, rounds: (10.0, [3.0, 2.0, 1.0, 0.5]))
-    processor = trial.Processor(device="cpu", threads=1)
-    (speed,) = trial.feedback_speeds([parse("ef21(q(4))")], [gaussian(2**13)], processor, 1)
-    assert speed.own == (3 + 2 - (1 + 2 * 0.5)) / (1 + 2 * 0.5)
-    assert (speed.encode, speed.decode) == (2**15 / 1e9 / 3, 2**15 / 1e9 / 2)
+COLUMNS = ["codec", "bits", "x bound", "SNR gaussian, dB", "SNR activations, dB", "SNR gradients, dB"]
 
 
-DATA = ("gaussian", "activations", "gradients")
-
-
-def told_as_json(capsys, *arguments):
-    """What `--json` says: the document, and its tables."""
-    assert cli.main(["bench", *arguments, "--json"]) == 0
+def test_one_table_has_a_row_for_each_codec_and_each_rule(quick, capsys):
+    assert cli.main(["bench", *quick, "--codec", "q(4)", "none", "--codec", "ef21(q(4))", "--json"]) == 0
     text = capsys.readouterr().out
-    title, found = read_document(text)
-    assert title == "bench of codecs" and tuple(table.title.split(":")[0] for table in found) == DATA
-    return json.loads(text, parse_constant=pytest.fail), found
-
-
-def test_json_and_tables_of_feedback(quick, capsys):
-    arguments = [*quick, "--codec", "ef21(q(4))", "ef(topk(0.1))"]
-    told, tables = told_as_json(capsys, *arguments)
-    assert not told["codecs"]
-    methods = [(data, method) for data in DATA for method in ("ef21(q(4))", "ef(topk(0.1))")]
-    assert [(one["data"], one["method"]) for one in told["feedback"]] == methods
-    assert [row[0] for table in tables for row in table.rows] == [method for _, method in methods]
-    for one in told["feedback"]:
-        [speed] = [speed for speed in one["speeds"] if speed["processor"] == {"device": "cpu", "threads": 1}]
-        assert speed["encode"] > 0 and speed["decode"] > 0 and math.isfinite(speed["own"])
-    assert told["feedback"][0]["bits_per_element"] == 4 + 16 / 1024
-    assert cli.main(["bench", *arguments]) == 0
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["ef21(q(4))"]]
-    assert rows == [["ef21(q(4))", "4.02"], ["ef21(q(4))", "5.00"], ["ef21(q(4))", "5.00"]]
-
-
-def test_markdown_has_a_table_of_codecs_and_one_of_feedback_for_each_kind_of_data(quick, capsys):
-    arguments = ["--codec", "q(4)", "none", "aqsgd(q(4))", "--threads", "1"]
-    assert cli.main(["bench", *quick, "--markdown", *arguments]) == 0
-    head, *parts = capsys.readouterr().out.split("\n\n")
-    assert head.startswith("`thinwire bench codecs --recipe ")
-    tables = [part.splitlines() for part in parts if part.startswith("|")]
-    assert [table[0].split(" |")[0] for table in tables] == ["| codec", "| feedback"] * 2 + ["| codec"]
-    assert tables[0][0].startswith("| codec | bits | x bound | SNR dB | enc 1 thread | dec 1 thread |")
-    assert tables[0][3].startswith("| none | 32.00 | 1.000 | exact | ")
-    assert tables[1][0].startswith("| feedback | bits | enc 1 thread | dec 1 thread | own 1 thread |")
-    assert tables[1][2].startswith("| aqsgd(q(4)) | 4.02 | ")
-
-
-def test_json_says_everything(quick, capsys):
-    told, tables = told_as_json(capsys, *quick, "--codec", "q(4)", "none", "--codec", "topk(0.1)")
-    assert told["torch"] == torch.__version__
-    assert told["command"].startswith("thinwire bench codecs --recipe ")
-    assert told["command"].endswith("--codec 'q(4)' none --codec 'topk(0.1)' --json")
-    assert told["machine"]["cores"] >= 1
-    codecs = [(data, codec) for data in DATA for codec in ("q(4)", "none", "topk(0.1)")]
-    found = {(one["data"], one["codec"]): one for one in told["codecs"]}
-    assert list(found) == codecs and [row[0] for table in tables for row in table.rows] == [name for _, name in codecs]
-    for (_, codec), one in found.items():
-        assert (one["quality"]["snr_db"] is None) == (codec == "none")
-        assert (one["quality"]["of_entropy"] == 1.0) == (codec == "none")
-        [speed] = [speed for speed in one["speeds"] if speed["processor"] == {"device": "cpu", "threads": 1}]
-        assert min(speed["encode"], speed["decode"], speed["memcpy"]) > 0
-    bits = {key: one["quality"]["bits_per_element"] for key, one in found.items()}
-    assert bits["gaussian", "q(4)"] == 4 + 16 / 1024
-    assert bits["activations", "q(4)"] == bits["gradients", "q(4)"] == 4 + 16 / 16
-
-
-def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(quick, capsys):
+    told = json.loads(text, parse_constant=pytest.fail)
+    title, [table] = read_document(text)
+    assert title == "bench of codecs" and table.title.startswith("codecs with 1 thread: gaussian 1 of 8x1x1024, ")
+    assert table.columns == [*COLUMNS, "encode, GB/s", "decode, GB/s"]
+    assert told["torch"] == torch.__version__ and told["machine"]["cores"] >= 1
+    assert told["command"].endswith("--codec 'q(4)' none --codec 'ef21(q(4))' --json")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert list(rows) == ["q(4)", "none", "ef21(q(4))"]
+    found = quality(parse("q(4)"), [gaussian(8192)])
+    assert rows["q(4)"][:3] == [4 + 16 / 1024, found.of_entropy, found.snr_db]
+    assert rows["none"][:5] == [32, 1.0, None, None, None], "all values come back"
+    assert rows["ef21(q(4))"][:5] == [4 + 16 / 1024, None, None, None, None]
+    assert rows["q(4)"][3] != rows["q(4)"][2] and rows["q(4)"][4] != rows["q(4)"][2], "of other tensors"
+    assert all(row[-2] > 0 and row[-1] > 0 for row in rows.values())
     assert cli.main(["bench", *quick, "--codec", "q(4)", "q(8)"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines if "; memcpy" in line] == [
-        "gaussian",
-        "activations",
-        "gradients",
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith(" q(")][:2] == [
+        ["q(4)", "4.016"],
+        ["q(8)", "8.016"],
     ]
-    rows = [line.split()[:4] for line in lines if line.split()[:1] in (["q(4)"], ["q(8)"])]
-    found = [quality(parse(f"q({bits})"), [gaussian(8192)]) for bits in (4, 8)]
-    assert rows[:2] == [
-        [f"q({bits})", f"{bits}.02", f"{of.of_entropy:.3f}", f"{of.snr_db:.1f}"]
-        for bits, of in zip((4, 8), found, strict=True)
-    ]
-    assert len(rows) == 6
 
 
 @pytest.mark.parametrize(
@@ -309,9 +252,9 @@ def test_the_table_has_a_row_for_each_codec_and_a_part_for_each_kind_of_data(qui
         (["--codec", "reuse"], "reuse needs topk or randk on the activations"),
         (["--codec", "ef(reuse)"], "ef cannot go around reuse"),
         (["--codec", 'ef(q(4), store="disk")'], "thinwire bench codecs measures buffers in the host's memory, got "),
-        (["--elements", "1000"], "--elements must be a multiple of 8192 (8 samples with rows of 1024), got 1000; see "),
+        (["--elements", "1000"], "--elements must be a multiple of 8192 (8 samples with rows of 1024), got 1000"),
         (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'; see thinwire bench "),
-        (["--threads", "1,few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),
+        (["--threads", "few"], "argument --threads: must be a whole number of at least 1, got 'few'; see "),
         (["--recipe", "nowhere"], "RECIPE must be a packaged name or the path of a YAML file, got 'nowhere'; known: "),
         (["--color"], "unrecognized arguments: --color; see thinwire bench codecs --help"),
     ],
@@ -328,7 +271,7 @@ def test_a_mistake_is_one_sentence(capsys, arguments, said):
 def test_bench_alone_says_what_can_be_measured(capsys, arguments):
     assert cli.main(["bench", *arguments]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("usage: thinwire bench codecs ...\n       thinwire bench RECIPE ...\n")
+    assert told.out.startswith("usage: thinwire bench codecs ...\n       thinwire cluster run ")
     assert told.err == ""
 
 
@@ -339,11 +282,14 @@ def test_what_is_neither_codecs_nor_a_recipe_is_answered_with_the_recipes(capsys
     assert told.err.startswith("RECIPE must be a packaged name or the path of a YAML file, got 'codec'; known: ")
 
 
-def test_several_recipes_are_captured_under_their_names(tiny):
-    other = Path(tiny).with_name("other.yaml")
-    other.write_text(Path(tiny).read_text())
-    found = captured([tiny, str(other)], 1)
-    assert list(found) == [
-        f"{name} {channel}" for name in ("tiny", "other") for channel in ("activations", "gradients")
-    ]
-    assert len(found["other gradients"]) == 2 * MICROBATCHES
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("pipeline: {num_stages: 1}", "--recipe must have at least 2 stages, got one with 1: it sends nothing\n"),
+        ("replicas: {count: 2}", "--recipe must be one pipeline, got one with replicas.count 2\n"),
+    ],
+)
+def test_a_recipe_that_sends_nothing_over_boundaries_of_one_pipeline_is_refused(tmp_path, capsys, options, said):
+    (tmp_path / "one.yaml").write_text(options)
+    assert cli.main(["bench", "codecs", "--recipe", str(tmp_path / "one.yaml")]) == 2
+    assert capsys.readouterr().err == said

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from support.gpus import GPU
 from support.tiny_run import alone, prepared
-from thinwire.launch.bench.links import contenders, worker
-from thinwire.launch.bench.links.contenders import Codecs, Thinwire
+from thinwire.launch.bench.links import turns
+from thinwire.launch.bench.links.contenders import Codecs, StepMeasures, Thinwire
 from thinwire.launch.plan.places import simulated_placement
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -39,8 +39,7 @@ def test_every_round_has_its_exchange(tmp_path):
     for each in found:
         frames, _ = exchanged(each)
         assert frames == pytest.approx(2 * 2 / 3), "of two stages and two replicas"
-        assert {stage for stage, task, _ in each.compute if task == "forward"} == {0, 1}
-        assert each.exchange["encode"] > 0
+        assert 0 < each.forward < each.sections["compute"] and each.sections["encode"] > 0
 
 
 @pytest.mark.slow
@@ -53,34 +52,21 @@ def test_quantized_adam_is_measured_after_its_freeze(tmp_path):
         assert exchanged(each)[1] < 0.25 * exchanged(of_whole)[1]
 
 
-@pytest.mark.slow
-def test_what_a_gpu_computes_is_measured_in_a_step_of_its_own(tmp_path, monkeypatch):
-    """A timed step does not wait for the GPU, so its sections of compute are those of the thread that launches."""
-    asked = []
-
-    def waited(device):
-        asked.append(device)
-        return float(len(asked))  # a section takes as many seconds as there are questions in it
-
-    monkeypatch.setattr(contenders, "seconds_now", waited)
-    with alone():
-        ready = prepared()
-        contender = Thinwire(ready, simulated_placement(ready.recipe), 0, Codecs("q(4)", "q(8)"), tmp_path)
-        contender.measure_compute(torch.arange(4))
-        assert not asked, "a CPU needs no such step"
-        contender._device = GPU
-        contender.measure_compute(torch.arange(4))
-        assert asked == [GPU] * len(asked)
-        questions, found = len(asked), contender.step(torch.arange(4))
-        contender.close()
-    assert len(asked) == questions, "a timed step asks nothing"
-    assert found.compute and all(seconds >= 1.0 for _, _, seconds in found.compute)
-    assert max(found.sections.values()) < 1.0
-
-
 def test_a_timed_step_ends_when_the_gpu_has_done_it(monkeypatch):
     order = []
-    monkeypatch.setattr(worker, "seconds_now", lambda device: order.append(device) or time.perf_counter())
+
+    class Contender:
+        round = 2
+
+        def forget_cache(self):
+            order.append("cache")
+
+        def step(self, ids):
+            order.append("step")
+            return StepMeasures({}, 0.0, [(0, "activations", 1, 5.0), (0, "gradients", 1, 7.0)])
+
+    monkeypatch.setattr(turns, "seconds_now", lambda device: order.append(device) or time.perf_counter())
     monkeypatch.setattr(dist, "barrier", lambda: order.append("barrier"))
-    assert worker._between_barriers(lambda: order.append("step"), GPU) > 0
-    assert order == ["barrier", GPU, "step", GPU, "barrier"]
+    found = turns.timed(Contender(), torch.arange(2), GPU)
+    assert order == ["cache", "barrier", GPU, "step", GPU, "barrier"]
+    assert found["seconds"] > 0 and found["sent"] == 12.0

@@ -1,32 +1,26 @@
 """`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
-import math
-import os
-import signal
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from support.commands import THINWIRE, hosts_of, started
+from support.commands import THINWIRE, completed
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.links import contests
-from thinwire.launch.bench.links.command import make_parser, pairs_of
+from thinwire.launch.bench.links import command
+from thinwire.launch.bench.links.command import contenders_of, default_codecs
 from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
-from thinwire.launch.bench.links.results import Contest, simulated
-from thinwire.launch.bench.links.worker import _batches
+from thinwire.launch.bench.links.turns import COLUMNS, batches_of, slowest, table
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.recipe import packaged, parse
-from thinwire.launch.shared.tables import Table
+from thinwire.launch.shared.tables import read_document
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.options.compression import FAST, MILD
-from thinwire.pipeline.processes import collectives
 
 CONFIG = '{"vocab_size": 256, "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, '
 CONFIG += '"embd_pdrop": 0.0, "attn_pdrop": 0.0}'
@@ -34,6 +28,7 @@ SMALL = [
     *("quickstart", "--model.config", CONFIG, "--data.block_size", "16", "--data.limit", "5000"),
     *("--pipeline.num_stages", "2", "--pipeline.num_microbatches", "2", "--pipeline.microbatch_size", "2"),
 ]
+ALONE = ["--pipeline.num_stages", "1", "--replicas.count", "2"]
 
 
 def weights_after_two_steps(rank, kinds, folder):
@@ -64,84 +59,86 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
         assert any(moved), "bf16 on the wire changes nothing"
 
 
-def rounds_in_turn(rank, folder):
-    """By contender: the frames of each of its two rounds."""
-    alone = ["--replicas.count", "2", "--replicas.sync.every", "4"]
-    prepared = prepare(parse([*SMALL, "--pipeline.num_stages", "1", *alone], prog="thinwire bench"))
-    where = collectives.connected(real_placement(prepared.recipe, rank), timedelta(seconds=30))
-    contenders = {
-        codec: Thinwire(prepared, where, rank, Codecs("none", "none", codec), folder / codec)
-        for codec in ("none", "q(4)")
-    }
-    found = {codec: [] for codec in contenders}
-    for codec, contender in [*contenders.items(), *contenders.items()]:
-        found[codec].append(contender.step(torch.arange(prepared.recipe.batch_size)).frames)
-    return found
-
-
-@pytest.mark.processes
-def test_each_round_has_the_frames_of_one_exchange(tmp_path):
-    [found, _] = run(rounds_in_turn, 2, tmp_path)
-    for frames, again in found.values():
-        assert frames == again and {channel for _, channel, _, _ in frames} == {"parts"}
-
-
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
-def test_every_contender_is_measured_at_every_bandwidth(capsys):
-    arguments = [*SMALL, "--bandwidth", "50mbit", "--codec", "q(4)/q(8)", "aqsgd(q(2))/q(8)"]
-    assert cli.main(["bench", *arguments, "--repetitions", "2", "--steps", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    speeds, sections, visits, conditions = map(Table.from_json, found["tables"])
-    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
-    names = ["none", "q(4)/q(8)", "aqsgd(q(2))/q(8)", "torch fp32", "torch bf16"]
+def test_the_rows_of_each_call_over_the_hosts_of_a_cluster_stand_below_those_before(tmp_path):
+    few = ["--repetitions", "2", "--steps", "1", "--out", "speed.json"]
+    for rate, codecs in (("none", ["none", "q(4)/q(8)", "torch fp32", "torch bf16"]), ("50mbit", ["aqsgd(q(2))/q(8)"])):
+        bench = [*THINWIRE, "bench", *SMALL, *few, "--links", rate, "--codec", *codecs]
+        hosts = [*THINWIRE, "cluster", "run", "--hosts", "2", "--bandwidth", rate, "--"]
+        ended = completed([*hosts, *bench], tmp_path)
+        assert ended.status == 0, ended.output
+    title, [found] = read_document((tmp_path / "speed.json").read_text())
+    assert title == "bench of quickstart" and tuple(found.columns) == COLUMNS
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
     assert [(row["links"], row["who"]) for row in rows] == [
-        (links, name) for links in ("unshaped", "50 Mbit/s") for name in names
+        *(("none", who) for who in ("none", "q(4)/q(8)", "torch fp32", "torch bf16")),
+        ("50mbit", "aqsgd(q(2))/q(8)"),
     ]
-    assert all(row["samples/s"] > 0 for row in rows)
+    assert all(row["samples/s"] > 0 and row["first visits, samples/s"] > 0 for row in rows)
     # a frame carries 2 x 16 rows of 16: bits, a bf16 scale a row, 64 bytes of header
-    sizes = {"none": 2 * (32 * 16 * 4 + 64), "q(4)/q(8)": (64 + 64 + 256) + (64 + 64 + 512)}
-    sizes["aqsgd(q(2))/q(8)"] = (64 + 64 + 128) + (64 + 64 + 512)
-    assert {row["who"]: row["MB a step"] for row in rows if row["LIMIT"]} == {
-        name: pytest.approx(2 * size / 1e6) for name, size in sizes.items()
-    }
-    assert {row[2] for row in sections.rows} == {0, 1} and len(visits.rows) == 2
-    assert 0 < conditions.rows[1][1] < 55, "the goodput of 50 Mbit/s, which load makes less and nothing more"
-    assert found["machine"]["cores"] >= 1
-    assert found["command"].startswith("thinwire bench quickstart --model.config ")
+    sizes = [2 * (32 * 16 * 4 + 64), (64 + 64 + 256) + (64 + 64 + 512), (64 + 64 + 128) + (64 + 64 + 512)]
+    assert [row["MB a step"] for row in rows if row["forward, ms"]] == [pytest.approx(2 * size / 1e6) for size in sizes]
+    assert [row["activation, kB"] for row in rows] == [(32 * 16 * 4 + 64) / 1e3] * 5
+    assert rows[0]["x none"] == 1.0 and rows[-1]["x none"] is None
+    told = json.loads((tmp_path / "speed.json").read_text())
+    assert told["machine"]["cores"] >= 1 and told["command"].startswith("thinwire bench quickstart --model.config ")
 
 
-@pytest.mark.namespaces
-@pytest.mark.usefixtures("can_make_hosts")
-def test_replicas_are_measured_beside_their_limit(capsys):
-    arguments = [*SMALL, "--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--bandwidth", "20mbit"]
-    arguments += ["--replicas.overrides.1.compression.activations", "none"]
-    assert cli.main(["bench", *arguments, "--codec", "q(4)/q(8)", "--repetitions", "1", "--steps", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    speeds, sections, exchanges, conditions = map(Table.from_json, found["tables"])
-    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
-    names = ["none", "q(4)/q(8)", "none, replicas ef(q(4))", "q(4)/q(8), replicas ef(q(4))"]
-    assert [row[:3] for row in exchanges.rows[-4:]] == [
-        ["20 Mbit/s", name, process] for name in names[2:] for process in (0, 1)
+def step(seconds, sent=0.0, forward=0.0, **sections):
+    """A step as a process tells it."""
+    return {"seconds": seconds, "sent": sent, "forward": forward, "sections": dict.fromkeys(SECTIONS, 0.0) | sections}
+
+
+def turn(who, first, *later, new=True):
+    return {"contender": who, "new": new, "first": first, "later": list(later)}
+
+
+def test_a_row_is_of_medians_of_the_slowest_process():
+    prepared = prepare(parse(SMALL, prog="thinwire bench"))
+    plain = {**step(4.0), "sections": {}}
+    told = [
+        [
+            turn("q(4)/q(8)", step(3.0), step(1.0, 50, 0.2, compute=0.4, encode=0.1, decode=0.1, wire=0.2)),
+            turn("none", step(9.0), step(5.0, 1000, 0.3), step(6.0, 1000, 0.3), step(7.0, 1000, 0.3)),
+            turn("torch fp32", plain, plain),
+            turn("none", step(1.0), step(6.5, 1000, 0.3), step(6.6, 1000, 0.3), new=False),
+        ],
+        [
+            turn("q(4)/q(8)", step(2.0), step(2.0, 70, 0.1, compute=0.2, encode=0.1, neighbour=0.3, wait=0.1)),
+            turn("none", step(9.0), step(8.0, 2000, 0.5), step(2.0, 2000, 0.5), step(7.5, 2000, 0.5)),
+            turn("torch fp32", plain, plain),
+            turn("none", step(1.0), step(6.4, 2000, 0.5), step(6.5, 2000, 0.5), new=False),
+        ],
     ]
-    assert all(row[3] > 0 and row[4] > 0 for row in exchanges.rows)
-    assert [(row["links"], row["who"]) for row in rows] == [
-        (links, name) for links in ("unshaped", "20 Mbit/s") for name in names
+    found = table(prepared, told, "slow")
+    rows = {row[1]: dict(zip(found.columns, row, strict=True)) for row in found.rows}
+    ours, none, torchs = (rows[name] for name in ("q(4)/q(8)", "none", "torch fp32"))
+    assert (none["samples/s"], none["first visits, samples/s"]) == (4 / 6.6, 4 / 9.0), "8, 6, 7.5, 6.5, 6.6"
+    assert (ours["samples/s"], ours["x none"], torchs["x none"]) == (2.0, 3.3, 1.65)
+    assert (ours["MB a step"], none["MB a step"], torchs["MB a step"]) == (120 / 1e6, 3000 / 1e6, None)
+    assert (ours["forward, ms"], none["forward, ms"], torchs["forward, ms"]) == (200, 500, None)
+    parts = [ours[f"{part}, ms"] for part in ("compute", "codecs", "waits", "other")]
+    assert parts == pytest.approx([300, 150, 300, 2000 - 750]), "means over both processes"
+
+
+def test_samples_that_come_again_are_no_first_visit():
+    """With few samples, the speed of AQ-SGD at its first visits was that of later ones."""
+    some = SimpleNamespace(recipe=SimpleNamespace(batch_size=4), data=SimpleNamespace(training=range(9)))
+    batches = batches_of(some)
+    taken = [next(batches) for _ in range(3)]
+    assert [(ids.tolist(), new) for ids, new in taken] == [
+        ([0, 1, 2, 3], True),
+        ([4, 5, 6, 7], True),
+        ([8, 0, 1, 2], False),
     ]
-    assert all(row["samples/s"] > 0 and row["LIMIT"] > 0 for row in rows)
-    sizes = [row["MB a step"] for row in rows[4:]]
-    assert sizes == sorted(sizes, reverse=True)
-    # frames as above, of two replicas; one of them sends its activations uncompressed
-    compressed = 4 * (64 + 64 + 512) + 2 * (64 + 64 + 256) + 2 * (32 * 16 * 4 + 64)
-    assert sizes[0] - sizes[1] == pytest.approx((8 * (32 * 16 * 4 + 64) - compressed) / 1e6)
-    assert {row[2] for row in sections.rows} == {0, 1, 2, 3}
-    assert 0 < conditions.rows[1][1] < 22, "the goodput of 20 Mbit/s"
+    assert slowest([[], []]) != slowest([[], []]), "NaN"
 
 
 def test_each_codec_between_replicas_is_a_contender():
     wanted = parse([*SMALL, "--replicas.count", "2", "--replicas.gradients", "bf16"], prog="thinwire bench")
-    options = make_parser().parse_args(["--codec", "q(4)/q(8)", "--replica-codec", "ef(q(4))", "bf16"])
-    assert {name: codecs.between for name, codecs in contests._contenders(options, wanted).items()} == {
+    between = ["none", "bf16", "ef(q(4))"]
+    assert {name: codecs.between for name, codecs in contenders_of(wanted, ["none", "q(4)/q(8)"], between).items()} == {
         "none": "none",
         "q(4)/q(8)": "none",
         "none, replicas bf16": "bf16",
@@ -149,47 +146,19 @@ def test_each_codec_between_replicas_is_a_contender():
         "none, replicas ef(q(4))": "ef(q(4))",
         "q(4)/q(8), replicas ef(q(4))": "ef(q(4))",
     }
-
-
-def test_samples_that_come_again_are_no_first_visit():
-    """With few samples, the speed of AQ-SGD at its first visits was that of later ones."""
-    some = SimpleNamespace(recipe=SimpleNamespace(batch_size=4), data=SimpleNamespace(training=range(9)))
-    batches = _batches(some)
-    taken = [next(batches) for _ in range(3)]
-    assert [(ids.tolist(), new) for ids, new in taken] == [
-        ([0, 1, 2, 3], True),
-        ([4, 5, 6, 7], True),
-        ([8, 0, 1, 2], False),
-    ]
-    told = measured(1000)
-    told["turns"] = [
-        {**turn, "new": new, "first": {**turn["first"], "seconds": seconds}}
-        for turn in told["turns"]
-        for new, seconds in ((True, 3.0), (False, 9.0))
-    ]
-    assert Contest(None, [told]).seconds("none", "first") == 3.0
-    told["turns"] = told["turns"][1:]
-    assert math.isnan(Contest(None, [told]).seconds("none", "first"))
-
-
-def test_a_bandwidth_that_is_given_twice_is_measured_once():
-    """All was measured, and then the two tables of one name were a traceback."""
-    assert contests._bandwidths("100mbit,none,0.1gbit,50mbit") == [100.0, 50.0]
+    assert list(contenders_of(wanted, ["none"], None)) == ["none", "none, replicas bf16"], "those of the recipe"
 
 
 def test_replicas_of_one_stage_have_no_boundary_to_compress():
-    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2"]
-    wanted = parse([*SMALL, *alone], prog="thinwire bench")
-    options = make_parser().parse_args(["--replica-codec", "ef(q(4))"])
-    options.codec = pairs_of(wanted, options.codec)
-    assert list(contests._contenders(options, wanted)) == ["none", "none, replicas ef(q(4))"]
+    wanted = parse([*SMALL, *ALONE], prog="thinwire bench")
+    assert list(contenders_of(wanted, None, ["none", "ef(q(4))"])) == ["none", "none, replicas ef(q(4))"]
 
 
 def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_the_model():
-    own = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench")
-    assert pairs_of(own, None) == ("ef(q(4))/bf16", *FAST)
+    own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench"), ("torch fp32", "torch bf16")
+    assert default_codecs(own) == ("none", "ef(q(4))/bf16", *FAST, *plain)
     pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
-    assert pairs_of(pretrained, None) == ("q(8, step=0.2)/q(8, step=0.2)", *MILD), "few bits break it"
+    assert default_codecs(pretrained) == ("none", "q(8, step=0.2)/q(8, step=0.2)", *MILD, *plain), "few bits break it"
 
 
 @pytest.mark.parametrize(
@@ -205,111 +174,60 @@ def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_t
     ],
 )
 def test_each_replica_has_cores_of_its_own_if_there_are_enough(processes, size, cores, taken):
-    assert contests.core_of(processes, size, cores) == taken
-
-
-def measured(nbytes, seconds=0.001):
-    """What a process of the second stage or the first measured: compute, and frames of so many bytes."""
-    compute = [[stage, task, seconds] for stage in (0, 1) for task in ("forward", "backward", "optimizer")]
-    frames = [[0, channel, 2, 2 * nbytes] for channel in ("activations", "gradients")]
-    links = [
-        {"source": source, "target": target, "goodput": 1e6, "latency": 0.0, "duplex": 1.0}
-        for source, target in ((0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1))
-    ]
-    sections = dict.fromkeys(SECTIONS, 0.0)
-    step = {"seconds": 1.0, "sections": sections, "compute": compute, "frames": frames, "exchange": {}}
-    return {"links": links, "turns": [{"contender": "none", "new": True, "first": step, "later": [step]}]}
-
-
-@pytest.mark.slow
-def test_the_limit_is_that_of_the_replica_with_the_longest_frames():
-    prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
-
-    def limit(*sizes):
-        processes = [measured(nbytes) for nbytes in sizes for _ in range(2)]
-        return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
-
-    assert limit(1000, 9000) == limit(9000, 1000) == limit(9000, 9000) > limit(1000, 1000)
-
-
-@pytest.mark.slow
-def test_the_limit_waits_for_the_replica_that_computes_longest():
-    prepared = prepare(parse([*SMALL, "--replicas.count", "2"], prog="thinwire bench"))
-
-    def limit(*seconds):
-        processes = [measured(1000, each) for each in seconds for _ in range(2)]
-        return simulated(Contest(None, processes, size=2), prepared, free_codecs=True)["none"]
-
-    assert limit(0.001, 0.05) == limit(0.05, 0.001) > 2 * limit(0.001, 0.001)
-
-
-def test_an_exchange_is_that_of_the_replica_that_comes_last():
-    """Two replicas of two stages, two steps: who comes first waits for the other, and that is no part of it."""
-
-    def process(*steps):
-        later = [{"exchange": {"encode": encode, "neighbour": wait, "wire": 1.0}} for encode, wait in steps]
-        return {"links": [], "turns": [{"contender": "none", "later": later}]}
-
-    first = [process((0.5, 8.0), (0.5, 0.0)), process((2.0, 0.0), (2.0, 0.0))]
-    second = [process((0.7, 0.1), (0.9, 5.0)), process((9.0, 1.0), (9.0, 1.0))]
-    assert Contest(None, [*first, *second], size=2).exchange_together("none") == pytest.approx([1.65, 3.0])
-
-
-@pytest.mark.slow
-def test_replicas_of_one_stage_have_a_limit():
-    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--optimizer.max_grad_norm", "null"]
-    prepared = prepare(parse([*SMALL, *alone], prog="thinwire bench"))
-    processes = [measured(1000) for _ in range(2)]
-    for process in processes:
-        process["turns"][0]["later"][0]["frames"] = [[0, "gradients between replicas", 2, 2000]]
-    stage = next(iter(prepared.build_all(real_placement(prepared.recipe), 0).values()))
-    weights = sum(weight.numel() for weight in stage.parameters())
-    # two micro-batches forward and back, half of the gradients twice at 1 MB/s in padded rows, and the optimizer
-    seconds = simulated(Contest(None, processes, size=1), prepared, free_codecs=True)["none"]
-    assert seconds == pytest.approx(2 * 0.002 + 2 * weights / 2 * 4 / 1e6 + 0.001, rel=0.04)
+    assert command.core_of(processes, size, cores) == taken
 
 
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
-    assert cli.main(["bench", *SMALL, "--codec", "zip"]) == 2
-    assert "unknown codec 'zip'" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--replica-codec", "bf16"]) == 2
-    assert "--replica-codec needs replicas" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--replicas.count", "2", "--replica-codec", "reuse"]) == 2
-    assert "--replica-codec reuse: reuse needs the indices of an activation" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--compressed-only", "--codec", "none"]) == 2
-    assert capsys.readouterr().err == "--compressed-only needs a --codec or a --replica-codec that compresses\n"
-    assert cli.main(["bench", *SMALL, "--bandwidth", "fast"]) == 2
-    assert "a bandwidth must be like 500kbit, 100mbit, 1gbit, or none, got 'fast'" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--pipeline.accumulation", "2", "--repetitions", "0", "--steps", "0"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(" must be ")[0] for line in told[1:]] == ["--repetitions", "--steps"]
+    def said(*options):
+        assert cli.main(["bench", *SMALL, *options]) == 2
+        return capsys.readouterr().err
+
+    assert "unknown codec 'zip'" in said("--codec", "zip")
+    assert "--replica-codec needs replicas" in said("--replica-codec", "bf16")
+    replicas = ["--replicas.count", "2"]
+    told = said(*replicas, "--replica-codec", "reuse")
+    assert "--replica-codec reuse: reuse needs the indices of an activation" in told
+    told = said(*replicas, "--codec", "none", "torch bf16")
+    assert "plain torch has no replicas here; leave torch bf16 out of --codec" in told
+    told = said("--pipeline.accumulation", "2", "--training.compile", "true").splitlines()
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
-    assert cli.main(["bench", *SMALL, "--training.compile", "true"]) == 2
-    assert "plain torch, whose layers are not compiled; set training.compile to false" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--pipeline.num_stages", "1"]) == 2
-    assert "must give at least 2 processes, got 1" in capsys.readouterr().err
-    alone = ["--pipeline.num_stages", "1", "--replicas.count", "2", "--compressed-only"]
-    assert cli.main(["bench", *SMALL, *alone, "--codec", "q(4)/q(8)"]) == 2
-    assert "--codec and --like need a boundary; leave them out" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, *alone]) == 2
-    assert "--compressed-only needs a --codec or a --replica-codec" in capsys.readouterr().err
-    assert cli.main(["bench", *SMALL, "--like", "aqsgd", "--bandwidth", "1gbit,2gbit"]) == 2
-    said = (
-        "--bandwidth with --like aqsgd must name bandwidths of its table, got 1gbit,2gbit; known: 10000mbit, 1000mbit, "
-        "500mbit, 300mbit, 100mbit\n"
-    )
-    assert capsys.readouterr().err == said
-    assert cli.main(["bench", *SMALL, "--bandwidth", "1gbit,0mbit"]) == 2
-    assert "a bandwidth must be from 10kbit to 100gbit" in capsys.readouterr().err
+    assert "plain torch, whose layers are not compiled; set training.compile to false" in told[1]
+    assert "must give at least 2 processes, got 1" in said("--pipeline.num_stages", "1")
+    assert "--codec needs a boundary; leave it out" in said(*ALONE, "--codec", "q(4)/q(8)")
     monkeypatch.setattr(device, "choose", lambda wanted: torch.device("cuda", 0))
-    assert cli.main(["bench", *SMALL, "--training.device", "cuda", "--wire.transport", "nccl"]) == 2
-    assert "a bench measures frames that cross its links; set wire.transport to gloo or zmq" in capsys.readouterr().err
+    told = said("--training.device", "cuda", "--wire.transport", "nccl")
+    assert "a bench measures frames that cross its links; set wire.transport to gloo or zmq" in told
+
+
+@pytest.mark.parametrize(
+    ("environment", "got"), [({}, 1), ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, 4)]
+)
+def test_a_bench_without_all_its_processes_says_how_to_start_them(monkeypatch, capsys, environment, got):
+    for name in ("RANK", "WORLD_SIZE", "THINWIRE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["bench", *SMALL]) == 2
+    assert capsys.readouterr().err == (
+        f"a bench must have a process for each of the recipe's 2, got {got}; start it with thinwire cluster run "
+        "--hosts 2 --bandwidth 100mbit -- thinwire bench ..., or with torchrun\n"
+    )
+
+
+def test_a_file_of_something_else_keeps_what_it_has(tmp_path, capsys):
+    path = tmp_path / "kept.json"
+    for text, why in (("{}", "is another: "), ('{"title": "x", "tables": []}', "is another: ")):
+        path.write_text(text)
+        assert cli.main(["bench", *SMALL, "--out", str(path)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("--out must name a new file, or one of this bench; ") and why in told
+        assert path.read_text() == text
 
 
 def test_a_wrong_option_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--steps", "two"]) == 2
-    said = "argument --steps: must be a whole number, got 'two'; see thinwire bench --help\n"
+    said = "argument --steps: must be a whole number of at least 1, got 'two'; see thinwire bench --help\n"
     assert capsys.readouterr() == ("", said)
 
 
@@ -321,32 +239,3 @@ def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, cap
     assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages and replicas.count")
     assert cli.main(["bench", "--help"]) == 0
     assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out
-
-
-def test_who_is_not_root_is_told_before_anything_is_prepared(monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(contests, "prepare", lambda wanted: pytest.fail("prepared data and model"))
-    assert cli.main(["bench", *SMALL]) == 1
-    assert capsys.readouterr().err.startswith("a cluster needs root, ")
-
-
-@pytest.mark.namespaces
-@pytest.mark.usefixtures("can_make_hosts")
-def test_a_bench_that_is_stopped_leaves_no_host(tmp_path):
-    with started([*THINWIRE, "bench", *SMALL], tmp_path) as command:
-        command.wait_until(lambda: len(hosts_of(command.process.pid)) == 3)
-        command.process.terminate()
-        assert command.wait() == 128 + signal.SIGTERM
-    assert hosts_of(command.process.pid) == set()
-
-
-@pytest.mark.namespaces
-@pytest.mark.usefixtures("can_make_hosts")
-def test_codecs_alone_at_one_ratio_of_the_table(capsys):
-    arguments = [*SMALL, "--like", "aqsgd", "--bandwidth", "100mbit", "--compressed-only", "--codec", "q(2)/q(4)"]
-    assert cli.main(["bench", *arguments, "--repetitions", "1", "--steps", "1", "--json"]) == 0
-    speeds = Table.from_json(json.loads(capsys.readouterr().out)["tables"][0])
-    rows = [dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows]
-    assert [row["who"] for row in rows[:-1]] == ["none", "q(2)/q(4)", "torch fp32", "torch bf16"]
-    assert (rows[-1]["links"], rows[-1]["who"], rows[-1]["x none"]) == ("like 100 Mbps", "q(2)/q(4)", None)
-    assert rows[-1]["of unshaped"] == pytest.approx(rows[-1]["samples/s"] / rows[0]["samples/s"])

@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.launch.run import slower_links
 from thinwire.launch.run.recipe import parse
-from thinwire.launch.run.slower_links import crowding, how_to_measure, show_slower_links, speeds
+from thinwire.launch.run.slower_links import crowding, show_slower_links, speeds
 
 STEPS = 100
 
@@ -66,22 +66,11 @@ def test_the_table_says_what_is_measured_and_what_is_not(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert ["this", "machine,", "measured", "16.00", "-", "-"] in [line.split() for line in lines]
     assert any("predicted, not measured" in line for line in lines)
-    assert lines[-1].startswith("to measure it on Linux, as root: thinwire bench ")
     assert slower_links.PREDICTED in lines and not any("sums of gradients" in line for line in lines)
     show_slower_links(parse(["quickstart"]), summary() | {"shared": [{}]})
     assert "the predicted times leave out sums of gradients of weights" in capsys.readouterr().out
     show_slower_links(parse(["quickstart"]), summary(steps=5))
     assert capsys.readouterr().out == ""
-
-
-def test_the_command_that_measures_is_one_that_bench_takes():
-    wanted = parse(["quickstart", "--codec", "q(2)/q(6)"])
-    assert how_to_measure(wanted).startswith(
-        "to measure it on Linux, as root: thinwire bench runs/quickstart/recipe.yaml --bandwidth 100mbit --codec"
-    )
-    assert "'q(2)/q(6)'" in how_to_measure(wanted)
-    assert how_to_measure(parse(["quickstart", "--pipeline.accumulation", "2"])) == ""
-    assert slower_links.SHOWN in slower_links.LINKS
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,8 @@ from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.interfaces import alone
-from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.training.trainer import StepRecord
 from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.channel import Channel, is_coded
 
@@ -35,39 +33,30 @@ class Passage:
     """The index in the tuple that crosses the boundary."""
 
 
-def snapshots(wanted: Recipe, after: Sequence[int]) -> dict[int, dict[Passage, Tensor]]:
-    """Train a recipe without compression to the last step of `after`; the tensors that crossed boundaries, by step.
+def snapshot(wanted: Recipe, steps: int) -> dict[Passage, Tensor]:
+    """Train a recipe with boundaries without compression for `steps` steps; the tensors that crossed in the last one.
 
     They are those of the step's last pass, in the order of their boundaries, and only those that need gradients,
     because codecs get no others. This process must not have a default process group.
 
     Raises:
         ModelError: the parts of the recipe do not fit together.
-        OptionsError: the recipe has no boundary.
         NonFiniteError: the training diverged.
     """
-    if not wanted.num_boundaries:
-        raise OptionsError(f"--recipe must have at least 2 stages, got {wanted.name} with 1: it sends nothing")
     prepared = prepare(
         replace(
             wanted,
             compression=CompressionOptions(activations="none", gradients="none"),
-            training=replace(wanted.training, steps=max(after)),
+            training=replace(wanted.training, steps=steps),
         )
     )
     passages: dict[Passage, Tensor] = {}
-    found: dict[int, dict[Passage, Tensor]] = {}
-
-    def keep(record: StepRecord) -> None:
-        if record.step + 1 in after:
-            found[record.step + 1] = dict(sorted(passages.items()))
-
     with alone():
         where = simulated_placement(prepared.recipe)
         assembly = assemble(prepared, where, rank=0, observer=recording(passages))
-        assembly.trainer.train(keep)
+        assembly.trainer.train(lambda record: None)
         assembly.close()
-    return found
+    return dict(sorted(passages.items()))
 
 
 def recording(passages: dict[Passage, Tensor]) -> Observer:

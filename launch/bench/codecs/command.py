@@ -6,16 +6,13 @@ recipe, for which it does not.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thinwire.launch.run import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one
-from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
@@ -26,7 +23,7 @@ from thinwire.pipeline.frames import CHANNELS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.compress import Codec, Feedback
+    from thinwire.compress import Method
 
 PROG = "thinwire bench codecs"
 
@@ -37,6 +34,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bf16": ("bf16",),
         "fp8": ("fp8",),
         "q": (
+            "q(8, step=0.2)",
             *(f"q({bits})" for bits in (8, 6, 4, 3, 2, 1)),
             'q(4, scale="minmax")',
             'q(4, per="channel")',
@@ -61,37 +59,43 @@ SAMPLES, ROW = 8, 1024
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure codecs, print tables or JSON, and return the exit status."""
-    options = _options(argv)
-    for name in options.recipe:
-        replicas = recipe.parse([name], prog=PROG).replicas.count  # finds mistakes before the long imports
-        known = f"{PROG} knows one pipeline only, and replicas.count is {replicas}; add --replicas.count 1"
-        OptionsError.require((replicas == 1, known))
+    """Measure codecs, print a table or JSON, and return the exit status."""
+    options = make_parser().parse_args(argv)
+    wanted = recipe.parse([options.recipe], prog=PROG)
+    OptionsError.require(
+        (
+            options.elements % (SAMPLES * ROW) == 0,
+            f"--elements must be a multiple of {SAMPLES * ROW} ({SAMPLES} samples with rows of {ROW}), "
+            f"got {options.elements}",
+        ),
+        (
+            wanted.replicas.count == 1,
+            f"--recipe must be one pipeline, got {wanted.name} with replicas.count {wanted.replicas.count}",
+        ),
+        (
+            wanted.num_boundaries > 0,
+            f"--recipe must have at least 2 stages, got {wanted.name} with 1: it sends nothing",
+        ),
+    )
+    methods = [parse_method(expression) for expression in options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]]
+    found = environment(shlex.join([*PROG.split(), *argv]))
     from rich.console import Console
 
-    from thinwire.launch.bench.codecs.trial import measure, processors, tables
+    from thinwire.launch.bench.codecs.capture import snapshot
+    from thinwire.launch.bench.codecs.trial import GAUSSIAN, measure
 
-    wanted = options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]
-    methods = [parse_method(expression) for expression in wanted]
-    codecs = [method.codec for method in methods if method.feedback is None]
-    rules = [method.feedback for method in methods if method.feedback is not None]
-    found = environment(shlex.join([*PROG.split(), *argv]))
     aside = Console(stderr=True)
-    with aside.status(f"training {' and '.join(options.recipe)} for a moment, to capture tensors"):
-        data = {"gaussian": [gaussian(options.elements)], **captured(options.recipe, options.steps)}
-    aside.print(f"measuring {len(codecs)} codecs, and feedback around {len(rules)}")
-    results, feedback = measure(codecs, rules, data, processors(options.threads), options.rounds)
-    shown, machine = tables(data, results, feedback), found["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}; torch {found['torch']}"
+    with aside.status(f"training {wanted.name} for a moment, to capture tensors"):
+        crossed = snapshot(wanted, options.steps)
+    data = {GAUSSIAN: [gaussian(options.elements)]}
+    for name in CHANNELS:
+        data[name] = [tensor for passage, tensor in crossed.items() if passage.channel == name]
+    with aside.status(f"measuring {len(methods)} codecs"):
+        table = measure(methods, data, options.threads, options.rounds)
     if options.json:
-        measured = {"codecs": [*map(asdict, results)], "feedback": [*map(asdict, feedback)]}
-        print(dumps(document("bench of codecs", shown, **found, **measured), indent=2))
-    elif options.markdown:
-        print("\n\n".join([f"`{found['command']}`: {where}", *(table.markdown for table in shown)]))
+        print(dumps(document("bench of codecs", [table], **found), indent=2))
     else:
-        Console().print(where)
-        show(shown, notes=False)
-        Console().print(*dict.fromkeys(table.note for table in shown), sep="\n")
+        show([table])
     return OK
 
 
@@ -106,22 +110,9 @@ def make_parser() -> Parser:
         metavar="EXPR",
         help="codecs, or feedback around codecs (default: some of every kind)",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    add(
-        "--threads",
-        type=_thread_counts,
-        default="1,all",
-        help="numbers of CPU threads to measure with (default: %(default)s)",
-    )
+    add("--threads", type=at_least_one, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add("--elements", type=at_least_one, default=2**20, help="elements of the Gaussian tensor (default: %(default)s)")
-    add(
-        "--recipe",
-        nargs="+",
-        default=["quickstart"],
-        help="recipes that give tensors to measure on (default: quickstart)",
-    )
+    add("--recipe", default="quickstart", help="a recipe that gives tensors to measure on (default: %(default)s)")
     add(
         "--steps",
         type=at_least_one,
@@ -134,23 +125,8 @@ def make_parser() -> Parser:
         default=9,
         help="rounds of measurement; a result is their median (default: %(default)s)",
     )
+    add("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser()
-    options = parser.parse_args(argv)
-    if options.elements % (SAMPLES * ROW):
-        parser.error(
-            f"--elements must be a multiple of {SAMPLES * ROW} ({SAMPLES} samples with rows of {ROW}), "
-            f"got {options.elements}"
-        )
-    return options
-
-
-def _thread_counts(text: str) -> list[int]:
-    counts = [cores() if part == "all" else at_least_one(part) for part in text.split(",")]
-    return list(dict.fromkeys(counts))
 
 
 def default_codecs() -> list[str]:
@@ -160,7 +136,7 @@ def default_codecs() -> list[str]:
     return [expression for name in CODECS for expression in EXAMPLES.get(name, ())]
 
 
-def parse_method(expression: str) -> Codec | Feedback:
+def parse_method(expression: str) -> Method:
     """The codec or feedback of an expression. CodecError if it is wrong, or what it says cannot be measured here."""
     import torch
 
@@ -178,20 +154,3 @@ def gaussian(elements: int) -> Tensor:
     import torch
 
     return torch.randn(SAMPLES, elements // (SAMPLES * ROW), ROW, generator=torch.Generator().manual_seed(0))
-
-
-def captured(names: Sequence[str], steps: int) -> dict[str, list[Tensor]]:
-    """The messages of both channels in the last of `steps` steps, for recipes trained without compression.
-
-    A key is the name of the channel. With several recipes, the name of the recipe stands before it.
-    """
-    from thinwire.launch.bench.codecs.capture import snapshots
-
-    found = {}
-    for name in names:
-        wanted = recipe.parse([name], prog=PROG)
-        passages = snapshots(wanted, [steps])[steps]
-        for channel in CHANNELS:
-            key = f"{wanted.name} {channel}" if len(names) > 1 else channel
-            found[key] = [tensor for passage, tensor in passages.items() if passage.channel == channel]
-    return found

@@ -1,4 +1,4 @@
-"""Measurement of codecs and feedback, in turns with memcpy: quality and speed, and the tables of both.
+"""The trials of codecs and feedback, in turns with memcpy: the size and noise of each, and its speed.
 
 Speed is in GB/s of the tensor, not of the payload. The speed of memcpy in the same minutes stands beside it: absolute
 numbers say little if other work shares the machine.
@@ -11,59 +11,28 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Microbatch, SlotCounts
+from thinwire.compress import Codec, Decoder, Encoder, Feedback, Key, Method, Microbatch, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.launch.shared.tables import Table
+from thinwire.launch.shared.tables import Table, Value
 from thinwire.models.precision import threads
-from thinwire.pipeline.devices.device import seconds_now
-from thinwire.pipeline.frames import CHANNELS
 
+GAUSSIAN = "gaussian"
+"""The data whose size and speed a row shows; of other data, it shows the noise."""
 MEMCPY_BYTES = 2**28
 GIVEN_BACK_BYTES = 30 * 10**6
 CALLS = 4
-"""Calls of each act in its turn. Only the last one is timed, because the first ones fill the cache again: after memcpy,
-the first six calls of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Processor:
-    """The processor that runs codecs."""
-
-    device: str
-    """`cpu` or `cuda`."""
-    threads: int | None = None
-    """Threads of the CPU; None on a GPU."""
-
-    def __str__(self) -> str:
-        return f"{self.threads} thread{'s' * (self.threads != 1)}" if self.threads else "GPU"
-
-
-def processors(counts: Sequence[int]) -> list[Processor]:
-    """The processors to measure on: the CPU with these numbers of threads, and the GPU if there is one."""
-    gpu = [Processor(device="cuda")] if torch.cuda.is_available() else []
-    return [*(Processor(device="cpu", threads=count) for count in counts), *gpu]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """The speed of one codec on one kind of data on one processor, in GB/s (10**9 bytes) of the tensor."""
-
-    processor: Processor
-    encode: float
-    decode: float
-    memcpy: float
-    """GB/s of a copy of 256 MiB, measured in turns with the codecs."""
+"""Calls of each trial in its turn. Only the last one is timed, because the first ones fill the cache again: after
+memcpy, the first six calls of q(4) on 4 MB took 1.5, 0.8, 0.6, 0.55, 0.5 and 0.5 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The size and the noise of a codec on some data. They do not depend on the processor."""
+    """The size and the noise of a codec on some data."""
 
     bits_per_element: float
     of_entropy: float
@@ -72,43 +41,13 @@ class Quality:
     """Signal to noise; None where every value comes back exactly."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodecResult:
-    """The quality and the speeds of one codec on one kind of data."""
-
-    data: str
-    codec: str
-    quality: Quality
-    speeds: tuple[Speed, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedbackSpeed(Speed):
-    """The speed of one feedback rule. Encoding is all work of the sender, its buffers included."""
-
-    own: float
-    """Time of the feedback itself at both ends, over the time of its codec. The codec encodes once and decodes twice:
-    the sender decodes its own payload, to keep the same buffer as the receiver."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedbackResult:
-    """The size and the speeds of one feedback rule on one kind of data, after the first visit of every slot."""
-
-    data: str
-    method: str
-    bits_per_element: float
-    speeds: tuple[FeedbackSpeed, ...]
-
-
-class Trial:
+class CodecTrial:
     """One codec and the messages that it encodes one after another. Each message has its own buffers."""
 
     def __init__(self, codec: Codec, messages: Sequence[Tensor]) -> None:
         self.codec, self.messages = codec, messages
         self.payloads = [
-            torch.empty(codec.nbytes(message.shape, message.dtype), dtype=torch.uint8, device=message.device)
-            for message in messages
+            torch.empty(codec.nbytes(message.shape, message.dtype), dtype=torch.uint8) for message in messages
         ]
         self.decoded = [torch.empty_like(message) for message in messages]
 
@@ -124,21 +63,17 @@ class Trial:
 
 
 class FeedbackTrial:
-    """Feedback at both ends of a channel, after the first visit of every slot; and its codec alone.
+    """Feedback at both ends of a channel, after the first visit of every slot.
 
-    Two tensors visit a slot in turns: with one tensor alone, there would be no difference to send. The codec alone gets
-    the same two, or its tensor would be in the cache more often than that of feedback.
+    Two tensors visit a slot in turns: with one tensor alone, there would be no difference to send.
     """
 
     def __init__(self, method: Feedback, messages: Sequence[Tensor]) -> None:
-        self._visits = [messages, [message.roll(1, -1) for message in messages]]
-        self._codec = [Trial(method.inner, [message.float() for message in visit]) for visit in self._visits]
-        self._codec[1].decoded = self._codec[0].decoded  # feedback decodes both to one place too
+        self._visits, self._next = [messages, [message.roll(1, -1) for message in messages]], 0
         self._decoded = [torch.empty_like(message) for message in messages]
         self._encoders = [Encoder(method, message, **_memory(message)) for message in messages]
         self._decoders = [Decoder(method, message, **_memory(message)) for message in messages]
         self._microbatches = [_microbatch(len(message)) for message in messages]
-        self._calls = dict.fromkeys(("encode", "decode", "codec encode", "codec decode"), 0)
         for _ in self._visits:  # first visits may send more; the second ones are as long as all later ones
             self._payloads = self._new_payloads()
             self.encode()
@@ -147,52 +82,31 @@ class FeedbackTrial:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all payloads of one visit, as they are sent."""
-        return sum(
-            encoder.used(payload, encoder.plan(microbatch))
-            for encoder, payload, microbatch in zip(
-                self._encoders, self._last_payloads, self._microbatches, strict=True
-            )
-        )
+        """Bytes of all payloads of the visit that was encoded last, as they are sent."""
+        ends = zip(self._encoders, self._payloads, self._microbatches, strict=True)
+        return sum(encoder.used(payload, encoder.plan(microbatch)) for encoder, payload, microbatch in ends)
 
     def encode(self) -> None:
-        """Do all work of the sender for every message."""
-        visit, payloads = self._next("encode")
-        self._last_payloads = payloads
+        """Do all work of the sender for every message; buffers included."""
+        visit = self._visits[self._next % len(self._visits)]
+        self._next += 1
         for index, (encoder, microbatch) in enumerate(zip(self._encoders, self._microbatches, strict=True)):
-            message, plan = self._visits[visit][index], encoder.plan(microbatch)
-            encoder.settle(encoder.encode(message, payloads[index], _key(index), plan))
+            plan = encoder.plan(microbatch)
+            encoder.settle(encoder.encode(visit[index], self._payloads[index], _key(index), plan))
 
     def decode(self) -> None:
-        """Do all work of the receiver for every message, in the order of encoding."""
-        _, payloads = self._next("decode")
+        """Do all work of the receiver for every message that was just encoded."""
         for index, (decoder, microbatch) in enumerate(zip(self._decoders, self._microbatches, strict=True)):
-            decoder.decode(payloads[index], self._decoded[index], _key(index), decoder.plan(microbatch))
+            decoder.decode(self._payloads[index], self._decoded[index], _key(index), decoder.plan(microbatch))
 
-    def encode_alone(self) -> None:
-        """Encode every message of a visit with the codec alone."""
-        self._codec[self._next("codec encode")[0]].encode()
-
-    def decode_alone(self) -> None:
-        """Decode what `encode_alone` made of a visit."""
-        self._codec[self._next("codec decode")[0]].decode()
-
-    def _next(self, act: str) -> tuple[int, list[Tensor]]:
-        """The number of the visit, and the payloads of this call. The receiver must get all payloads in order."""
-        self._calls[act] += 1
-        return self._calls[act] % len(self._visits), self._payloads[self._calls[act] % CALLS]
-
-    def _new_payloads(self) -> list[list[Tensor]]:
-        sizes = [
-            encoder.plan(microbatch).nbytes
-            for encoder, microbatch in zip(self._encoders, self._microbatches, strict=True)
-        ]
-        return [[torch.empty(size, dtype=torch.uint8) for size in sizes] for _ in range(CALLS)]
+    def _new_payloads(self) -> list[Tensor]:
+        ends = zip(self._encoders, self._microbatches, strict=True)
+        return [torch.empty(encoder.plan(microbatch).nbytes, dtype=torch.uint8) for encoder, microbatch in ends]
 
 
 def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     """The quality of a codec on `messages`, each encoded alone."""
-    trial = Trial(codec, messages)
+    trial = CodecTrial(codec, messages)
     trial.encode()
     trial.decode()
     bits = sum(8 * codec.used(payload) for payload in trial.payloads)
@@ -205,115 +119,83 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     )
     signal = sum(float(message.double().square().sum()) for message in messages)
     return Quality(
-        bits_per_element=bits / sum(message.numel() for message in messages),
+        bits_per_element=bits / _elements(messages),
         of_entropy=bits / bound,
         snr_db=10 * math.log10(signal / noise) if noise else None,
     )
 
 
-def speeds(codecs: Sequence[Codec], messages: Sequence[Tensor], processor: Processor, rounds: int) -> list[Speed]:
-    """The speed of every codec on a processor: medians of `rounds`. In each round memcpy and all codecs take turns."""
-    trials = [Trial(codec, [message.to(processor.device) for message in messages]) for codec in codecs]
-    acts = [act for trial in trials for act in (trial.encode, trial.decode)]
-    memcpy, seconds = _timed(acts, processor, rounds)
-    size = _size(messages)
-    return [
-        Speed(processor=processor, encode=size / encode, decode=size / decode, memcpy=memcpy)
-        for encode, decode in zip(seconds[::2], seconds[1::2], strict=True)
-    ]
+def measure(methods: Sequence[Method], data: Mapping[str, Sequence[Tensor]], count: int, rounds: int) -> Table:
+    """A row for each codec and each rule of feedback: size and speed on Gaussian data, and the noise on all data.
 
-
-def feedback_speeds(
-    methods: Sequence[Feedback], messages: Sequence[Tensor], processor: Processor, rounds: int
-) -> list[FeedbackSpeed]:
-    """The speed of both ends of every rule, and of its codec alone, in turns with memcpy as in `speeds`."""
-    trials = [FeedbackTrial(method, messages) for method in methods]
-    acts = [act for trial in trials for act in (trial.encode, trial.decode, trial.encode_alone, trial.decode_alone)]
-    memcpy, seconds = _timed(acts, processor, rounds)
-    found, size = [], _size(messages)
-    for encode, decode, codec_encode, codec_decode in zip(*(seconds[start::4] for start in range(4)), strict=True):
-        codec = codec_encode + 2 * codec_decode
-        own = (encode + decode - codec) / codec
-        found.append(
-            FeedbackSpeed(processor=processor, encode=size / encode, decode=size / decode, memcpy=memcpy, own=own)
-        )
-    return found
-
-
-def measure(
-    codecs: Sequence[Codec],
-    rules: Sequence[Feedback],
-    data: Mapping[str, Sequence[Tensor]],
-    processors: Sequence[Processor],
-    rounds: int,
-) -> tuple[list[CodecResult], list[FeedbackResult]]:
-    """Measure every codec on every kind of data and every processor, and feedback rules on those that they allow.
-
-    Stores of feedback need a CPU.
+    `count` is the number of threads. In each of `rounds` rounds memcpy and all methods take turns.
     """
     # Make glibc keep freed memory, as it does in every process that trains. In a fresh process, each large temporary is
     # mapped again and pays for its page faults. This ends when a block of almost 32 MB is freed, the largest size that
     # glibc learns from.
     torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
-    results, feedback = list[CodecResult](), list[FeedbackResult]()
-    for name, messages in data.items():
-        of_codecs = [speeds(codecs, messages, processor, rounds) for processor in processors]
-        results += [
-            CodecResult(data=name, codec=str(codec), quality=quality(codec, messages), speeds=tuple(found))
-            for codec, *found in zip(codecs, *of_codecs, strict=True)
-        ]
-        channel = name.split()[-1]  # a recipe's name may stand before the channel; gaussian data fits every rule
-        usable = [rule for rule in rules if channel not in CHANNELS or channel in rule.channels]
-        of_rules = [feedback_speeds(usable, messages, one, rounds) for one in processors if one.device == "cpu"]
-        elements = sum(message.numel() for message in messages)
-        feedback += [
-            FeedbackResult(
-                data=name,
-                method=str(rule),
-                bits_per_element=8 * FeedbackTrial(rule, messages).nbytes / elements,
-                speeds=tuple(found),
-            )
-            for rule, *found in zip(usable, *of_rules, strict=True)
-        ]
-    return results, feedback
-
-
-_CODECS = "enc, dec: GB/s of the tensor, and share of memcpy; x bound: bytes over the entropy bound"
-_OWN = "own: time of the feedback itself, over time of its codec, both ends together"
-
-
-def tables(
-    data: Mapping[str, Sequence[Tensor]], codecs: Sequence[CodecResult], feedback: Sequence[FeedbackResult]
-) -> list[Table]:
-    """For each kind of data a table of the codecs and one of the feedback that were measured on it."""
-    return [
-        _table(name, messages, of_data)
-        for name, messages in data.items()
-        for measured in (codecs, feedback)
-        if (of_data := [result for result in measured if result.data == name])
+    messages = data[GAUSSIAN]
+    trials = [
+        FeedbackTrial(method.feedback, messages) if method.feedback else CodecTrial(method.codec, messages)
+        for method in methods
     ]
+    with threads(count):
+        memcpy, seconds = timed(trials, count, rounds)
+    size = _elements(messages) * messages[0].element_size() / 1e9
+    rows = [
+        [str(method), *_noise(method, trial, data), *(size / each for each in spent)]
+        for method, trial, spent in zip(methods, trials, seconds, strict=True)
+    ]
+    shapes = ", ".join(f"{name} {len(its)} of {'x'.join(map(str, its[0].shape))}" for name, its in data.items())
+    return Table(
+        f"codecs with {count} thread{'s' * (count > 1)}: {shapes}",
+        ["codec", "bits", "x bound", *(f"SNR {name}, dB" for name in data), "encode, GB/s", "decode, GB/s"],
+        rows,
+        f"Bits and speed are those of Gaussian data. x bound: bytes over the entropy bound. GB/s are of the tensor; "
+        f"memcpy ran at {MEMCPY_BYTES / memcpy / 1e9:.1f}. An empty SNR: all values came back exactly, or a rule "
+        f"remembers what it sent.",
+    )
 
 
-def _table(name: str, messages: Sequence[Tensor], results: Sequence[CodecResult | FeedbackResult]) -> Table:
-    speeds, feedback = results[0].speeds, isinstance(results[0], FeedbackResult)
-    acts = ("enc", "dec", "own") if feedback else ("enc", "dec")
-    columns = ["feedback" if feedback else "codec", "bits", *([] if feedback else ["x bound", "SNR dB"])]
-    columns += [f"{act} {speed.processor}" for speed in speeds for act in acts]
-    rows = []
-    for one in results:
-        if isinstance(one, FeedbackResult):
-            row = [one.method, f"{one.bits_per_element:.2f}"]
-        else:
-            found = one.quality
-            noise = "exact" if found.snr_db is None else f"{found.snr_db:.1f}"
-            row = [one.codec, f"{found.bits_per_element:.2f}", f"{found.of_entropy:.3f}", noise]
-        for speed in one.speeds:
-            row += [f"{rate:.2f} {rate / speed.memcpy:3.0%}" for rate in (speed.encode, speed.decode)]
-            row += [f"{speed.own:.2f}"] if isinstance(speed, FeedbackSpeed) else []
-        rows.append(row)
-    shape = "x".join(map(str, messages[0].shape))
-    memcpy = ", ".join(f"{speed.memcpy:.1f} GB/s with {speed.processor}" for speed in speeds)
-    return Table(f"{name}: {len(messages)} of {shape}; memcpy {memcpy}", columns, rows, _OWN if feedback else _CODECS)
+def _noise(method: Method, trial: CodecTrial | FeedbackTrial, data: Mapping[str, Sequence[Tensor]]) -> Sequence[Value]:
+    """Bits an element, payload over its bound, and signal to noise on each kind of data."""
+    if isinstance(trial, FeedbackTrial):
+        return [8 * trial.nbytes / _elements(data[GAUSSIAN]), *[None] * (1 + len(data))]
+    found = {name: quality(method.codec, messages) for name, messages in data.items()}
+    plain = found[GAUSSIAN]
+    return [plain.bits_per_element, plain.of_entropy, *(one.snr_db for one in found.values())]
+
+
+def timed(
+    trials: Sequence[CodecTrial | FeedbackTrial], count: int, rounds: int
+) -> tuple[float, list[tuple[float, float]]]:
+    """Median seconds of memcpy, and of encode and decode of each trial, in turns with a warm cache.
+
+    With one thread, the clock is processor time. Without other work, it equals the time that passes. With other work,
+    long calls are interrupted and short calls often are not, so the time that passes would make memcpy look slow.
+    """
+    clock = time.process_time if count == 1 else time.perf_counter
+    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8)
+    target = torch.ones_like(source)
+    acts: list[tuple[Callable[[], object], ...]] = [(lambda: target.copy_(source),)]
+    acts += [(trial.encode, trial.decode) for trial in trials]
+    spent: list[list[list[float]]] = [[[] for _ in own] for own in acts]
+    for _ in range(rounds):
+        for own, times in zip(acts, spent, strict=True):
+            last = [0.0] * len(own)
+            for _ in range(CALLS):
+                for index, act in enumerate(own):
+                    started = clock()
+                    act()
+                    last[index] = clock() - started
+            for each, seconds in zip(times, last, strict=True):
+                each.append(seconds)
+    [[memcpy], *found] = [[statistics.median(each) for each in times] for times in spent]
+    return memcpy, [(encode, decode) for encode, decode in found]
+
+
+def _elements(messages: Sequence[Tensor]) -> int:
+    return sum(message.numel() for message in messages)
 
 
 def _memory(message: Tensor) -> dict[str, Any]:
@@ -329,39 +211,6 @@ def _microbatch(rows: int) -> Microbatch:
     """A micro-batch of training with its samples in random order, as from a sampler."""
     samples = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
     return Microbatch("train", range(rows), samples)
-
-
-def _size(messages: Sequence[Tensor]) -> float:
-    """Gigabytes of the messages."""
-    return sum(message.numel() * message.element_size() for message in messages) / 1e9
-
-
-def _timed(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> tuple[float, list[float]]:
-    """The GB/s of memcpy and the median seconds of each act, measured in turns."""
-    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8, device=processor.device)
-    target = torch.ones_like(source)
-    with threads(processor.threads or torch.get_num_threads()):
-        times = _in_turns([lambda: target.copy_(source), *acts], processor, rounds)
-    memcpy, *seconds = [statistics.median(found) for found in times]
-    return MEMCPY_BYTES / memcpy / 1e9, seconds
-
-
-def _in_turns(acts: Sequence[Callable[[], object]], processor: Processor, rounds: int) -> list[list[float]]:
-    """Seconds of each act in each round, with a warm cache.
-
-    With one thread, the clock is processor time. Without other work, it equals the time that passes. With other work,
-    long calls are interrupted and short calls often are not, so the time that passes would make memcpy look slow.
-    """
-    clock = time.process_time if processor.threads == 1 else partial(seconds_now, torch.device(processor.device))
-    seconds: list[list[float]] = [[] for _ in acts]
-    for _ in range(rounds):
-        for act, times in zip(acts, seconds, strict=True):
-            for _ in range(CALLS - 1):
-                act()
-            started = clock()
-            act()
-            times.append(clock() - started)
-    return seconds
 
 
 def _key(index: int) -> Key:

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -27,7 +23,7 @@ from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.assembly import assemble
 from thinwire.models.data.sampler import Batch
 from thinwire.models.layers import Stage
-from thinwire.pipeline.devices.device import CPU, put_all, seconds_now
+from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.measuring.meters import SECTIONS, Meter
 from thinwire.pipeline.measuring.spans import Recording
 from thinwire.pipeline.options import CompressionOptions
@@ -64,26 +60,25 @@ class StepMeasures:
 
     sections: dict[str, float]
     """Seconds of its stages by section; sections do not overlap."""
-    compute: list[tuple[int, str, float]]
-    """Stage, task, seconds: of one micro-batch, or of the optimizer."""
+    forward: float
+    """Median seconds of the forward of a micro-batch through a stage of this process; of a GPU, of its launch alone."""
     frames: list[tuple[int, str, float, float]]
     """Boundary (between replicas: stage), channel, frames, bytes: what its stages sent."""
-    exchange: dict[str, float]
-    """Of `sections`, the seconds of the exchange between replicas, and its `other` seconds; empty without replicas."""
+
+    @property
+    def sent(self) -> float:
+        """Bytes of all frames."""
+        return sum(nbytes for _, _, _, nbytes in self.frames)
 
 
 class Contender(Protocol):
-    """One way to train the recipe. Plain torch has no stores and no files; the LIMIT is that of Thinwire's stages."""
+    """One way to train the recipe. Plain torch has no stores and no files."""
 
     round: int
     """The steps that it takes at a time, from one exchange between replicas to the next."""
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
-
-    def measure_compute(self, ids: Tensor) -> None:
-        """On a GPU, measure what its steps compute in a round of its own: a timed one does not wait for the GPU."""
-        return
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -119,8 +114,6 @@ class Thinwire(Contender):
         self._sampler: Any = SimpleNamespace(steps_per_epoch=1)
         self._trainer.sampler = self._sampler
         self._trainer.read_clocks()
-        self._device = self.stages[0].device
-        self._compute_of_gpu: list[tuple[int, str, float]] = []
         if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
@@ -135,55 +128,30 @@ class Thinwire(Contender):
         stages, steps = self._trainer.stages, self.round
         for stage in stages:
             stage.meter.sent.clear()
-            stage.meter.exchange.clear()
+        recordings = [Recording() for _ in stages]
+        for stage, recording in zip(stages, recordings, strict=True):
+            stage.meter.recording = recording
         taken = [self._take(ids) for _ in range(steps)]
+        for stage in stages:
+            stage.meter.recording = None
         return StepMeasures(
-            sections={name: sum(record.sections[name] for record, _ in taken) / steps for name in SECTIONS},
-            compute=self._compute_of_gpu or _means(chain.from_iterable(compute for _, compute in taken)),
+            sections={name: sum(record.sections[name] for record in taken) / steps for name in SECTIONS},
+            forward=_forward(recordings),
             frames=[
                 (boundary, channel, traffic.frames / steps, traffic.bytes / steps)
                 for stage in stages
                 for (boundary, channel, _), traffic in stage.meter.sent.items()
             ],
-            exchange={
-                name: sum(stage.meter.exchange[name] for stage in stages) / steps for name in stages[0].meter.exchange
-            },
         )
 
-    def measure_compute(self, ids: Tensor) -> None:
-        """On a GPU, take a round in which each section of time begins and ends when the GPU has done all before."""
-        if self._device == CPU:
-            return
-        with self._sections_of(self._device):
-            taken = [self._take(ids) for _ in range(self.round)]
-        self._compute_of_gpu = _means(chain.from_iterable(compute for _, compute in taken))
-
-    @contextmanager
-    def _sections_of(self, device: torch.device) -> Iterator[None]:
-        meters = [stage.meter for stage in self._trainer.stages]
-        for meter in meters:
-            meter.clock = partial(seconds_now, device)
-        yield
-        for meter in meters:
-            meter.clock = perf_counter
-
-    def _take(self, ids: Tensor) -> tuple[StepRecord, list[tuple[int, str, float]]]:
-        """Take one optimizer step: its record, and stage, task, seconds of what was computed."""
-        stages, batch = self._trainer.stages, Batch(0, ids, torch.ones(len(ids), dtype=torch.bool))
+    def _take(self, ids: Tensor) -> StepRecord:
+        """Take one optimizer step."""
+        batch = Batch(0, ids, torch.ones(len(ids), dtype=torch.bool))
         self._sampler.batch = lambda step: batch
-        recordings = {stage.stage_index: Recording() for stage in stages}
-        for stage in stages:
-            stage.meter.recording = recordings[stage.stage_index]
         record = self._trainer.train_step(self._next)
         # only replicas that step alone count their steps; else the first step comes again and again
         self._next += self.round > 1
-        for stage in stages:
-            stage.meter.recording = None
-        return record, [
-            (stage, task, seconds)
-            for stage, recording in recordings.items()
-            for task, seconds in _computed(recording).items()
-        ]
+        return record
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -197,24 +165,14 @@ class Thinwire(Contender):
         self._assembly.close()
 
 
-def _means(computed: Iterable[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
-    """Stage, task, mean seconds of several steps."""
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for index, task, seconds in computed:
-        found[index, task].append(seconds)
-    return [(index, task, statistics.mean(seconds)) for (index, task), seconds in found.items()]
-
-
-def _computed(recording: Recording) -> dict[str, float]:
-    """Seconds by task: the median over the micro-batches of a step; for the optimizer, the whole step."""
-    durations: dict[tuple[str, int | None], float] = defaultdict(float)
-    for span in recording.spans:
-        if span.kind == "compute":
-            durations[span.task, span.microbatch] += span.end - span.start
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for (task, _), seconds in durations.items():
-        by_task[task].append(seconds)
-    return {task: statistics.median(seconds) for task, seconds in by_task.items()}
+def _forward(recordings: Sequence[Recording]) -> float:
+    """Median seconds of the forward of a micro-batch through one of the stages that were recorded."""
+    found = defaultdict[tuple[int, int | None, int | None], float](float)
+    for stage, recording in enumerate(recordings):
+        for span in recording.spans:
+            if (span.kind, span.task) == ("compute", "forward"):
+                found[stage, span.pass_index, span.microbatch] += span.end - span.start
+    return statistics.median(found.values())
 
 
 class CastAtBoundaries(nn.Module):
@@ -290,7 +248,7 @@ class PlainTorch(Contender):
             kwargs = {"target": targets.to(self._device), "losses": []}
         self._schedule.step(*args, **kwargs, **samples.side(ids))
         self._update()
-        return StepMeasures({}, [], [], {})
+        return StepMeasures({}, 0.0, [])
 
     def _update(self) -> None:
         options = self._recipe.optimizer
