@@ -30,7 +30,7 @@ from thinwire.launch.run.fields import (
     words,
 )
 from thinwire.launch.run.yaml_text import descriptions, dump_yaml, fields_in, packaged_names, read_named
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, at_home
 from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions
 from thinwire.models.options import FRESH, ModelOptions
@@ -274,7 +274,7 @@ def _at_home(value: Any) -> Any:
         return [_at_home(each) for each in value]
     if isinstance(value, dict):
         return {name: _at_home(each) for name, each in value.items()}
-    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+    return at_home(value) if isinstance(value, str) else value
 
 
 def dump(recipe: Recipe) -> str:
@@ -299,6 +299,8 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
     resumed, wrong = "", list[str]()
     rest = iter(argv)
     for argument in rest:
+        if "\0" in argument:
+            raise OptionsError(f"arguments must not hold the character NUL, got {argument!r}")
         option, equals, text = argument.partition("=")
         name = option[2:].replace("-", "_")
         by_number = get_args(steps_to(Recipe, name[:-5])[-1][1])[1:] if name.endswith(".help") else ()
@@ -307,7 +309,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
             parser.print_help()
             raise SystemExit(0)
         if not option.startswith("--"):
-            free.append(argument)
+            free.append(at_home(argument))
         elif argument in _FLAGS:
             found.append(_FLAGS[argument])
         elif option in _FLAGS:
@@ -326,7 +328,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
                 channels = [f"compression.{channel}" for channel in CHANNELS]
                 found += zip(channels, split_pair(text), strict=True)
             elif option == "--resume":
-                resumed = text
+                resumed = text = at_home(text)
                 found += [("output", text), ("checkpoint.resume", "always")]
             elif is_group(kind := steps_to(Recipe, name)[-1][1]) and not text.startswith("{"):
                 first = next(names_of(kind))

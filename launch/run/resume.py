@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire.compress.stores.marks import run_of
+from thinwire.errors.words import listed
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.failures import FOLDER_VARIABLE
@@ -115,7 +116,7 @@ class Resumption:
             _check_replaced(self.checkpoints.folder, where, runs)
         found: tuple[Manifest | None, list[str]] = (None, []) if anew else find(recipe, made, where, parts)
         self._manifest, self._passed_over = found
-        self._anew = self._manifest is not None and goes_another_way(self._manifest, made)
+        self._changes = {} if self._manifest is None else changes(self._manifest, made)
         self.same_parts = self._manifest is not None and self._manifest.cut == made["cuts"]
         self.first = 0 if self._manifest is None else self._manifest.step
         _check_turn(prepared, where, trainer, self.first)
@@ -147,6 +148,7 @@ class Resumption:
         )
         return [
             *self._passed_over,
+            *([f"from here on, {listed(list(self._changes.values()))}"] if self._changes else []),
             f"goes on from the checkpoint of step {self.first} in {self.checkpoints.folder}{anew}",
         ]
 
@@ -168,7 +170,7 @@ class Resumption:
         else:
             resume_model(self._trainer, self.checkpoints.folder, self._manifest)
             self.checkpoints.go_on_from(self._manifest)
-        if self._anew:
+        if self._changes:
             self._passed_over += pass_over(self._recipe.folder, self.first)
 
 
@@ -248,10 +250,14 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     return header
 
 
-def goes_another_way(manifest: Manifest, made: Mapping[str, Any]) -> bool:
-    """Whether a run with a header, that goes on from a checkpoint, has a setting that changes what comes after it."""
+def changes(manifest: Manifest, made: Mapping[str, Any]) -> dict[str, str]:
+    """By name, the settings of a run with a header that change what comes after a checkpoint, in words."""
     old, new = manifest.header.get("fields", {}), made["fields"]
-    return any(old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT) for name in old.keys() | new)
+    return {
+        name: f"{name} is {_shown(new, name)} in place of {_shown(old, name)}"
+        for name in sorted(old.keys() | new)
+        if old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT)
+    }
 
 
 def find(

@@ -106,6 +106,7 @@ class Run:
                 *trainer.stages[0].wire.gpus.notes,
                 recipe.compression.note_on_warmup(steps, per_epoch),
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
+                recipe.optimizer.note_on_warmup(steps),
                 recipe.optimizer.note_on_freezing(steps, per_epoch),
                 arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", trainer.stages[0].device.type),
                 batch_norm_warning([*chain(*norms)], recipe.pipeline.microbatch_size),

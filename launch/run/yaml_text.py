@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from thinwire.errors.names import did_you_mean
 from thinwire.pipeline.errors import OptionsError
@@ -101,6 +102,13 @@ class _Loader(yaml.SafeLoader):
                 raise ComposerError(None, None, f"{name} must stand only once", key.start_mark)
             names.add(name)
         return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        """The text of a number, a word or a text."""
+        text = super().construct_scalar(node)
+        if "\0" in text:  # no path may hold it, and Python raises a ValueError of its own for each
+            raise ConstructorError(None, None, "text must not hold the character NUL", node.start_mark)
+        return text
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put what `<<` merges in its place: own fields count before merged ones, earlier groups before later ones.

@@ -24,18 +24,23 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, partial(_read, float, "a number"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; its options have underscores as well as dashes, as those of a recipe."""
+        """As argparse does; its options have underscores as well as dashes, and paths ~/, as those of a recipe."""
         return super().parse_known_args([self._own(word) for word in args or ()], namespace)
 
     def _own(self, word: str) -> str:
         """A word; an option of this parser with its dashes."""
         option, equals, text = word.partition("=")
         dashed = option.replace("_", "-")
-        return dashed + equals + text if dashed in self._option_string_actions else word
+        return dashed + equals + at_home(text) if dashed in self._option_string_actions else at_home(word)
 
     def error(self, message: str) -> NoReturn:
         """Raise OptionsError instead of exiting."""
         raise OptionsError(f"{message}; see {self.prog} --help")
+
+
+def at_home(text: str) -> str:
+    """A text; a path that begins with ~/ begins with the user's home, wherever a shell leaves it as it is."""
+    return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def run_folder(place: Path) -> Path:

@@ -22,7 +22,7 @@ UNREAD = 141
 """The reader of the output is gone: 128 and the number of SIGPIPE."""
 
 FOR_MEMORY = (
-    "(probably by the system, for want of memory: lower pipeline.microbatch_size, set training.recompute to true, or "
+    "(probably by the system, for want of memory: lower pipeline.microbatch_size, set training.recompute to block, or "
     "take a smaller model)"
 )
 """What may have killed a process that ended by SIGKILL, and what to make smaller."""

@@ -172,10 +172,18 @@ def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
     source = Path(part.name)
     cache = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(source)}")
     try:
-        return datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
+        builder = datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
     except Exception:
         _check_no_run(source, map(str, source.rglob("*")))  # among the files of a run it may not know what the data are
         raise
+    for path in chain(*(builder.config.data_files or {}).values()):
+        for name in re.findall(r"\$\w+|\$\{[^}]*\}", path):
+            if os.path.expandvars(name) != name:
+                raise OSError(
+                    f"datasets replaces {name} in a path by a variable of the environment: name the file or folder "
+                    f"otherwise"
+                )
+    return builder
 
 
 def _opened(part: Part, builder: Any) -> Splits:

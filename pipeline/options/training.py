@@ -220,6 +220,16 @@ class OptimizerOptions:
         over = is_over(self.freeze_after, progress.step, progress.steps_per_epoch)
         return self.name == "quantized-adam" and over
 
+    def note_on_warmup(self, steps: int) -> str | None:
+        """A sentence if the learning rate never falls in so many steps, because its warm-up is no shorter."""
+        if not steps or self.warmup_steps < steps:
+            return None
+        return (
+            f"the learning rate rises to the end, to {steps / self.warmup_steps:.0%} of optimizer.lr: "
+            f"optimizer.warmup_steps of {self.warmup_steps} is as long as all {steps} steps; lower it, or take "
+            f"optimizer.warmup_ratio"
+        )
+
     def note_on_freezing(self, steps: int, steps_per_epoch: int) -> str | None:
         """A sentence if the second moment is never frozen in so many steps."""
         if not self.sends_in_full(compress.Progress(steps - 1, steps_per_epoch)):

@@ -17,6 +17,7 @@ from thinwire.launch import cli
 from thinwire.launch.run.folders import mark
 from thinwire.launch.run.recipe import packaged
 from thinwire.launch.shared import progress
+from thinwire.launch.shared.arguments import Parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +30,17 @@ def test_help_names_every_command_and_its_purpose(capsys, arguments):
     assert said.err == ""
     for name, (_, purpose) in cli.COMMANDS.items():
         assert [name, *purpose.split()] in [line.split() for line in said.out.splitlines()]
+
+
+def test_arguments_of_any_command_may_begin_with_the_users_home(monkeypatch):
+    """A shell leaves ~/ as it is behind = and in quotes: `--resume=~/run` was ./~/run."""
+    monkeypatch.setenv("HOME", "/home/me")
+    parser = Parser(prog="thinwire new")
+    parser.add_argument("place")
+    parser.add_argument("--new-folder", type=Path)
+    options = parser.parse_args(["~/run", "--new_folder=~/a=b"])
+    assert (options.place, options.new_folder) == ("/home/me/run", Path("/home/me/a=b"))
+    assert parser.parse_args(["a~/b"]).place == "a~/b"
 
 
 def test_output_that_nobody_reads_on_is_no_traceback():

@@ -1,3 +1,4 @@
+import re
 import signal
 
 import pytest
@@ -57,6 +58,8 @@ def test_a_process_that_the_system_may_have_killed_says_what_to_make_smaller():
     """`stage 1 was killed by SIGKILL` left its user to find out that the machine had too little memory."""
     said = ended(-signal.SIGKILL)
     assert said.startswith("was killed by SIGKILL (probably by the system, for want of memory: lower pipeline.microb")
+    [(name, value)] = re.findall(r"set ([\w.]+) to (\w+)", said)
+    assert f"{name} {value}" == "training.recompute block", "it was true, which is no value"
     assert (ended(-signal.SIGSEGV), ended(3)) == ("was killed by SIGSEGV", "exited with status 3")
 
 

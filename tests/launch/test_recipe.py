@@ -117,6 +117,22 @@ def test_paths_of_any_option_may_begin_with_the_users_home(tmp_path, monkeypatch
     assert found.clients.outlines == [f"{tmp_path}/a", "b"]
 
 
+def test_a_recipe_and_a_run_to_go_on_with_may_lie_in_the_users_home(tmp_path, monkeypatch):
+    """`--output ~/run` was $HOME/run, and `--resume=~/run` was ./~/run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    written(tmp_path, "training: {steps: 3}", "run/recipe.yaml")
+    resumed = parse(["--resume=~/run"])
+    assert (resumed.output, resumed.training.steps) == (f"{tmp_path}/run", 3)
+    assert parse(["~/run/recipe.yaml"]).training.steps == 3
+
+
+def test_fields_that_share_a_group_in_the_file_are_set_one_by_one(tmp_path):
+    shared = written(tmp_path, "compression: {boundaries: {0: &a {activations: q(2)}, 1: *a}}")
+    boundaries = parse([str(shared), "--compression.boundaries.1.activations", "q(3)"]).compression.boundaries
+    assert boundaries == {0: BoundaryOptions(activations="q(2)"), 1: BoundaryOptions(activations="q(3)")}
+
+
 def test_a_name_in_the_file_or_on_the_command_line_wins(tmp_path):
     path = written(tmp_path, "name: given")
     assert parse([str(path)]).name == "given"

@@ -145,8 +145,10 @@ def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
     told = capsys.readouterr().err
     assert "compression.activations: 'topk(0.3)' there, 'q(2)' here" in told
     assert "training.seed: 0 there, 3 here" in told
-    assert cli.main([*again, "--training.steps", "9", "--optimizer.lr", "0.002", "--checkpoint.keep", "1"]) == 0
+    assert cli.main([*again, "--training.steps", "9", "--optimizer.lr", "0.003", "--checkpoint.keep", "1"]) == 0
     assert len(losses(stopped_run)) == 9 and checkpoints(stopped_run) == ["step-00000009"]
+    said = capsys.readouterr().out
+    assert "from here on, optimizer.lr is 0.003 in place of 0.002 and training.steps is 9 in place of 7" in said
 
 
 @pytest.mark.parametrize(("more", "newest"), [([], 7), (["--optimizer.lr", "0.1"], 5)])

@@ -34,6 +34,18 @@ def test_a_folder_that_would_be_a_pattern_is_refused(tmp_path):
         read("text", Part(str(tmp_path / "set[1]")))
 
 
+@pytest.mark.parametrize("named", ["$RUNX", "$RUNX/t.jsonl", "data"])
+def test_a_path_in_which_the_library_would_replace_a_variable_is_refused(tmp_path, monkeypatch, named):
+    """`datasets` read other/t.jsonl in place of $RUNX/t.jsonl, which was there."""
+    monkeypatch.setenv("RUNX", "other")
+    for folder in ("other", "$RUNX", "data/other", "data/$RUNX"):
+        write_json(tmp_path / folder / "t.jsonl", [{"text": folder}])
+    with pytest.raises(ModelError, match=r"replaces \$RUNX in a path by a variable of the environment"):
+        read("text", Part(str(tmp_path / named)))
+    monkeypatch.delenv("RUNX")
+    assert read("text", Part(str(tmp_path / "$RUNX"))) == ["$RUNX"]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_file_that_was_replaced_is_read_again_whatever_its_time_says(tmp_path, inside):
     path = tmp_path / "folder" / "rows.jsonl"

@@ -163,6 +163,18 @@ def test_other_courses_are_those_of_transformers():
         assert [lr_factor(step, 20, options) for step in range(20)] == pytest.approx(expected, abs=1e-12), name
 
 
+def test_a_warmup_as_long_as_training_is_told():
+    """A run of 4 steps with a warm-up of 100 ended at 4 % of the rate without a word."""
+    told = OptimizerOptions(warmup_steps=100).note_on_warmup(4)
+    assert told == (
+        "the learning rate rises to the end, to 4% of optimizer.lr: optimizer.warmup_steps of 100 is as long as all 4 "
+        "steps; lower it, or take optimizer.warmup_ratio"
+    )
+    fitting = (OptimizerOptions(warmup_steps=3), OptimizerOptions(warmup_ratio=0.9), OptimizerOptions())
+    assert [options.note_on_warmup(4) for options in fitting] == [None] * 3
+    assert OptimizerOptions(warmup_steps=100).note_on_warmup(0) is None
+
+
 def test_a_warmup_is_a_share_of_training():
     options = OptimizerOptions(schedule="linear", warmup_ratio=0.25, lr=1.0, min_lr=0.5)
     assert [lr_factor(step, 6, options) for step in range(6)] == [0.5, 1, 1, 0.875, 0.75, 0.625]
