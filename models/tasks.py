@@ -48,15 +48,12 @@ class Task(Protocol):
     scores: tuple[str, ...]
     """The names of the metrics."""
 
-    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed loss of the valid targets, here their cross-entropy in nats: a float32 scalar, 0 without targets.
-
-        `smoothing` is the share of a target that goes to all classes alike.
-        """
+    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """The summed loss of the valid targets, here cross-entropy in nats: a float32 scalar, 0 without targets."""
         logits, targets = output.flatten(0, -2), target.flatten()
         if logits.numel() <= _WHOLE:
-            return _cross_entropy(logits.float(), targets, smoothing)
-        found: Tensor = CrossEntropyInParts.apply(logits, targets, smoothing)
+            return _cross_entropy(logits.float(), targets)
+        found: Tensor = CrossEntropyInParts.apply(logits, targets)
         return found
 
     def num_valid(self, target: Tensor) -> int:
@@ -141,10 +138,10 @@ class OwnTask:
         self.unit = task.unit
         self.scores = (*task.scores, *metrics)
 
-    def loss_sum(self, output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
+    def loss_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The summed loss of the valid targets. ModelError if the user's function gives no scalar."""
         if self._loss is None:
-            return self.task.loss_sum(output, target, smoothing)
+            return self.task.loss_sum(output, target)
         found = _called(self._loss, output, target)
         require(
             (
@@ -224,8 +221,8 @@ def mask_padding(target: Tensor, valid: Tensor) -> Tensor:
     return torch.where(rows, target, IGNORE)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
 class CrossEntropyInParts(torch.autograd.Function):
@@ -238,29 +235,28 @@ class CrossEntropyInParts(torch.autograd.Function):
     repeats = True
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         """The summed loss, a float32 scalar, of logits [N, C] and targets [N]."""
         ctx.save_for_backward(logits, targets)
-        ctx.smoothing = smoothing
         parts = list(zip(*_in_parts(logits, targets), strict=True))
         # made before the parts: one made after each would lie where the next part could be
         sums = logits.new_empty(len(parts), dtype=torch.float32)
         for index, (some, wanted) in enumerate(parts):
-            sums[index] = _cross_entropy(some.float(), wanted, smoothing)
+            sums[index] = _cross_entropy(some.float(), wanted)
         return sums.sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """The gradient of the logits, in their dtype."""
         logits, targets = ctx.saved_tensors
         found = torch.empty_like(logits)
         for some, wanted, into in zip(*_in_parts(logits, targets, found), strict=True):
             with torch.enable_grad():
                 leaf = some.detach().float().requires_grad_()
-                loss = _cross_entropy(leaf, wanted, ctx.smoothing)
+                loss = _cross_entropy(leaf, wanted)
             into.copy_(torch.autograd.grad(loss, leaf, gradient)[0])
-        return found, None, None
+        return found, None
 
 
 def _in_parts(logits: Tensor, *others: Tensor) -> list[tuple[Tensor, ...]]:

@@ -78,7 +78,7 @@ def assemble(
     of_all = agreement | agreed_by_replicas(recipe)
     wire = make_wire(recipe, data, where.replica_of(rank), agreement, observer, where.pipeline)
     stages = _stages(prepared, where, rank, device, wire)
-    loss = WholeBatchLoss(data.task, stages[-1].meter, training.label_smoothing)
+    loss = WholeBatchLoss(data.task, stages[-1].meter)
     shared = _shared_weights(prepared, stages, where)
 
     def in_full(progress: Progress) -> bool:

@@ -53,8 +53,6 @@ _MAY_CHANGE = (
     "optimizer.warmup_ratio",
     "optimizer.min_lr",
     "optimizer.cosine_steps",
-    "optimizer.cycles",
-    "optimizer.decay_steps",
     "optimizer.weight_decay",
     "optimizer.no_decay",
     "optimizer.max_grad_norm",

@@ -31,7 +31,6 @@ _USED_BY = {
     "freeze_after": ("name", ("quantized-adam",)),
     "min_lr": ("schedule", ("linear", "cosine", "wsd")),
     "cosine_steps": ("schedule", ("cosine",)),
-    "decay_steps": ("schedule", ("wsd",)),
 }
 """Of each field the optimizers, or the schedules, that use it. Of another optimizer, its arguments say what it uses."""
 MOST_STEPS = 10**9
@@ -69,7 +68,7 @@ class OptimizerOptions:
     training. So long, the gradients between replicas travel uncompressed."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """The learning rate after its warm-up: constant, linear to `min_lr`, half a cosine to it, or wsd (stays at its
-    peak, and in the last `decay_steps` goes to it linearly)."""
+    peak, and in the last tenth of training goes to it linearly)."""
     min_lr: float = 0.0
     """The learning rate at the end of linear, cosine and wsd."""
     warmup_steps: int = 0
@@ -78,10 +77,6 @@ class OptimizerOptions:
     """The same as a share of training; give one of the two."""
     cosine_steps: int | None = None
     """Length of the half cosine in steps; null means the length of training (2401.07788 uses twice that)."""
-    cycles: int = 1
-    """cosine: how many half cosines in a row, each from the peak; give no `cosine_steps` then."""
-    decay_steps: int | None = None
-    """wsd: the steps in which the learning rate goes down; null means a tenth of training."""
     max_grad_norm: float | None = None
     """Gradients are clipped to this norm over all stages; null does not clip. quantized-adam clips its momentum once
     the second moment is frozen."""
@@ -115,18 +110,9 @@ class OptimizerOptions:
                 f"optimizer.warmup_ratio must be 0 beside warmup_steps, got {self.warmup_ratio} and "
                 f"{self.warmup_steps}",
             ),
-            (self.cycles >= 1, f"optimizer.cycles must be at least 1, got {self.cycles}"),
             (
-                self.cycles == 1 or (self.schedule == "cosine" and self.cosine_steps is None),
-                "optimizer.cycles needs schedule cosine, and cosine_steps null, got "
-                f"{self.schedule} and {self.cosine_steps}",
-            ),
-            *(
-                (
-                    (steps := getattr(self, name)) is None or steps >= 1,
-                    f"optimizer.{name} must be at least 1 or null, got {steps}",
-                )
-                for name in ("cosine_steps", "decay_steps")
+                self.cosine_steps is None or self.cosine_steps >= 1,
+                f"optimizer.cosine_steps must be at least 1 or null, got {self.cosine_steps}",
             ),
         )
         mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
@@ -273,8 +259,6 @@ class TrainingOptions:
     evaluation with the best one are kept in best/ of the run's folder."""
     patience: int | None = None
     """The evaluations in a row without a better score after which training ends; null trains all steps."""
-    label_smoothing: float = 0.0
-    """The share of a target that goes to all classes or tokens alike, in training; evaluations count without."""
     loss: str | None = None
     """A function of your own, module:function, in place of the cross-entropy: of the last layer's output and the
     targets, the sum over the targets that are not -100, a scalar."""
@@ -305,12 +289,8 @@ class TrainingOptions:
                 f"training.evaluate_every must be at least 1 step beside training.patience, which counts evaluations, "
                 f"got {self.evaluate_every!r}"
             )
-        if not 0 <= self.label_smoothing < 1:
-            mistakes.append(f"training.label_smoothing must lie in [0, 1), got {self.label_smoothing}")
         if self.prompts and self.compile:
             mistakes.append("training.prompts must be left out beside training.compile: each length is another program")
-        if self.label_smoothing and self.loss:
-            mistakes.append(f"training.label_smoothing must be 0 beside a loss of your own, got {self.label_smoothing}")
         if mistakes:
             raise OptionsError(mistakes)
 

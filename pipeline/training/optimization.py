@@ -105,11 +105,11 @@ class WholeBatchLoss:
 
     The shares of all micro-batches and accumulation passes add up to this: the sum of the loss over the valid targets,
     divided by the number of valid targets in the whole batch, which `begin` sets. Where nothing is observed, which is
-    training, targets are smoothed, and a loss of the model's own counts for each valid target of its micro-batch.
+    training, a loss of the model's own counts for each valid target of its micro-batch.
     """
 
-    def __init__(self, task: Task, meter: Meter, smoothing: float = 0.0) -> None:
-        self._task, self._meter, self._smoothing = task, meter, smoothing
+    def __init__(self, task: Task, meter: Meter) -> None:
+        self._task, self._meter = task, meter
         self._denominator, self._factor = 1, 1.0
         self._observed: list[Tensor] | None = None
 
@@ -130,8 +130,7 @@ class WholeBatchLoss:
             trains = self._observed is None
             if self._observed is not None:
                 self._observed.append(self._task.observe(output.detach(), target))
-            smoothing = (self._smoothing,) if trains and self._smoothing else ()
-            loss = self._task.loss_sum(output, target, *smoothing)
+            loss = self._task.loss_sum(output, target)
             if trains and own is not None:
                 loss = loss + own * self._task.num_valid(target)
             return loss / self._denominator * self._factor
@@ -338,12 +337,12 @@ def lr_factor(step: int, total: int, options: OptimizerOptions) -> float:
         return (step + 1) / warmup
     length = max(1, total - warmup)
     done = step - warmup
-    falls = options.decay_steps or math.ceil(total / 10)
+    falls = math.ceil(total / 10)
     through = min(1.0, done / (options.cosine_steps or length))
     courses: dict[str, Callable[[], float]] = {
         "constant": lambda: 1.0,
         "linear": lambda: max(0.0, 1 - done / length),
-        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * (through * options.cycles % 1 if through < 1 else 1))),
+        "cosine": lambda: 0.5 * (1 + math.cos(math.pi * through)),
         "wsd": lambda: min(1.0, max(0.0, (total - step) / falls)),
     }
     least = options.min_lr / options.lr if options.lr else 0.0

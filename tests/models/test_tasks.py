@@ -56,21 +56,19 @@ def test_a_fully_masked_micro_batch_is_worth_nothing(output, target):
     assert TASK.num_valid(target[4:]) == 0
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, target, dtype, smoothing):
+def test_a_loss_in_parts_has_the_gradients_of_the_whole(monkeypatch, output, target, dtype):
     """Bit for bit, also where the loss is scaled, some rows are masked and the last part is short."""
     logits = output.detach().to(dtype).requires_grad_()
-    whole = TASK.loss_sum(logits, target, smoothing)
+    whole = TASK.loss_sum(logits, target)
     [expected] = torch.autograd.grad(whole / 7, logits)
     monkeypatch.setattr(tasks, "_WHOLE", 4 * 11)
     monkeypatch.setattr(tasks, "_PART", 4 * 11)
-    in_parts = TASK.loss_sum(logits, target, smoothing)
+    in_parts = TASK.loss_sum(logits, target)
     [got] = torch.autograd.grad(in_parts / 7, logits)
     assert torch.equal(got, expected)
     assert got.dtype == dtype
     torch.testing.assert_close(in_parts, whole)
-    assert not torch.equal(TASK.loss_sum(logits, target, smoothing + 0.1), in_parts)
 
 
 @pytest.mark.slow
@@ -195,12 +193,6 @@ def test_the_counts_of_many_classes_take_the_memory_of_a_few_rows():
 def test_one_class_cannot_be_told_apart():
     with pytest.raises(ModelError, match="num_labels must be from 2 to 1000000, got 1"):
         Classification(1)
-
-
-def test_smoothing_is_that_of_torch():
-    output, target = torch.randn(2, 3, 5), torch.tensor([[1, IGNORE, 4], [0, 2, IGNORE]])
-    expected = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum", label_smoothing=0.2)
-    assert torch.equal(TASK.loss_sum(output, target, 0.2), expected)
 
 
 OWN = """

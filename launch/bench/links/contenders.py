@@ -234,7 +234,7 @@ class PlainTorch(Contender):
         self._optimizers = {
             index: make_optimizer(module.parameters(), recipe.optimizer) for index, module in modules.items()
         }
-        self._loss = WholeBatchLoss(prepared.data.task, Meter(), prepared.recipe.training.label_smoothing)
+        self._loss = WholeBatchLoss(prepared.data.task, Meter())
         self._schedule = build(recipe.pipeline.schedule, stages, recipe.pipeline.num_microbatches, self._loss)
 
     def step(self, ids: Tensor) -> StepMeasures:
