@@ -29,7 +29,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import BucketMember, InFull, Listener, Setting, never
+from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, ToAll, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.state import trained
@@ -126,7 +126,7 @@ def connect(
         for stage, both in parts.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
-    member = Listener if options.step_alone else BucketMember
+    member = ToAll if options.step_alone else ByParts
     make = partial(
         StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)
     )
@@ -152,7 +152,7 @@ def _statistics(
             first = exchanges[stage.stage_index].next_bucket
             # all statistics are there in each step, so nobody asks the others which
             make = partial(
-                StageExchange, setting=setting, here=here, links=links, member=Listener, everyone=lambda mine: [mine]
+                StageExchange, setting=setting, here=here, links=links, member=ToAll, everyone=lambda mine: [mine]
             )
             found[stage.stage_index] = StageStatistics(buffers, here, partial(make, first_bucket=first))
     return Statistics(found)

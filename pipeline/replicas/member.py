@@ -13,6 +13,7 @@ through memory. So every contribution is treated alike, and all replicas use the
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,52 +68,74 @@ class Setting:
     """How many links a frame from one replica to another crosses."""
 
 
-class Lanes:
-    """Makes the ends of one replica's lanes in one bucket."""
+class Member(ABC):
+    """One replica in the exchange of one bucket. Its methods are called in their order.
 
-    def __init__(self, setting: Setting, replica: int, bucket: int, links: LaneEnds) -> None:
-        self.setting, self.replica, self._bucket, self._links = setting, replica, bucket, links
+    Args:
+        setting: what all buckets of the stage have in common.
+        replica: which one it is.
+        bucket: the rows, and who owns them.
+        links: make the ways of the frames.
+    """
 
-    @property
-    def everyone(self) -> range:
-        """All replicas."""
-        return range(self.setting.replicas)
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
+        self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, links
+        self._everyone = range(setting.replicas)
 
-    def message(self, rows: int, progress: Progress) -> Microbatch:
-        """The message of one exchange with so many rows."""
-        samples = self.setting.layout.shape(rows)[0]
-        kind: PassKind = "warmup" if self.setting.in_full(progress) else "train"
+    @abstractmethod
+    def send_parts(self, rows: Tensor, progress: Progress) -> None:
+        """Send `rows`, float32 [rows of the bucket, row]; they are only read, then free."""
+
+    def send_sum(self, progress: Progress) -> None:
+        """Send to all what this replica owns, added up in the order of the replicas; nothing if it owns none."""
+        return
+
+    @abstractmethod
+    def take(self, rows: Tensor, progress: Progress) -> None:
+        """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
+
+    @abstractmethod
+    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
+        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
+
+    def _message(self, rows: range, progress: Progress) -> Microbatch:
+        """The message of one exchange with these rows."""
+        samples = self._setting.layout.shape(len(rows))[0]
+        kind: PassKind = "warmup" if self._setting.in_full(progress) else "train"
         return Microbatch(kind, range(samples), step=progress.step)
 
-    def sender(self, name: ChannelName, rows: int, to: Sequence[int]) -> Sender:
-        """The end where this replica sends so many rows."""
-        lane = self._lane(name, rows, self.replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
+    def _shaped(self, rows: Tensor) -> Tensor:
+        return rows.view(self._setting.layout.shape(len(rows)))
+
+    def _sender(self, name: ChannelName, rows: range, to: Sequence[int]) -> Sender:
+        """The end where this replica sends these rows."""
+        lane = self._lane(name, rows, self._replica, to[0] if len(to) == 1 else None, to_all=len(to) > 1)
         encoder = _coder(Encoder, lane)
         way = self._links.sending(lane, to, capacity_of([encoder]))
-        copies = partial(self._crossing, self.replica, to)
-        return Sender(lane, [encoder], way, self.setting.options, self.setting.meter, copies=copies)
+        copies = partial(self._crossing, self._replica, to)
+        return Sender(lane, [encoder], way, self._setting.options, self._setting.meter, copies=copies)
 
-    def receiver(self, name: ChannelName, rows: int, source: int, to: Sequence[int]) -> Receiver:
+    def _receiver(self, name: ChannelName, rows: range, source: int, to: Sequence[int]) -> Receiver:
         """The end where this replica receives what `source` sends to all of `to`."""
-        lane = self._lane(name, rows, source, self.replica, to_all=len(to) > 1)
+        lane = self._lane(name, rows, source, self._replica, to_all=len(to) > 1)
         decoder = _coder(Decoder, lane)
-        way = StraightReceiver(self._links.receiving(lane, self.replica, capacity_of([decoder])))
-        copies = partial(self._crossing, source, [self.replica])
+        way = StraightReceiver(self._links.receiving(lane, self._replica, capacity_of([decoder])))
+        copies = partial(self._crossing, source, [self._replica])
         time = self._links.local_time(source)
-        return Receiver(lane, [decoder], way, self.setting.options, self.setting.meter, time, copies)
+        return Receiver(lane, [decoder], way, self._setting.options, self._setting.meter, time, copies)
 
     def _crossing(self, source: int, to: Sequence[int]) -> int:
-        return sum(self.setting.copies(source, receiver) for receiver in to)
+        return sum(self._setting.copies(source, receiver) for receiver in to)
 
-    def _lane(self, name: ChannelName, rows: int, source: int, to: int | None, *, to_all: bool) -> Lane:
-        setting = self.setting
+    def _lane(self, name: ChannelName, rows: range, source: int, to: int | None, *, to_all: bool) -> Lane:
+        setting, shape = self._setting, self._setting.layout.shape(len(rows))
         return Lane(
             boundary=setting.stage,
             name=name,
-            examples=(torch.empty(setting.layout.shape(rows), dtype=torch.float32, device="meta", requires_grad=True),),
+            examples=(torch.empty(shape, dtype=torch.float32, device="meta", requires_grad=True),),
             method=setting.method,
             seed=setting.seed,
-            bucket=self._bucket,
+            bucket=self._bucket.index,
             replica=source,
             to=to,
             to_all=to_all,
@@ -122,107 +145,86 @@ class Lanes:
         )
 
 
-class BucketMember:
-    """A replica that sends each part to its owner. Its methods are called in their order.
+class ByParts(Member):
+    """A replica that sends each part to its owner."""
 
-    Args:
-        lanes: make the ends of this replica in this bucket.
-        bucket: the rows, and who owns them.
-    """
-
-    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
-        self._lanes, self._bucket, self._replica = lanes, bucket, lanes.replica
-        parts, sums = lanes.setting.channels
-        everyone, sizes = lanes.everyone, [len(part) for part in bucket.parts]
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
+        super().__init__(setting, replica, bucket, links)
+        (channel, of_sums), everyone, parts = setting.channels, self._everyone, bucket.parts
         # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
-        turns = [*everyone[self._replica + 1 :], *everyone[: self._replica + 1]]
-        owners = [owner for owner in turns if sizes[owner]]
-        self._to_owners = {owner: lanes.sender(parts, sizes[owner], [owner]) for owner in owners}
+        turns = [*everyone[replica + 1 :], *everyone[: replica + 1]]
+        owners = [owner for owner in turns if parts[owner]]
+        self._to_owners = {owner: self._sender(channel, parts[owner], [owner]) for owner in owners}
         self._from_workers, self._to_all = [], None
-        if self._replica in owners:
-            mine = sizes[self._replica]
-            self._from_workers = [lanes.receiver(parts, mine, worker, [self._replica]) for worker in everyone]
-            self._to_all = lanes.sender(sums, mine, everyone)
+        if replica in owners:
+            mine = parts[replica]
+            self._from_workers = [self._receiver(channel, mine, worker, [replica]) for worker in everyone]
+            self._to_all = self._sender(of_sums, mine, everyone)
         # its own sum needs no wire, so it is decoded while others travel
-        self._from_owners = {owner: lanes.receiver(sums, sizes[owner], owner, everyone) for owner in owners[::-1]}
+        self._from_owners = {owner: self._receiver(of_sums, parts[owner], owner, everyone) for owner in owners[::-1]}
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send each owner its part of `rows`, float32 [rows of the bucket, row]; they are only read, then free."""
+        """Send each owner its part."""
         # receive ahead: gloo moves bytes only once the receiver has posted
         for receiver in (*self._from_workers, *self._from_owners.values()):
             receiver.post(1)
         for owner, sender in self._to_owners.items():
-            sender.send(self._message(owner, progress), [self._shaped(rows[self._place(owner)])])
+            sender.send(self._message_of(owner, progress), [self._shaped(rows[self._place(owner)])])
 
     def send_sum(self, progress: Progress) -> None:
         """Add up the parts that this replica owns, in the order of the replicas, and send the sum to all."""
         if self._to_all is None:
             return
-        message = self._message(self._replica, progress)
+        message = self._message_of(self._replica, progress)
         self._to_all.send(message, [total_of(self._from_workers, message)])
 
     def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
+        """Write the sums that their owners sent."""
         for owner, receiver in self._from_owners.items():
-            receiver.receive(self._message(owner, progress), [self._shaped(rows[self._place(owner)])])
+            receiver.receive(self._message_of(owner, progress), [self._shaped(rows[self._place(owner)])])
         for sender in (*self._to_owners.values(), *([self._to_all] if self._to_all else [])):
             sender.flush()
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
+        """One for each owner, and one for the part that this replica owns."""
         senders = {"parts": self._to_owners, "sums": {self._replica: self._to_all} if self._to_all else {}}[name]
         for owner, sender in senders.items():
             yield self._bucket.parts[owner], sender.coders[0].buffers.store("train")
 
-    def _message(self, owner: int, progress: Progress) -> Microbatch:
-        return self._lanes.message(len(self._bucket.parts[owner]), progress)
+    def _message_of(self, owner: int, progress: Progress) -> Microbatch:
+        return self._message(self._bucket.parts[owner], progress)
 
     def _place(self, owner: int) -> slice:
         """Where the part of an owner lies among the rows of the bucket."""
         part, first = self._bucket.parts[owner], self._bucket.rows.start
         return slice(part.start - first, part.stop - first)
 
-    def _shaped(self, rows: Tensor) -> Tensor:
-        return rows.view(self._lanes.setting.layout.shape(len(rows)))
 
+class ToAll(Member):
+    """A replica that sends all of a bucket to every other, and adds up for itself what others sent."""
 
-class Listener:
-    """A replica that sends all of a bucket to every other, and adds up for itself what others sent.
-
-    Args:
-        lanes, bucket: as for BucketMember.
-    """
-
-    def __init__(self, lanes: Lanes, bucket: Bucket) -> None:
-        self._lanes, self._rows = lanes, bucket.rows
-        (channel, _), count, everyone = lanes.setting.channels, len(self._rows), lanes.everyone
-        self._to_all = lanes.sender(channel, count, everyone)
-        self._from_all = [lanes.receiver(channel, count, source, everyone) for source in everyone]
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
+        super().__init__(setting, replica, bucket, links)
+        (channel, _), everyone = setting.channels, self._everyone
+        self._to_all = self._sender(channel, bucket.rows, everyone)
+        self._from_all = [self._receiver(channel, bucket.rows, source, everyone) for source in everyone]
 
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
         """Send all rows of the bucket to all."""
         for receiver in self._from_all:
             receiver.post(1)
-        shaped = rows.view(self._lanes.setting.layout.shape(len(rows)))
-        self._to_all.send(self._lanes.message(len(rows), progress), [shaped])
-
-    def send_sum(self, progress: Progress) -> None:
-        """Nothing: every replica adds up for itself."""
+        self._to_all.send(self._message(self._bucket.rows, progress), [self._shaped(rows)])
 
     def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the sum in the order of the replicas into `rows`, and wait until all frames have left."""
-        total = total_of(self._from_all, self._lanes.message(len(rows), progress))
+        """Write the sum in the order of the replicas."""
+        total = total_of(self._from_all, self._message(self._bucket.rows, progress))
         rows.copy_(total.view(len(rows), -1))
         self._to_all.flush()
 
     def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """The rows of the bucket and the store of this replica's error; there is no owner."""
+        """One of all rows; there is no owner."""
         if name == "parts":
-            yield self._rows, self._to_all.coders[0].buffers.store("train")
-
-
-BucketSide = BucketMember | Listener
-"""One replica in the exchange of one bucket."""
+            yield self._bucket.rows, self._to_all.coders[0].buffers.store("train")
 
 
 def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:

@@ -21,7 +21,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.lane import SHARED_GRADIENTS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT
-from thinwire.pipeline.replicas.member import BucketMember, InFull, Setting, never
+from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
@@ -80,7 +80,7 @@ class SharedWeights:
             copies=self._crossings,
         )
         # what another stage has used gets a gradient here too
-        make = partial(StageExchange, links=links, member=BucketMember, everyone=lambda mine: [[True] * len(mine)])
+        make = partial(StageExchange, links=links, member=ByParts, everyone=lambda mine: [[True] * len(mine)])
         meters = {stage.stage_index: stage.meter for stage in stages}
         self._exchanges = {
             stage: make(copies[stage], setting(meter=meters[stage]), [member]) for stage, member in here.items()

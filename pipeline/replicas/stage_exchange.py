@@ -15,10 +15,10 @@ from torch.nn import Parameter
 from thinwire.compress import Progress
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError
-from thinwire.pipeline.replicas.division import BUCKET, Bucket, divide
+from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import StageRows
-from thinwire.pipeline.replicas.member import BucketSide, Lanes, Setting
+from thinwire.pipeline.replicas.member import Member, Setting
 
 Everyone = Callable[[Sequence[bool]], Sequence[Sequence[bool]]]
 """Gives the answers of this stage in each process that has it; collective."""
@@ -47,7 +47,7 @@ class StageExchange:
         setting: Setting,
         here: Sequence[int],
         links: LaneEnds,
-        member: Callable[[Lanes, Bucket], BucketSide],
+        member: type[Member],
         everyone: Everyone,
         first_bucket: int = 0,
     ) -> None:
@@ -58,10 +58,7 @@ class StageExchange:
         self._buckets = buckets
         self._longest = max((len(bucket.rows) for bucket in buckets), default=0)
         self._given: Sequence[Tensor | None] = []
-        self._members = {
-            replica: [member(Lanes(setting, replica, bucket.index, links), bucket) for bucket in buckets]
-            for replica in here
-        }
+        self._members = {replica: [member(setting, replica, bucket, links) for bucket in buckets] for replica in here}
         self._everyone = everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas

@@ -38,14 +38,6 @@ class StageExchanged:
     """The share hidden of the exchanges that ended in this step; None if none did, or if it is not known."""
 
 
-@dataclass(frozen=True)
-class StepExchanged:
-    """What all stages of a pipeline exchanged in a step; at least one of them did."""
-
-    step: int
-    stages: list[StageExchanged]
-
-
 class StepExchanges:
     """The exchanges of a pipeline, step by step; the first replica reports them, if there are several."""
 
@@ -75,16 +67,15 @@ class StepExchanges:
         return [(stage.meter.exchanged, sum(stage.meter.exchange.values())) for stage in self._stages]
 
 
-def step_exchanged(step: int, told: Iterable[Sequence[Mapping[str, Any]]]) -> StepExchanged | None:
-    """What all stages of a pipeline exchanged in a step, by the reports of its processes; None if they did not."""
+def exchanged_by_stages(told: Iterable[Sequence[Mapping[str, Any]]]) -> list[StageExchanged]:
+    """What each stage of a pipeline exchanged in a step, by the reports of its processes; empty if none did."""
     reports = sorted((each for reports in told for each in reports), key=lambda each: each["stage"])
     if not any(report["bytes"] or report["seconds"] for report in reports):
-        return None
-    stages = [
+        return []
+    return [
         StageExchanged(report["stage"], report["bytes"], report["seconds"], share)
         for report, share in zip(reports, hidden_shares(reports), strict=True)
     ]
-    return StepExchanged(step, stages)
 
 
 Moments = Sequence[tuple[float, float]]

@@ -25,7 +25,7 @@ from thinwire.pipeline.measuring.step_traffic import StepTraffic
 from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.step_exchanges import StepExchanged, step_exchanged
+from thinwire.pipeline.replicas.step_exchanges import StageExchanged, exchanged_by_stages
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import Update
 from thinwire.pipeline.training.runner import Runner
@@ -54,8 +54,8 @@ class StepRecord:
     """Bytes of the tensors in those frames, uncompressed."""
     skipped: bool = False
     """Whether no stage stepped, because a gradient of fp16 was not finite."""
-    exchanged: StepExchanged | None = None
-    """What the stages of the first replica exchanged with the others, in the process that reports; None if nothing."""
+    exchanged: Sequence[StageExchanged] = ()
+    """What each stage of the first replica exchanged with the others, in the process that reports; empty if nothing."""
 
 
 class Batches(Protocol):
@@ -193,7 +193,7 @@ class Trainer:
             bytes=nbytes,
             uncompressed=uncompressed,
             skipped=scale.skipped > skipped,
-            exchanged=step_exchanged(step, exchanges) if self.reports else None,
+            exchanged=exchanged_by_stages(exchanges) if self.reports else (),
         )
 
     def _step(self, pipeline: int | None) -> list[float | None]:

@@ -73,7 +73,7 @@ def test_it_is_diloco(alone, outer, passes):
     exchanging = {"replicas": 3, "passes": passes, "sync": {"every": EVERY, **outer}}
     trainer = make_trainer(0, **OPTIONS, **exchanging, compression=NONE, optimizer=optimizer)
     records = assert_trains_to(trainer, common, losses)
-    exchanged = [record.exchanged.step for record in records if record.exchanged]
+    exchanged = [record.step for record in records if record.exchanged]
     assert exchanged == [2, 5, 7], "every three steps, and at the end"
 
 

@@ -8,13 +8,13 @@ from thinwire.compress import Key, parse
 from thinwire.pipeline.errors import CheckpointError, OptionsError
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import BucketMember, Listener
+from thinwire.pipeline.replicas.member import ByParts, ToAll
 
 ROW = FLAT.row
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])
-@pytest.mark.parametrize("member", [BucketMember, Listener])
+@pytest.mark.parametrize("member", [ByParts, ToAll])
 def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, member):
     given = gradients(0)
     for flat in exchanged(make("none", layout=layout, member=member), given, 0):
@@ -130,7 +130,7 @@ def test_errors_go_on_by_the_names_of_parameters():
     assert not torch.equal(fresh[0], ours)
 
 
-@pytest.mark.parametrize("member", [BucketMember, Listener])
+@pytest.mark.parametrize("member", [ByParts, ToAll])
 @pytest.mark.parametrize("expression", ['ef(q(2, round="stochastic"))', "ef(topk(0.02))"])
 def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(member, expression):
     replicas, again = (make(expression, layout=TILES, member=member) for _ in range(2))
@@ -145,7 +145,7 @@ def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(member, expre
 
 def test_if_all_add_up_each_sends_all_to_every_other():
     """u = d + e; C(u) to all; e <- u - C(u); everyone adds up C(u) in the order of the replicas."""
-    codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, member=Listener)
+    codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, member=ToAll)
     errors = torch.zeros(REPLICAS, 1, 4096)
     for step in range(3):
         u = torch.nn.functional.pad(gradients(step), (0, 4096 - SIZE)).view(REPLICAS, 1, 4096) + errors

@@ -12,7 +12,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import TILES
-from thinwire.pipeline.replicas.member import Listener, Setting
+from thinwire.pipeline.replicas.member import Setting, ToAll
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
 PUBLISHED = 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)'
@@ -52,7 +52,7 @@ def make(shapes):
         meter=meter,
         layout=TILES,
     )
-    exchange = StageExchange(parameters, setting, range(REPLICAS), ends, Listener, list)
+    exchange = StageExchange(parameters, setting, range(REPLICAS), ends, ToAll, list)
     return exchange, list(parameters.values()), ends.frames, meter
 
 

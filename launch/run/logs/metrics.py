@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from thinwire.launch.run.logs.files import LogFile, keep_lines
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.replicas.step_exchanges import StepExchanged
+from thinwire.pipeline.replicas.step_exchanges import StageExchanged
 from thinwire.pipeline.training.trainer import StepRecord
 
 _GROWN = 1000.0
@@ -167,26 +167,26 @@ class MetricsLog:
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
         self._add(record.step, points)
-        if record.exchanged is not None:
-            self._exchanged(record.exchanged)
+        if record.exchanged:
+            self._exchanged(record.step, record.exchanged)
         if record.loss is not None:
             self._steps.append(record.step)
             self._losses.append(record.loss)
         if record.grad_norm:
             self._compare(record.step, record.grad_norm)
 
-    def _exchanged(self, exchanged: StepExchanged) -> None:
+    def _exchanged(self, step: int, stages: Sequence[StageExchanged]) -> None:
         """Log what all stages exchanged with other replicas in a step."""
-        self._logs["exchanges"].add(_line(asdict(exchanged)))
+        self._logs["exchanges"].add(_line({"step": step, "stages": [asdict(each) for each in stages]}))
         points: dict[str, float] = {}
-        for of in exchanged.stages:
+        for of in stages:
             points |= {
                 f"bytes/to and from replicas, stage {of.stage}": of.bytes,
                 f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
             }
             if of.hidden is not None:
                 points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
-        self._add(exchanged.step, points)
+        self._add(step, points)
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
