@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.launch.run.folders import within_another
 from thinwire.launch.shared.arguments import Parser, new_folder, run_folder
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import showing
-from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire export"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,8 +17,6 @@ def main(argv: Sequence[str]) -> int:
     """Export a run, and return the exit status."""
     options = make_parser().parse_args(argv)
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
-    if said := within_another(target):
-        raise OptionsError(f"--to must name a folder that no run removes: {said}; name another folder")
     with showing("importing torch"):
         from thinwire.launch.run.export import export, merged
         from thinwire.launch.run.saved import read_run

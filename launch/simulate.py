@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if wanted.data.outline is not None:
         print(f"data.outline, {wanted.data.outline}, is not read: this process has the data", file=sys.stderr)
     with all_held(wanted), working():
-        check_unused(wanted)  # again: no other run can begin there now
-        simulate(prepared)
+        simulate(replace(prepared, recipe=wanted.again))
         if wanted.debug.smoke:
             from thinwire.launch.run.export import check_export
 

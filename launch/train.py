@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         forks.use_one_thread()
     rank = own_rank()
     from thinwire.launch.run import recipe
-    from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
+    from thinwire.launch.run.folders import all_held, check_folders, check_unused, mark, refuse_early
 
     wanted = recipe.parse(argv) if is_stage else recipe.parse(argv, before=refuse_early)
     if is_stage:
@@ -63,9 +63,13 @@ def main(argv: Sequence[str]) -> int:
         _check_transport(wanted)
     check_folders(wanted)
     if not is_stage:
+        from thinwire.launch.run.outputs import save_recipe
+
         with all_held(wanted) as descriptors:
-            check_unused(wanted)  # again: no other run can begin there now
-            launch(prepared, argv, descriptors)
+            if wanted.checkpoint.resume == "never":  # RECIPE may have been that of the run that is set aside
+                mark(wanted.folder, uuid.uuid4().hex)
+                save_recipe(wanted)
+            launch(replace(prepared, recipe=wanted.again), argv, descriptors)
             if wanted.debug.smoke:
                 from thinwire.launch.run.export import check_export
 
@@ -73,10 +77,7 @@ def main(argv: Sequence[str]) -> int:
         return OK
     from thinwire.launch.run.worker import work
 
-    # one process holds the folders for all: the launcher, or the first that torchrun started
-    first = parent.VARIABLE not in os.environ and rank == 0
-    with all_held(wanted) if first else nullcontext():
-        return work(prepared, beating)
+    return work(prepared, beating)
 
 
 def _check_reach(wanted: Recipe) -> None:
@@ -114,8 +115,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     """
     from thinwire.launch.hosts.commands import gathered_signals
     from thinwire.launch.plan.places import real_placement
-    from thinwire.launch.run import failures, folders, host_data, stage_processes
-    from thinwire.launch.run.resume import BEGUN
+    from thinwire.launch.run import failures, host_data, stage_processes
+    from thinwire.launch.run.folders import what_is_left
     from thinwire.launch.shared import scratch
     from thinwire.launch.shared.progress import show
     from thinwire.pipeline.wire.backends import fresh_keys
@@ -126,7 +127,6 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
     show(f"building {copies}{wanted.pipeline.num_stages} stages in {wanted.num_processes} processes")
     start = _starting(prepared, arguments, descriptors)
     scratch.remove_orphans()
-    begun = False
     with gathered_signals() as came:
         for left in reversed(range(wanted.checkpoint.restarts + 1)):
             with scratch.folder() as folder:
@@ -140,35 +140,15 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                     start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves
                 )
                 reports = failures.read_reports(folder) | failures.silences(end.silent, where)
-                begun |= (folder / BEGUN).exists()
             if end.finished:
                 return
             if came:
-                left_over = _left(wanted, begun)
-                raise StoppedError(failures.explain_stopped(came[0], reports.values(), left_over), came[0])
+                raise StoppedError(failures.explain_stopped(came[0], reports.values(), what_is_left(wanted)), came[0])
             told = failures.explain(reports, end.failed, where, end.hung)
             if left == 0 or any(report.lasting for report in reports.values()):
-                began, left_over = left < wanted.checkpoint.restarts, _left(wanted, begun)
-                told = "\n".join(filter(None, [told, left_over]))
+                began, told = left < wanted.checkpoint.restarts, "\n".join(filter(None, [told, what_is_left(wanted)]))
                 raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)
-            if gone := folders.departed(wanted, descriptors[0]):
-                raise FailedError(f"{told}\n{gone}")
             print(f"{told}\nstarting again from the newest checkpoint; restarts left: {left - 1}", file=sys.stderr)
-            start = _again(prepared, arguments, descriptors) if begun else start
-
-
-def _left(wanted: Recipe, begun: bool) -> str:
-    """What is left of a run. Before one has begun anew, what its folder holds is of the run before, and is not lost."""
-    from thinwire.launch.run.folders import what_is_left
-
-    return what_is_left(wanted) if begun or wanted.checkpoint.resume != "never" else ""
-
-
-def _again(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:
-    """How a stage process is started to go on from the newest checkpoint, also where the run was to start anew."""
-    again = prepared.recipe.again
-    resuming = [*arguments, "--checkpoint.resume", again.checkpoint.resume]
-    return _starting(replace(prepared, recipe=again), resuming, descriptors)
 
 
 def _starting(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> Start:
@@ -178,7 +158,8 @@ def _starting(prepared: Prepared, arguments: Sequence[str], descriptors: Sequenc
 
     if forks.is_safe():
         return partial(forks.Forked, lambda: work(prepared, heartbeat.begin()))
-    return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *arguments], descriptors)
+    again = [*arguments, "--checkpoint.resume", prepared.recipe.checkpoint.resume]
+    return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *again], descriptors)
 
 
 if __name__ == "__main__":

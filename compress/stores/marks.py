@@ -34,14 +34,10 @@ def run_of(folder: Path) -> str | None:
     return None
 
 
-def stray(folder: Path, run: str | None = None) -> str | None:
-    """A sentence about a link, pipe or device at or in a place within the folder of a run; None without one.
-
-    The place itself may be a link to a folder with the mark of this very run: somebody moved it to another disk.
-    """
-    moved = folder.is_symlink() and run is not None and run_of(folder) == run
+def stray(folder: Path) -> str | None:
+    """A sentence about a link, pipe or device at or in a place within the folder of a run; None without one."""
     inside = (Path(place, name) for place, *names in os.walk(folder) for name in chain(*names))
-    for path in inside if moved else chain([folder], inside):
+    for path in chain([folder], inside):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process removes it
             mode = os.lstat(path).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -49,12 +45,12 @@ def stray(folder: Path, run: str | None = None) -> str | None:
     return None
 
 
-def obstacle(folder: Path, run: str, names: Sequence[str] = ALL) -> str | None:
+def obstacle(folder: Path, names: Sequence[str] = ALL) -> str | None:
     """A sentence that says why a run must not write to a folder, which may be missing; None if it may.
 
     `names` are patterns of what the run writes there; with the usual, the whole folder is the run's.
     """
-    if names == ALL and (said := stray(folder, run)) is not None:
+    if names == ALL and (said := stray(folder)) is not None:
         return said
     if not folder.exists():
         return None
@@ -67,7 +63,7 @@ def obstacle(folder: Path, run: str, names: Sequence[str] = ALL) -> str | None:
 
 def claim(folder: Path, run: str, names: Sequence[str] = ALL) -> None:
     """Make a folder of a run, durable on return, or take one that a run made before. OSError if `obstacle` has one."""
-    if (said := obstacle(folder, run, names)) is not None:
+    if (said := obstacle(folder, names)) is not None:
         raise OSError(errno.EEXIST, said, str(folder))
     make_folder(folder)
     if run_of(folder) is None:

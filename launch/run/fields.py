@@ -30,7 +30,6 @@ WITHOUT_EFFECT = (
     "description",
     "output",
     "save_every",
-    "wait_for_space",
     "logging",
     "checkpoint.",
     "wire.",

@@ -22,9 +22,7 @@ import torch
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.run.folders import mark
-from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.outputs import OutputError, save_recipe, writing
+from thinwire.launch.run.outputs import OutputError
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
@@ -49,33 +47,6 @@ class ModelFacts:
     """The full names of what trains beside a frozen model; empty without an adapter."""
     inside: str = ""
     """The type of the model of text and images whose text model it is; empty for others."""
-
-
-def keep_folder(prepared: Prepared, log: MetricsLog | None, run: str) -> bool:
-    """Make a run's folder anew, with what a resume and an export need, if somebody moved or removed it.
-
-    `log` is that of the process that has one, `run` its id.
-
-    Returns whether the files of the log were gone.
-
-    Raises:
-        OutputError: another run is in its place, or the disk has no room.
-    """
-    folder = prepared.recipe.folder
-    with writing(folder):
-        if not (folder / "recipe.yaml").exists():
-            mark(folder, run)
-            save_recipe(prepared.recipe)
-        try:
-            gone = log is not None and log.put_back()
-        except FileExistsError as error:
-            raise OutputError(
-                f"{folder} must stay in its place while a run writes to it, but another run is there now; move that "
-                f"one away and this one back"
-            ) from error
-        if gone:
-            save_model_files(folder, prepared)
-        return gone
 
 
 def save_model_files(run: Path, prepared: Prepared) -> None:

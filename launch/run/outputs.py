@@ -14,7 +14,6 @@ runs/NAME/
   trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
   summary.json          the numbers of the tables at the end, and more
   loss.png              the loss curve
-  replaced/             a run that --overwrite replaces, until this one has saved
 """
 
 from __future__ import annotations
@@ -52,15 +51,6 @@ def writing(folder: Path) -> Iterator[None]:
             f"{folder} must have room for the files of the run, but its disk does not: {error.strerror}; free some "
             f"space, or name another --output; what was saved before is still there"
         ) from error
-
-
-def remove_earlier(recipe: Recipe) -> None:
-    """Remove files of an earlier run that this one does not replace at once: summary, best weights, some logs."""
-    (recipe.folder / "summary.json").unlink(missing_ok=True)
-    remove(recipe.folder / "best")
-    kept = {"exchanges.jsonl": recipe.replicas.count > 1, "answers.jsonl": bool(recipe.training.prompts)}
-    for name in (name for name, stays in kept.items() if not stays):
-        (recipe.folder / name).unlink(missing_ok=True)
 
 
 def save_recipe(recipe: Recipe) -> None:

@@ -56,7 +56,6 @@ PACKAGED = files("thinwire.launch") / "recipes"
 
 _NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 
-MOST_WAITING = 1e6
 TRACED = 5
 """Steps that --trace records if it gives no number."""
 SMOKE_STEPS = 3
@@ -74,8 +73,6 @@ class Recipe:
     """Folder for all files of the run; empty means runs/NAME, and runs/NAME-simulated for thinwire simulate."""
     save_every: int = 0
     """Steps between saves of the weights; 0 saves only at the end."""
-    wait_for_space: float = 3600.0
-    """Seconds that a run waits for space if a disk is full at a save, with its weights in memory; 0 stops at once."""
     logging: list[str] = field(default_factory=list)
     """Where the curves go too: wandb, trackio, or module:function, which gets a dict of numbers by name, with the step,
     after each step and evaluation."""
@@ -102,8 +99,6 @@ class Recipe:
             mistakes.append(f"output must be a path without control characters, got {self.output[:60]!r}")
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
-        if not 0 <= self.wait_for_space <= MOST_WAITING:
-            mistakes.append(f"wait_for_space must be from 0 to {MOST_WAITING:g} seconds, got {self.wait_for_space}")
         mistakes += self.compression.mistakes_of_boundaries(self.pipeline.num_stages)
         mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer, self.num_boundaries)
         mistakes += together.of_clients(self.clients, self.replicas)
@@ -209,7 +204,7 @@ def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parse
         "--compression.activations A --compression.gradients G, and one codec stands for both. "
         f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
-        "--overwrite is short for --checkpoint.resume never: it replaces an earlier run in the folder. "
+        "--overwrite is short for --checkpoint.resume never: it renames the folder of an earlier run to FOLDER.1. "
         "--max-restarts N is short for --checkpoint.restarts N. "
         "--smoke is short for --debug.smoke true: a run of three steps that tries every part.",
     )

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from thinwire.compress.stores.marks import run_of
 from thinwire.errors.files import as_written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.console import ProgressLine, scores_in_words, show_summary, tokens_of
 from thinwire.launch.run.logs.hooks import Hooks
 from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.model_files import keep_folder, save_model_files
+from thinwire.launch.run.model_files import save_model_files
 from thinwire.launch.run.outputs import (
     OutputError,
-    remove_earlier,
     save_picture,
     save_recipe,
     save_summary,
@@ -73,7 +73,7 @@ class Reporting:
         self._prepared, self._trainer, self._where = assembly.prepared, assembly.trainer, assembly.trainer.placement
         self._generator = assembly.generator
         self._recipe, self._first = assembly.prepared.recipe, resumption.first
-        self._run, self.metered_from = resumption.runs[0], resumption.metered_from
+        self._runs, self.metered_from = resumption.runs, resumption.metered_from
         with resumption.reading():
             self.times = Times(resumption.saved.get("seconds", {}))
             evaluated = resumption.saved.get("evaluated")
@@ -120,21 +120,13 @@ class Reporting:
         found = [manifest.step for manifest in manifests(self._recipe.folder / "best")]
         return all(collectives.everyone(self._where, self._where.replica != 0 or found[-1:] == [step]))
 
-    @property
-    def unwritten(self) -> int:
-        """Bytes of metrics that are not written yet."""
-        return 0 if self._log is None else self._log.waiting
-
     def begin(self) -> None:
         """Write what a run has before its first step."""
         with writing(self._recipe.folder):
             save_recipe(self._recipe)
             if self._log is not None:
-                if not self._first:
-                    remove_earlier(self._recipe)
                 save_model_files(self._recipe.folder, self._prepared)
-        if self._log is not None:
-            self._log.recipe(dump(self._recipe))
+                self._log.recipe(dump(self._recipe))
 
     def look_before_training(self) -> None:
         """Score a pretrained model on one held-out batch, and say what its codecs cost; collective."""
@@ -167,7 +159,8 @@ class Reporting:
         """Log and show a step."""
         self.times.seconds["training"] += record.seconds
         if self._log is not None and self._line is not None:
-            self._log.step(record)
+            with writing(self._recipe.folder):
+                self._log.step(record)
             if news := self._log.news():
                 self.say(news)
             self._line.step(record)
@@ -193,11 +186,14 @@ class Reporting:
             answered = self._answers()
         self.evaluated = done
         if self._log is not None and self._line is not None:
+            with writing(self._recipe.folder):
+                if scores is not None:
+                    self._log.evaluation(done, scores)
+                for prompt, said in answered:
+                    self._log.answer(done, prompt, said)
             if scores is not None:
-                self._log.evaluation(done, scores)
                 self._line.evaluation(done, scores)
             for prompt, said in answered:
-                self._log.answer(done, prompt, said)
                 told = "".join(f"\n  compression {mode}: {text}" for mode, text in said.items())
                 self.say(visible(f"step {done}, {prompt!r}{told}"))
         if self._recipe.training.best is not None:
@@ -244,23 +240,17 @@ class Reporting:
             f"{self.best['step']}, and {self.best['since']} evaluations since then were not better"
         )
 
-    def keep_folder(self) -> None:
-        """Make the run's folder anew if somebody moved or removed it."""
-        if keep_folder(self._prepared, self._log, self._run):
-            self.say(
-                f"{self._recipe.folder} was moved or removed, and the run has made it anew, with its metrics; all "
-                f"else is where the folder was moved to, or gone"
+    def check_place(self) -> None:
+        """Raise OutputError if somebody moved or removed the run's folder, or put another one in its place."""
+        if run_of(self._recipe.folder) not in self._runs:
+            raise OutputError(
+                f"{self._recipe.folder} must stay in its place while a run writes to it, and was moved or removed; "
+                f"move it back, and go on with --resume"
             )
 
     def written(self) -> Callable[[], None]:
-        """Write what waits, and give a function that waits until the disk has every line. OutputError without room."""
-        with writing(self._recipe.folder):
-            return self._log.written() if self._log is not None else lambda: None
-
-    def write(self) -> None:
-        """Write what waits, and wait until the disk has it. OSError if there is no room."""
-        if self._log is not None:
-            self._log.written()()
+        """A function that waits until the disk has every line of the log."""
+        return self._log.written() if self._log is not None else lambda: None
 
     def summarize(self, done: int) -> dict[str, Any] | None:
         """The summary after `done` steps, from the reports of all stages; None in other processes. Collective.

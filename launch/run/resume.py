@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.compress.stores.marks import run_of
 from thinwire.errors.words import listed
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.folders import checkpoint_folder, replaced_checkpoints, replaced_folders, set_aside
+from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
-from thinwire.launch.run.weights import pass_over
-from thinwire.launch.shared import scratch
+from thinwire.launch.run.weights import discard_after
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -30,7 +27,6 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.saving.checkpoint import Checkpoints, WordStore
 from thinwire.pipeline.saving.checkpoint_folder import (
-    MANIFEST,
     Manifest,
     SavedStage,
     has_manifests,
@@ -38,7 +34,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     passed_over,
     reading,
     step_folder,
-    steps_of,
     trouble,
     unreadable,
 )
@@ -72,8 +67,6 @@ _MAY_CHANGE = (
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started its processes again."""
-BEGUN = "begun"
-"""The file by which one start of the processes tells the next that a run has begun anew: the one before is moved."""
 
 
 class Resumption:
@@ -106,14 +99,9 @@ class Resumption:
             header=made,
             words=words_of_run(),
             runs=runs,
-            replaced=replaced_folders(recipe),
             timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
         )
-        anew = recipe.checkpoint.resume == "never"
-        if anew and recipe.checkpoint.wanted:
-            _check_replaced(self.checkpoints.folder, where, runs)
-        found: tuple[Manifest | None, list[str]] = (None, []) if anew else find(recipe, made, where, parts)
-        self._manifest, self._passed_over = found
+        self._manifest, self._passed_over = find(recipe, made, where, parts)
         self._changes = {} if self._manifest is None else changes(self._manifest, made)
         self.same_parts = self._manifest is not None and self._manifest.cut == made["cuts"]
         self.first = 0 if self._manifest is None else self._manifest.step
@@ -134,11 +122,9 @@ class Resumption:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences that say where the run goes on and which newer checkpoints cannot be taken, or what it replaces."""
+        """Sentences that say where the run goes on and which newer checkpoints cannot be taken; empty for a new run."""
         if self._manifest is None:
-            replaced, also = replaced_folders(self._recipe)[0], replaced_checkpoints(self._recipe)
-            kept = [f"{replaced} keeps the run before until this one has saved{also}"] if replaced.is_dir() else []
-            return [*kept, *self._passed_over]
+            return []
         anew = (
             ""
             if self.same_parts
@@ -157,11 +143,6 @@ class Resumption:
             CheckpointError, StoreError: the checkpoint is damaged.
         """
         if self._manifest is None:
-            if self._recipe.checkpoint.resume == "never":
-                set_aside(self._recipe, self.runs)
-                collectives.barrier(self._trainer.placement, "moving the run away that this one replaces")
-                self._passed_over += pass_over(self._recipe.folder, -1)  # weights behind a link stay there
-                _note_begun()
             self.checkpoints.discard_after(-1)
         elif self.same_parts:
             resume(self._trainer, self.checkpoints, self._manifest)
@@ -169,29 +150,7 @@ class Resumption:
             resume_model(self._trainer, self.checkpoints.folder, self._manifest)
             self.checkpoints.go_on_from(self._manifest)
         if self._changes:
-            self._passed_over += pass_over(self._recipe.folder, self.first)
-
-
-def has_begun() -> bool:
-    """Whether an earlier start of these processes by the same command has begun the run anew."""
-    place = _place_of_starts()
-    return place is not None and place.joinpath(BEGUN).exists()
-
-
-def _note_begun() -> None:
-    """Tell later starts of these processes: they go on from what the run has saved."""
-    if (place := _place_of_starts()) is not None:
-        with suppress(OSError):  # without room, a later start begins anew once more
-            place.joinpath(BEGUN).touch()
-
-
-def _place_of_starts() -> Path | None:
-    """A private folder of the command that started this process, and may start it again; None without one."""
-    if FOLDER_VARIABLE in os.environ:
-        return Path(os.environ[FOLDER_VARIABLE])
-    with suppress(OSError):
-        return scratch.of_parent() if RESTARTS_VARIABLE in os.environ else None
-    return None
+            discard_after(self._recipe.folder, self.first)
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:
@@ -204,19 +163,6 @@ def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: i
         told = collectives.everyone(where, samples.out_of_turn(trainer.sampler.batch(first).ids))
         if mistakes := list(filter(None, told)):
             raise ModelError(mistakes[0])
-
-
-def _check_replaced(folder: Path, where: Placement, runs: Sequence[str]) -> None:
-    """Raise OptionsError, in all processes, if a run that starts anew would replace another's checkpoints; collective.
-
-    A folder that `checkpoint.folder` names may hold those of a run with another output.
-    """
-    others = [str(path) for path in steps_of(folder) if (path / MANIFEST).exists() and run_of(path) not in runs]
-    if told := next(filter(None, collectives.everyone(where, others[-1:])), None):
-        raise OptionsError(
-            f"--overwrite replaces the run in the output folder and its checkpoints, but {told[0]} is of another run; "
-            f"name another checkpoint.folder, or move it away"
-        )
 
 
 def words_of_run() -> WordStore:
@@ -305,9 +251,7 @@ def find(
             )
         return None, []
     _check_agrees(newest, recipe, made)
-    told = passed_over({step: said for step, said in troubles.items() if step > newest.step})
-    kept = [f"what is passed over is kept as {folder}/passed-over-STEP until somebody removes it"] if told else []
-    return newest, [*told, *kept]
+    return newest, passed_over({step: said for step, said in troubles.items() if step > newest.step})
 
 
 def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> None:

@@ -1,18 +1,11 @@
-"""Room for a run: in memory for its model, on the disks for its files. It is checked before training.
-
-A disk that is full when a run ends must not cost the run: it waits. The weights stay in memory until there is room, or
-until weights/ is a link to a folder on another disk.
-"""
+"""Room for a run: in memory for its model, on the disks for its files. It is checked before training."""
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, in_words, needs_of, shortages
+from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, needs_of
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.plan.memory import copies
 from thinwire.launch.run.assembly import Assembly
@@ -24,8 +17,6 @@ from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint_folder import manifests
 
-POLL_SECONDS = 2.0
-
 
 class Room:
     """The room that one process of a run needs."""
@@ -33,8 +24,6 @@ class Room:
     def __init__(self, assembly: Assembly) -> None:
         self._trainer, self._where = assembly.trainer, assembly.trainer.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
-        self._rounds = math.ceil(self._recipe.wait_for_space / POLL_SECONDS)
-        self._told: str | None = None
 
     @property
     def stores(self) -> list[tuple[StoreLayout, Path | None]]:
@@ -51,35 +40,6 @@ class Room:
         gathered = collectives.gather(self._where, dict.fromkeys(here, (here, by_medium(self.stores))))
         if gathered is not None and self._trainer.reports:
             show_stores({tuple(stages): taken for stages, taken in gathered})
-
-    def wait(self, trouble: str | None, unwritten: int, asked: Callable[[], bool]) -> bool:
-        """Wait until weights and metrics fit on every disk. Collective.
-
-        False if the run has waited as long as it may, or a process was asked to stop. `trouble` says what this process
-        cannot write, and why; None if it can. `unwritten` are bytes of metrics. `asked` says whether this process was
-        asked to stop.
-        """
-        folder = self._recipe.folder.absolute() / "weights"
-        nbytes = self._weight_bytes() + unwritten
-        if trouble not in (None, self._told) and self._rounds:
-            self._told = trouble
-            print(
-                f"{trouble}\nThe weights stay in memory, and the run waits {self._rounds * POLL_SECONDS:.0f} s: free "
-                f"{in_words(nbytes)} there, or give it a folder on another disk:\n"
-                f"  mv {folder} /OTHER/DISK/weights && ln -s /OTHER/DISK/weights {folder}",
-                file=sys.stderr,
-                flush=True,
-            )
-        while self._rounds:
-            # count rounds, not seconds: every process must take the same number of rounds
-            self._rounds -= 1
-            time.sleep(POLL_SECONDS)
-            if collectives.anyone(self._where, asked()):
-                return False
-            metrics = needs_of("metrics", [(unwritten, self._recipe.folder / "new")])
-            if not shortages(self._everyone([*metrics, *self._weights(1)])):
-                return True
-        return False
 
     def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
         everyone = collectives.everyone(self._where, [vars(need) for need in mine])

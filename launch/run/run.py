@@ -62,7 +62,7 @@ class Run:
             with self._resumption.reading():
                 self.trainer.update.scale.load_state_dict(saved["loss_scale"])
         self.reporting = Reporting(self.assembly, self._resumption, self._is_asked)
-        self._saves = Saves(self.assembly, self._room, self._resumption, self.reporting, self._is_asked)
+        self._saves = Saves(self.assembly, self._resumption, self.reporting, self._is_asked)
         self._callbacks = (
             self.reporting.evaluate_if_due,
             self._saves.best_if_better,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from thinwire.compress.stores.marks import run_of, stray
+from thinwire.compress.stores.marks import stray
 from thinwire.errors.imports import is_path
 from thinwire.launch.run import recipe
 from thinwire.launch.run.model_files import ModelFacts, read_facts
@@ -109,10 +109,9 @@ def require_base(name: str, stages: Iterable[Module], base: frozenset[str], inst
 
 def check_inside(folder: Path) -> None:
     """Raise OptionsError if a run or an export, which may come from elsewhere, has a link, a pipe or a device."""
-    run = run_of(folder)
     names = ("recipe.yaml", "model", "weights", "best", "checkpoints", "*.json", "*.jsonl", "*.safetensors")
     for path in (path for name in names for path in sorted(folder.glob(name))):
-        if (said := stray(path, run)) is not None:
+        if (said := stray(path)) is not None:
             raise OptionsError(f"{folder} must be the folder of a run or an export, but {said}; remove it")
 
 

@@ -13,7 +13,6 @@ from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.reporting import Reporting
 from thinwire.launch.run.resume import Resumption
-from thinwire.launch.run.room import Room
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -31,14 +30,13 @@ class Saves:
     def __init__(
         self,
         assembly: Assembly,
-        room: Room,
         resumption: Resumption,
         reporting: Reporting,
         asked: Callable[[], bool],
     ) -> None:
         self._trainer, self._where = assembly.trainer, assembly.trainer.placement
         self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
-        self._room, self._reporting, self._asked = room, reporting, asked
+        self._reporting, self._asked = reporting, asked
         self._checkpoints = resumption.checkpoints
         self._last = resumption.first if resumption.saved else None
         """The step of the last checkpoint."""
@@ -64,38 +62,34 @@ class Saves:
             self.weights(done, self._recipe.folder / "best")
 
     def weights(self, done: int, place: Path | None = None) -> dict[str, Any] | None:
-        """Save the weights of all stages. If a stage cannot save, wait until it has space. Collective.
+        """Save the weights of all stages. Collective.
 
         A summary of the run so far goes with them, so that it can be reported if it stops early. The process that
         reports returns this summary, the others None. `place` is another folder than that of the newest weights.
         Those that are there stay as they are, so a process that is killed meanwhile leaves them whole.
 
-        Raises NonFiniteError if a parameter of this process is not finite.
+        Raises:
+            OutputError: in all processes, the disk of one of them is full.
+            NonFiniteError: a parameter of this process is not finite.
         """
         with self._reporting.times.spent_on("saving"):
             self._require_finite(done)
-            self._reporting.keep_folder()
+            self._reporting.check_place()
             folder = self._recipe.folder
             saving = None
             if self._where.replica == 0 and (place is not None or done != self._newest):  # others hold the same
                 saving = WeightsCheckpoint(place or folder / "weights", done, run_of(folder) or "")
             summary = self._reporting.summarize(done)
-            while True:
-                files, said = self._write(saving)
-                told = collectives.everyone(self._where, [files, said])
-                if not (trouble := [sentence for _, sentence in told if sentence]):
-                    break
+            told = collectives.everyone(self._where, self._write(saving))
+            if trouble := [sentence for _, sentence in told if sentence]:
                 if saving is not None:
                     saving.discard()
-                if not self._room.wait(said, self._reporting.unwritten, self._asked):
-                    self.stop_if_asked(done)
-                    raise OutputError(trouble)
+                raise OutputError(trouble)
             with writing(folder):
                 if saving is not None:
                     saving.complete({stage: digests for files, _ in told for stage, digests in files.items()})
                 if self._where.num_replicas > 1:  # those that save nothing must not be faster than the first
                     collectives.barrier(self._where, "waiting for the weights of all stages")
-                self._checkpoints.discard_replaced()
                 if summary is not None:
                     save_summary(folder, summary)
             if place is None:
@@ -141,7 +135,7 @@ class Saves:
         """Write a checkpoint; whether it `trains` on meanwhile."""
         self._require_finite(done)
         self._last = done
-        self._reporting.keep_folder()
+        self._reporting.check_place()
         logged = self._reporting.written()
         values = {
             "seconds": self._reporting.times.state_dict(),
@@ -185,7 +179,7 @@ class Saves:
         """
         folder, files = self._recipe.folder, dict[str, dict[str, str]]()
         try:
-            self._reporting.write()
+            self._reporting.written()()
         except OSError as error:
             return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
         if saving is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.stores.durable import remove_parts
 from thinwire.compress.stores.marks import remove, run_of, stray
-from thinwire.errors.files import MARK, as_written, read_object
+from thinwire.errors.files import MARK, as_written, opened, read_object
 from thinwire.launch.run import recipe
 from thinwire.launch.run.logs.files import read_lines
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
@@ -44,18 +44,19 @@ def newest(run: Path) -> Manifest | None:
     """The manifest of the weights in a run's weights/; None without one. OptionsError if a link leads out of it."""
     _finish(run / "weights")
     found = manifests(run / "weights")
-    if found and (said := stray(run / "weights", run_of(run))) is not None:
+    if found and (said := stray(run / "weights")) is not None:
         raise OptionsError(f"{run} must hold the weights of a run, but {said}; remove it")
     return found[-1] if found else None
 
 
 def _finish(folder: Path) -> None:
-    """Give whole weights their name, where a run was killed after it had taken that of others of the same step."""
+    """Give whole weights their name, where a run was killed before it had done so."""
     for path in folder.glob(f"{NEW}*"):
         named = path.with_name(path.name.replace(NEW, "step-"))
-        with suppress(OSError), (folder / MARK).open("rb") as file:  # OSError: a folder of another user
+        with suppress(OSError), opened(folder / MARK) as file:  # OSError: a folder of another user
             fcntl.flock(file, fcntl.LOCK_EX)  # a run that saves them at this moment names them itself
-            if run_of(path) is not None and (path / MANIFEST).exists() and not named.exists():
+            if run_of(path) is not None and (path / MANIFEST).exists():
+                remove(named)
                 path.rename(named)
 
 
@@ -70,25 +71,14 @@ def remove_leftovers(run: Path) -> None:
             remove_parts(place)
 
 
-def pass_over(run: Path, step: int) -> list[str]:
-    """Put weights that were saved after a step out of the way: the run goes on from that step in another way.
-
-    They stay, under another name, until the next save. A sentence for each; other processes may do the same.
-    """
-    told = []
-    for folder in (run / "weights", run / "best"):
-        for path in [path for path in steps_of(folder) if step_of(path) > step and run_of(path) is not None]:
-            aside = path.with_name(path.name.replace("step-", "passed-over-"))
-            with suppress(OSError):  # another process was first
-                path.rename(aside)
-            told.append(
-                f"{path} is of steps that come again, with other settings; it is kept as {aside.name} until the next "
-                f"save there"
-            )
+def discard_after(run: Path, step: int) -> None:
+    """Remove weights that were saved after a step, and a summary: the run goes on from that step in another way."""
+    for path in [path for folder in (run / "weights", run / "best") for path in steps_of(folder)]:
+        if step_of(path) > step:
+            remove(path)
     with suppress(OSError, ValueError, KeyError, TypeError):  # none, or a damaged one
         if read_object(run / "summary.json")["steps"] > step:
             (run / "summary.json").unlink()
-    return told
 
 
 @dataclass(frozen=True)

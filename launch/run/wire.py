@@ -25,7 +25,6 @@ _OWN = (
     "name",
     "description",
     "output",
-    "wait_for_space",
     "logging",
     "compression.",  # compared by both ends of each boundary
     "wire.",

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -28,12 +28,13 @@ from thinwire.launch.run.failures import (
     report_of,
     stop_on_signals,
 )
-from thinwire.launch.run.folders import replacing, what_is_left
+from thinwire.launch.run.folders import all_held, refusal, set_aside, what_is_left
 from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
 from thinwire.launch.run.neighbours import Neighbours
-from thinwire.launch.run.resume import RESTARTS_VARIABLE, has_begun
+from thinwire.launch.run.resume import RESTARTS_VARIABLE
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
+from thinwire.launch.shared import scratch
 from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.progress import patient
@@ -45,6 +46,8 @@ from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.wire.backends import group_arguments
 
 _POLL = 0.02
+_BEGUN = "begun"
+"""The file by which one start of the processes tells the next that a run has begun anew: the one before is renamed."""
 _GRACE = 2.0
 """Seconds that a process with a lost peer waits for a checkpoint that is being written."""
 
@@ -56,7 +59,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     where = real_placement(prepared.recipe, rank)
     stages, replica = where.stages_of(rank), where.replica_of(rank)
     run: Run | None = None
-    leaving = threading.Lock()
+    leaving, locks = threading.Lock(), ExitStack()
 
     @once
     def leave(report: Report) -> None:
@@ -94,6 +97,8 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         host_data.discard()
         if parent.VARIABLE not in os.environ:  # no launcher of ours has checked the folder, or reads our heartbeat
             prepared = as_started(prepared, where)
+            if rank == 0:  # it holds the folders for all
+                locks.enter_context(all_held(prepared.recipe))
             wire = prepared.recipe.wire
             silence = Silence(wire.heartbeat, wire.timeout)
             Neighbours(where, rank, pulse, silence, wire.timeout).begin(lost)
@@ -154,14 +159,15 @@ def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
 def as_started(prepared: Prepared, where: Placement) -> Prepared:
     """The run as this start of torchrun finds it: one that is started again goes on from its checkpoints. Collective.
 
-    All processes have checked before any of them writes. A run that torchrun starts again finds itself there. A host
-    that came back may be started for the first time while the others are started again, so every process asks.
+    All processes have checked before any of them writes, or sets aside what --overwrite replaces. A run that torchrun
+    starts again finds itself there. A host that came back may be started for the first time while the others are
+    started again, so every process asks.
 
     Raises:
         OptionsError: in every process, the output folder of any host holds another run, or only some replace theirs.
     """
     again = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
-    mine = again, again and has_begun(), prepared.recipe.checkpoint.resume == "never", replacing(prepared.recipe)
+    mine = again, again and _begun(), prepared.recipe.checkpoint.resume == "never", refusal(prepared.recipe)
     is_again, begun, anew, refusals = zip(*collectives.everyone(where, mine), strict=True)
     if any(is_again) and any(begun):
         return replace(prepared, recipe=prepared.recipe.again)
@@ -170,9 +176,23 @@ def as_started(prepared: Prepared, where: Placement) -> Prepared:
             f"checkpoint.resume must be never in all processes or in none, got it in process {anew.index(True)} and "
             f"not in process {anew.index(False)}; give --overwrite on every host, or on none"
         )
-    if any(refusals) and not any(is_again):
+    if any(refusals) and (any(anew) or not any(is_again)):
         raise OptionsError(next(filter(None, refusals)))
-    return prepared
+    if not any(anew):
+        return prepared
+    set_aside(prepared.recipe)
+    collectives.barrier(where, "renaming the run that this one replaces")
+    prepared.recipe.folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # without room, a later start begins anew once more
+        scratch.of_parent().joinpath(_BEGUN).touch()
+    return replace(prepared, recipe=prepared.recipe.again)
+
+
+def _begun() -> bool:
+    """Whether an earlier start of these processes by the same torchrun has begun the run anew."""
+    with suppress(OSError):
+        return scratch.of_parent().joinpath(_BEGUN).exists()
+    return False
 
 
 def join(prepared: Prepared, rank: int) -> None:

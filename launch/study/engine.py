@@ -16,7 +16,7 @@ from typing import Literal
 from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
 from thinwire.launch.run import parent
-from thinwire.launch.run.folders import held
+from thinwire.launch.run.folders import clear, held
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
@@ -69,20 +69,18 @@ class Job:
     def start(self) -> None:
         """Start its process. OSError if its folder cannot be written, OptionsError if a run still writes there."""
         cell = self.checked.cell
-        resume = "auto" if self.state == "goes on" else "never"
         asked = [self.command, *cell.starting(str(cell.base))]
         cell.folder.mkdir(parents=True, exist_ok=True)
         made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
         made |= {"command": asked, "given": cell.given, "base": weights_digest(cell.base)}
         with held(cell.folder):  # what a cell of a killed study still writes is not of these options
-            if resume == "never":  # a process that ends before it sets the old run aside leaves that for the new one
-                (cell.folder / "summary.json").unlink(missing_ok=True)
-                remove_checkpoints(cell.folder / "checkpoints")
+            if self.state != "goes on":
+                clear(cell.folder)
             write_durably(cell.folder / "cell.json", f"{dumps(made, indent=2)}\n".encode())
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resume == "auto" else os.O_TRUNC)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self.state == "goes on" else os.O_TRUNC)
         with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.launch.run.parent", *asked, "--checkpoint.resume", resume],
+                [sys.executable, "-m", "thinwire.launch.run.parent", *asked],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

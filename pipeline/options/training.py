@@ -307,7 +307,7 @@ class CheckpointOptions:
     """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Whether to go on from the newest complete checkpoint: auto (if there is one), always (if there is none, the run
-    stops), or never (the run starts again from step 0 and removes old checkpoints)."""
+    stops), or never (the run starts from step 0, and the folder of the run before is renamed)."""
     restarts: int = 0
     """How often `thinwire train` starts all stages again from the newest checkpoint after a stage died."""
 

@@ -11,7 +11,6 @@ FOLDER/
     retired.json      the manifest of a checkpoint that is older than those that stay
     stage-0/          its rows, as long as no later checkpoint has all of them
   base/stage-0/NAME.slots                 the rows of checkpoints that are gone
-  passed-over-00001000/                   a checkpoint that could not be taken when its run went on from an older one
 
 The order keeps a checkpoint complete:
 
@@ -22,7 +21,7 @@ The order keeps a checkpoint complete:
 4. The checkpoint before is retired.
 
 So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
-it is safetensors, JSON and plain rows. Every `step-`, `passed-over-` and `base` has the mark of its run
+it is safetensors, JSON and plain rows. Every `step-` and `base` has the mark of its run
 (`compress/stores/marks.py`), and without that mark nothing is replaced or removed.
 
 The weights that a run saves are a checkpoint with nothing else in it, in a folder of their own. They are written to
@@ -56,7 +55,7 @@ from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
-from thinwire.errors.files import MARK
+from thinwire.errors.files import MARK, opened
 from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.errors import CheckpointError, WireError
 from thinwire.pipeline.processes import posts
@@ -124,7 +123,6 @@ class Checkpoints:
         keep: how many checkpoints stay.
         header: the settings of the run for the manifest, as JSON values.
         runs: the ids that the folders of this run have on its hosts; folders get the first.
-        replaced: folders of an earlier run, which go when a checkpoint is whole.
         words: where processes post what they have written.
         timeout: seconds to wait for the other processes.
     """
@@ -139,10 +137,9 @@ class Checkpoints:
         header: Mapping[str, Any],
         words: WordStore,
         runs: Sequence[str] = ("",),
-        replaced: Sequence[Path] = (),
         timeout: float = 300.0,
     ) -> None:
-        self._runs, self._replaced = list(runs), list(replaced)
+        self._runs = list(runs)
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
@@ -220,7 +217,7 @@ class Checkpoints:
             self.wait()
 
     def resume(self, manifest: Manifest, stage: int, stores: Mapping[str, Store]) -> SavedStage:
-        """Read what a stage saved, and restore its stores. Later checkpoints are put out of the way.
+        """Read what a stage saved, and restore its stores. Later checkpoints are removed.
 
         Raises:
             CheckpointError, StoreError: a file is missing or damaged.
@@ -234,7 +231,7 @@ class Checkpoints:
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
-        """Put later files out of the way. The checkpoint itself stays until a newer one is complete.
+        """Remove later checkpoints. The checkpoint itself stays until a newer one is complete.
 
         The checkpoint is of the run that goes on, also where the folder of the run is a new one.
         """
@@ -248,23 +245,12 @@ class Checkpoints:
             write_durably(place, manifest.text().encode())
         self.discard_after(manifest.step)
 
-    def discard_replaced(self) -> None:
-        """Delete an earlier run, which this one replaces: this one has saved."""
-        for path in self._replaced:
-            remove(path, self._runs)
-
     def discard_after(self, step: int) -> None:
         """Delete what this run wrote after a step, in any stage, and unfinished files from before it.
 
-        Later checkpoints that were complete once are kept under another name: somebody may mend them. Before the first
-        step (-1) nothing is kept. Call it before the first step: until every process has, none can write a checkpoint.
+        Call it before the first step: until every process has, none can write a checkpoint.
         """
-        for path in self.folder.glob("passed-over-*") if step < 0 else ():
-            remove(path, self._runs)
         for path in self._own_steps():
-            if step_of(path) > step >= 0 and (path / MANIFEST).exists():
-                with suppress(OSError):  # another process was first, or one of this step is kept already
-                    path.rename(path.with_name(path.name.replace("step-", "passed-over-")))
             if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
                 _remove(path / MANIFEST)
                 remove(path, self._runs)
@@ -301,7 +287,6 @@ class Checkpoints:
         self._all_wrote = step
         self._forget_words_before(step)
         write_durably(target / MANIFEST, manifest.text().encode())
-        self.discard_replaced()
         self._prune(target)
 
     def _claim(self, folder: Path) -> None:
@@ -435,10 +420,10 @@ class WeightsCheckpoint:
     def complete(self, files: Mapping[str, Mapping[str, str]]) -> None:
         """Write the manifest, with the digests of all stages, and remove those before. All have written.
 
-        Whoever is killed meanwhile leaves whole weights: those of the same step that were there get another name first.
+        Whoever is killed meanwhile leaves whole weights, maybe under the name that they had before they were whole.
         """
         manifest = Manifest(self._step, {"weights_only": True}, files)
-        with (self.folder / MARK).open("r+b") as file:
+        with opened(self.folder / MARK) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not self._new.is_dir():  # another process on this disk was first
                 return
@@ -447,14 +432,10 @@ class WeightsCheckpoint:
                     shutil.rmtree(part, ignore_errors=True)
             write_durably(self._new / MANIFEST, manifest.text().encode())
             path = step_folder(self.folder, self._step)
-            before = path.with_name(path.name.replace("step-", "passed-over-"))
-            remove(before)
-            with suppress(FileNotFoundError):
-                path.rename(before)
+            remove(path)
             self._new.rename(path)
             sync(self.folder)
-            others = [self.folder.glob(name) for name in ("passed-over-*", f"{NEW}*")]
-            for other in chain(steps_of(self.folder), *others):
+            for other in chain(steps_of(self.folder), self.folder.glob(f"{NEW}*")):
                 if other != path:
                     remove(other)
 

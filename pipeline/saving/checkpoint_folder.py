@@ -271,7 +271,7 @@ def is_step(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path has the name of something in a folder of checkpoints."""
-    return is_step(path) or path.name == "base" or path.name.startswith("passed-over-")
+    return is_step(path) or path.name == "base"
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_folder_without_a_mark_is_neither_taken_nor_removed(tmp_path):
 def test_a_name_is_no_mark(tmp_path, text):
     (tmp_path / "film").touch()
     (tmp_path / MARK).write_text(text)
-    assert run_of(tmp_path) is None and obstacle(tmp_path, "1") == f"no run made {tmp_path}/film"
+    assert run_of(tmp_path) is None and obstacle(tmp_path) == f"no run made {tmp_path}/film"
 
 
 def test_a_run_that_was_killed_while_it_marked_a_folder_can_do_it_again(tmp_path):
@@ -63,24 +63,13 @@ def test_what_is_stopped_while_it_removes_a_folder_can_do_it_again(tmp_path, mon
     assert not folder.exists()
 
 
-def test_a_link_counts_only_if_it_leads_to_a_folder_of_the_same_run(tmp_path):
-    """Weights may lie on another disk; a folder that came from elsewhere must not name somebody's."""
-    claim(tmp_path / "disk", "1")
-    (tmp_path / "weights").symlink_to(tmp_path / "disk")
-    assert obstacle(tmp_path / "weights", "1") is None
-    told = f"{tmp_path}/weights is a link, a pipe or a device, and no run makes one"
-    assert obstacle(tmp_path / "weights", "2") == told
-    remove(tmp_path / "weights")
-    assert run_of(tmp_path / "disk") == "1"
-
-
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo])
 def test_what_leads_out_of_a_folder_is_found_in_it(tmp_path, make):
     claim(tmp_path / "run", "1")
     (tmp_path / "run" / "a").mkdir()
-    assert stray(tmp_path / "run", "1") is None
+    assert stray(tmp_path / "run") is None
     make(tmp_path / "run" / "a" / "b")
-    assert stray(tmp_path / "run", "1") == f"{tmp_path}/run/a/b is a link, a pipe or a device, and no run makes one"
+    assert stray(tmp_path / "run") == f"{tmp_path}/run/a/b is a link, a pipe or a device, and no run makes one"
 
 
 def test_a_file_that_a_user_names_is_replaced_only_if_thinwire_wrote_it(tmp_path):

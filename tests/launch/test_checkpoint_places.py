@@ -24,8 +24,8 @@ def simulate(output, *options):
 
 
 def test_a_run_without_checkpoints_leaves_their_folder_alone(folder):
-    """It removed base/, every step-N/ and passed-over-N."""
-    for name in ("base", "step-12", "step-00000012", "passed-over-00000001"):
+    """It removed base/ and every step-N/."""
+    for name in ("base", "step-12", "step-00000012"):
         (folder / "kept" / name).mkdir(parents=True)
         (folder / "kept" / name / "img").touch()
     before = snapshot(folder / "kept")
@@ -49,25 +49,9 @@ def test_checkpoints_stand_beside_what_is_somebody_elses(folder):
     for name in ("step-12", "film"):
         (folder / "kept" / name).mkdir(parents=True)
         (folder / "kept" / name / "img").touch()
-    for more in ([], ["--overwrite"]):
-        assert simulate("run", *SAVING, *more) == 0
-        assert [manifest.step for manifest in manifests(folder / "kept")] == [1, 2]
-        assert (folder / "kept/film/img").exists() and (folder / "kept/step-12/img").exists()
-
-
-def test_overwrite_leaves_the_checkpoints_of_a_run_with_another_output(folder, capsys):
-    assert simulate("one", *SAVING) == 0
-    before = snapshot(folder / "kept")
-    capsys.readouterr()
-    assert simulate("two", *SAVING, "--overwrite") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "--overwrite replaces the run in the output folder and its checkpoints, but kept/step-00000002 is of another "
-        "run; name another checkpoint.folder, or move it away"
-    )
-    assert simulate("two", "--checkpoint.folder", "kept", "--overwrite") == 0
-    assert snapshot(folder / "kept") == before
-    (folder / "one").rename("moved")
-    assert simulate("moved", *SAVING, "--overwrite") == 0
+    assert simulate("run", *SAVING) == 0
+    assert [manifest.step for manifest in manifests(folder / "kept")] == [1, 2]
+    assert (folder / "kept/film/img").exists() and (folder / "kept/step-12/img").exists()
 
 
 @pytest.mark.parametrize("command", ["simulate", "train"])

@@ -1,28 +1,50 @@
-"""The folder of a run: held by one run at a time, and room in it."""
+"""The folder of a run: held by one run at a time, refused where it is another's, renamed, full, moved or hostile."""
 
 import errno
 import json
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from support.hostile import lead_out, misspell, sign, snapshot
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
+from support.tiny_run import ran, write_recipe
 from thinwire.compress.stores.marks import claim
+from thinwire.errors import ThinwireError
 from thinwire.errors.files import MARK
 from thinwire.launch import cli
-from thinwire.launch.run import folders, recipe, room
+from thinwire.launch.run import folders, recipe
 from thinwire.launch.run.fields import read_fields
-from thinwire.launch.run.folders import check_folders, held, mark, replacing
+from thinwire.launch.run.folders import (
+    check_folders,
+    held,
+    mark,
+    refusal,
+    refuse_early,
+    replacing,
+    set_aside,
+    what_is_left,
+)
 from thinwire.launch.run.model_files import save_model_files
+from thinwire.launch.run.outputs import OutputError
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.room import Room
-from thinwire.launch.run.weights import newest
+from thinwire.launch.run.run import Run
+from thinwire.launch.run.saved import read_run
+from thinwire.launch.run.tables import read_summary
+from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CheckpointOptions, CompressionOptions
@@ -129,49 +151,17 @@ def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, o
     assert list(tmp_path.iterdir()) == [tmp_path / name.partition("/")[0]]
 
 
-@pytest.mark.parametrize("inside", ["weights", "best/again", "replaced", "checkpoints/more/again"])
-def test_a_run_within_what_another_run_removes_is_refused(folder, tmp_path, capsys, inside):
-    """It was trained, and gone when the other run saved or was replaced."""
-    folders.mark(tmp_path / "outer", "1")
-    assert cli.main(["simulate", "tiny.yaml", "--output", f"outer/{inside}"]) == 2
-    inner = tmp_path / "outer" / inside.partition("/")[0]
-    assert capsys.readouterr().err == (
-        f"output must name a new folder or that of a run, because a run replaces files there: {inner} belongs to the "
-        f"run in {tmp_path}/outer; move that away, or name another folder\n"
-    )
-    for field in ("checkpoint.folder", "compression.store_folder"):
-        options = ["--output", "mine", "--checkpoint.every", "1 steps", f"--{field}", f"outer/{inside}"]
-        assert cli.main(["simulate", "tiny.yaml", *options]) == 2
-        assert capsys.readouterr().err == (
-            f"{field} must name a folder that no other run removes: {inner} belongs to the run in {tmp_path}/outer; "
-            f"name another folder\n"
-        )
-    assert [path.name for path in (tmp_path / "outer").rglob("*") if path.is_dir()] == ["weights"], "none was made"
-    assert cli.main(["simulate", "tiny.yaml", "--output", "outer/again"]) == 0
-
-
-def test_an_export_within_what_a_run_removes_is_refused(tmp_path, capsys):
-    """The next --resume removed it with the rest of model/."""
-    claim(tmp_path, "0af3")
-    claim(tmp_path / "model", "0af3")
-    assert cli.main(["export", str(tmp_path), "--to", str(tmp_path / "model/out")]) == 2
-    assert capsys.readouterr().err == (
-        f"--to must name a folder that no run removes: {tmp_path}/model belongs to the run in {tmp_path}; name another "
-        f"folder\n"
-    )
-
-
 def test_files_beside_those_of_a_run_stay(folder, tmp_path):
     """A run removed every *.part, weights/step-N and replica-N, and took any metrics-N.jsonl for its own."""
     options = ["--output", ".", "--save_every", "1", "--checkpoint.every", "1 steps"]
     names = ("film.part", "weights/film.part", "replica-1/x", "step-12/x", "base/img", "metrics-2024.jsonl", "stores/x")
-    names += ("checkpoints/step-12/img", "checkpoints/passed-over-00000009/x", "checkpoints/film.part")
+    names += ("checkpoints/step-12/img", "checkpoints/film.part")
     assert cli.main(["simulate", "tiny.yaml", *options]) == 0
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
-    for more in (["--training.steps", "3"], ["--overwrite"]):
-        assert cli.main(["simulate", "tiny.yaml", *options, *more]) == 0
+    for more, code in ((["--training.steps", "3"], 0), (["--overwrite"], 2)):
+        assert cli.main(["simulate", "tiny.yaml", *options, *more]) == code
         assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "mine")
 
 
@@ -215,7 +205,7 @@ def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch,
         mark(folder, "")
         (folder / "summary.json").write_text("{}")
         assert cli.main([command, "gpt2-tiny"]) == 2
-        assert f"but runs/{folder.name} holds one; --overwrite replaces it" in capsys.readouterr().err
+        assert f"but runs/{folder.name} holds one; --overwrite renames it" in capsys.readouterr().err
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -244,7 +234,7 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, mo
     capsys.readouterr()
     monkeypatch.setattr(Room, "check", lambda room: None)  # which would have told before
     with mounted(tmp_path / "disk", f"size={int(1.7 * taken) // 1024}k") as disk:
-        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk), "--wait_for_space", "0"]) == 1
+        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk)]) == 1
         said = capsys.readouterr().err
         assert "the weights of stage" in said and "cannot be saved in" in said and "Traceback" not in said
         assert said.endswith("free some space; the weights before these are still there, for all stages\n")
@@ -254,7 +244,7 @@ def test_a_disk_that_is_full_at_a_save_keeps_the_set_before(tmp_path, capsys, mo
         assert all(json.loads(line) for line in (disk / "metrics.jsonl").read_text().splitlines())
 
     with mounted(tmp_path / "small", f"size={taken // 2048}k") as disk:
-        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk), "--wait_for_space", "0"]) == 1
+        assert cli.main(["simulate", "gpt2-tiny", *saving, "--output", str(disk)]) == 1
         assert capsys.readouterr().err.endswith("free some space\n"), "no weights were before these"
 
 
@@ -269,48 +259,19 @@ def test_a_run_without_room_for_its_weights_is_told_before_it_trains(tmp_path, c
         assert not (disk / "metrics.jsonl").exists()
 
 
-@needs_root
-def test_weights_that_do_not_fit_at_the_end_wait_for_a_folder_on_another_disk(tmp_path, capsys, monkeypatch):
-    """They were lost with the process. A user types what the run says, and the run ends as any other."""
-    options = [*TINY["gpt2-tiny"], *SHORT]
-    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(Room, "check", lambda room: None)
-    typed = []
-
-    def user(seconds):
-        said = capsys.readouterr().err
-        if not typed:
-            typed.append(next(line.strip() for line in said.splitlines() if line.startswith("  mv ")))
-            subprocess.run(typed[0].replace("/OTHER/DISK", str(tmp_path)), shell=True, check=True)
-
-    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=user))
-    with mounted(tmp_path / "disk", "size=300k") as disk:
-        assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
-        assert typed and (disk / "weights").resolve() == tmp_path / "weights"
-        assert cli.main(["export", str(disk), "--to", str(tmp_path / "model")]) == 0
-        assert not json.loads((disk / "summary.json").read_text())["running"]
-
-
-def results_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_run_does_not_replace_another_unless_it_is_told_to(folder, capsys):
     """The second run once replaced the first without a word."""
     run = folder / "run"
     options = ["--output", str(run)]
     assert cli.main(["simulate", "tiny.yaml", *options]) == 0
-    first = results_of(run)
+    first = snapshot(run)
     capsys.readouterr()
     for command in ("train", "simulate"):
         assert cli.main([command, "tiny.yaml", *options]) == 2
         said = capsys.readouterr().err
         assert all(way in said for way in ("--overwrite", "--output", f"--resume {run}")), said
         assert said.startswith(f"output must name a folder without a run, but {run} holds one") and said[-1] == "\n"
-    assert results_of(run) == first
-    assert cli.main(["simulate", "tiny.yaml", *options, "--training.seed", "7", "--overwrite"]) == 0
-    assert results_of(run) != first
-    assert cli.main(["simulate", str(run / "recipe.yaml")]) == 2, "a recipe does not say once and for all"
+    assert snapshot(run) == first
 
 
 def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
@@ -318,3 +279,286 @@ def test_a_run_that_failed_before_its_first_step_is_replaced(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "recipe.yaml").touch()
     assert replacing(Recipe(output=str(tmp_path))) is None
+
+
+@pytest.mark.parametrize("options", [[], ["--checkpoint.every", "1 steps"]])
+@pytest.mark.parametrize("command", ["simulate", pytest.param("train", marks=pytest.mark.processes)])
+def test_overwrite_renames_the_run_before_and_both_can_be_used(folder, capsys, command, options):
+    options = ["--output", "run", *options]
+    assert cli.main(["simulate", "tiny.yaml", *options]) == 0
+    first = snapshot(folder / "run")
+    capsys.readouterr()
+    for seed in ("1", "2"):
+        assert cli.main([command, "run/recipe.yaml", *options, "--training.seed", seed, "--overwrite"]) == 0
+        assert f"the run before this one is in run.{seed}\n" in capsys.readouterr().err
+    assert snapshot(folder / "run.1") == first
+    digests = [weights_of(folder / name) for name in ("run", "run.1", "run.2")]
+    assert len({*digests}) == 3
+    assert sorted(path.name for path in folder.glob("run*")) == ["run", "run.1", "run.2"]
+    assert cli.main([command, "run/recipe.yaml", *options, "--training.steps", "3"]) == (0 if options[2:] else 2)
+    assert cli.main(["export", "run.1", "--to", "exported"]) == 0
+
+
+def weights_of(run):
+    return json.loads((run / "summary.json").read_text())["weights_digest"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--output", "."], f"--overwrite renames ., but no run made free; {folders._WAY_OUT}\n"),
+        (["--output", "run"], f"--overwrite renames run, but no run made run/notes.txt; {folders._WAY_OUT}\n"),
+        (
+            ["--output", "free", "--model.weights", "free/weights"],
+            f"--overwrite renames free, but the new run begins with free/weights; {folders._WAY_OUT}\n",
+        ),
+        (
+            ["--output", "free", "--checkpoint.folder", "run/checkpoints"],
+            "--overwrite needs a checkpoint.folder without checkpoints, but run/checkpoints has some; name another "
+            "one, or move them away\n",
+        ),
+    ],
+)
+def test_overwrite_renames_nothing_but_a_run(folder, capsys, options, said):
+    every = ["--checkpoint.every", "1 steps"]
+    for run in (".", "run", "free"):
+        assert cli.main(["simulate", "tiny.yaml", "--output", run, *every]) == 0
+    (folder / "run/notes.txt").write_text("mine")
+    before = snapshot(folder)
+    capsys.readouterr()
+    assert cli.main(["simulate", "tiny.yaml", *every, *options, "--overwrite"]) == 2
+    assert capsys.readouterr().err == said
+    assert snapshot(folder) == before
+
+
+def test_the_current_folder_is_not_renamed(folder, monkeypatch, capsys):
+    assert cli.main(["simulate", "tiny.yaml", "--output", "run"]) == 0
+    monkeypatch.chdir(folder / "run")
+    capsys.readouterr()
+    assert cli.main(["simulate", "../tiny.yaml", "--data.name", "../text", "--output", ".", "--overwrite"]) == 2
+    assert capsys.readouterr().err == f"--overwrite renames ., but it is around {folder}/run; {folders._WAY_OUT}\n"
+
+
+@needs_root
+def test_a_folder_where_a_disk_is_mounted_is_not_renamed(folder, capsys):
+    with mounted(folder / "run", "size=10m"):
+        assert cli.main(["simulate", "tiny.yaml", "--output", "run"]) == 0
+        capsys.readouterr()
+        assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--overwrite"]) == 2
+        assert capsys.readouterr().err.endswith(
+            "--overwrite renames run to run.1, which is not possible: Device or resource busy; move it away, or name "
+            "another --output\n"
+        )
+
+
+def test_of_several_processes_the_first_renames(tmp_path, monkeypatch):
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path / "run"), "--overwrite"])
+    mark(wanted.folder, "1")
+    (wanted.folder / "summary.json").write_text("{}")
+    rename = Path.rename
+
+    def late(path, target):
+        monkeypatch.setattr(Path, "rename", rename)
+        set_aside(wanted)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    set_aside(wanted)
+    set_aside(wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.1"]
+
+
+@pytest.mark.parametrize("disturb", [shutil.rmtree, lambda run: run.rename("moved"), lambda run: replaced(run)])
+def test_a_run_whose_folder_is_gone_stops_at_the_next_save(folder, monkeypatch, disturb):
+    """It went on in a new folder without a recipe, or in that of another run."""
+    assert cli.main(["simulate", "tiny.yaml", "--output", "other"]) == 0
+    real, before = Run._after_step, snapshot(folder / "other")
+
+    def after_step(run, record):
+        if record.step == 0:
+            disturb(Path("run"))
+        real(run, record)
+
+    monkeypatch.setattr(Run, "_after_step", after_step)
+    with pytest.raises(OutputError) as caught:
+        ran("--output", "run")
+    assert str(caught.value) == (
+        "run must stay in its place while a run writes to it, and was moved or removed; move it back, and go on with "
+        "--resume"
+    )
+    assert snapshot(next(path for path in (folder / "run", folder / "other") if path.exists())) == before
+
+
+def replaced(run):
+    run.rename("moved")
+    Path("other").rename(run)
+
+
+@needs_root
+def test_a_disk_that_is_full_stops_a_run_at_once_and_its_checkpoint_stays(folder, monkeypatch, capsys):
+    """It waited for an hour, with its metrics and weights in memory."""
+    monkeypatch.setattr(Room, "check", lambda room: None)  # which would have told before
+    real = Run._after_step
+    with mounted(folder / "disk", "size=4m") as disk:
+
+        def after_step(run, record):
+            if record.step == 3:
+                run._resumption.checkpoints.wait()
+                with suppress(OSError), (disk / "film").open("wb") as file:
+                    while True:
+                        file.write(bytes(1 << 12))
+                        file.flush()
+            real(run, record)
+
+        monkeypatch.setattr(Run, "_after_step", after_step)
+        options = ["--training.steps", "9", "--output", str(disk / "run"), "--checkpoint.every", "2 steps"]
+        assert cli.main(["simulate", "tiny.yaml", *options]) == 1
+        assert capsys.readouterr().err.endswith(
+            f"{disk}/run must have room for the files of the run, but its disk does not: No space left on device; free "
+            f"some space, or name another --output; what was saved before is still there\n"
+        )
+        monkeypatch.setattr(Run, "_after_step", real)
+        (disk / "film").unlink()
+        assert cli.main(["simulate", "--resume", str(disk / "run")]) == 0
+        assert "goes on from the checkpoint of step 2" in capsys.readouterr().out
+        assert cli.main(["simulate", "tiny.yaml", *options[:2], "--output", "whole"]) == 0
+        assert weights_of(disk / "run") == weights_of(folder / "whole")
+
+
+COMMANDS = {
+    "resume": lambda run: ["simulate", "--resume", run, "--training.steps", "3"],
+    "overwrite": lambda run: ["simulate", f"{run}/recipe.yaml", "--output", run, "--overwrite"],
+    "eval": lambda run: ["eval", run],
+    "export": lambda run: ["export", run, "--to", "exported"],
+    "report": lambda run: ["report", run, "--out", "page.html"],
+    "trace": lambda run: ["trace", run],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run with all that a run can have."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_recipe(folder)
+        options = ["--trace", "--checkpoint.every", "1 steps", "--training.evaluate_every", "1 steps"]
+        codec = ["--codec", "ef(topk(0.25))/q(8)"]
+        assert cli.main(["simulate", "tiny.yaml", "--output", "run", *options, *codec]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def place(whole, tmp_path, monkeypatch):
+    """A copy of the run, and a folder beside it that nobody may change."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.copy(whole.parent / "text", tmp_path / "text")
+    outside = tmp_path / "outside"
+    shutil.copytree(whole, outside / "folder")
+    for suffix in ("", ".json", ".jsonl", ".png", ".yaml", ".safetensors", ".txt"):
+        (outside / f"file{suffix}").write_text("{}")
+    return tmp_path
+
+
+@contextmanager
+def in_time():
+    """An error where somebody waits, as for a pipe."""
+
+    def late(*_):
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(place, command):
+    """Run a command over the run: it works or is refused in words, and what is outside stays."""
+    before = snapshot(place / "outside")
+    with in_time():
+        assert cli.main(COMMANDS[command]("run")) in (0, 1, 2)
+    assert snapshot(place / "outside") == before
+    assert not (place / "outside/made").exists()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_leads_out_of_a_run_is_refused(place, seed):
+    """A linked loss.png was overwritten at its target, a pipe in place of a manifest was waited for for ever."""
+    draw = random.Random(seed)
+    paths = sorted(path for path in (place / "run").rglob("*"))
+    lead_out(draw.choice(paths), place / "outside", draw)
+    check(place, [*COMMANDS][seed % len(COMMANDS)])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_odd_values_are_told_in_words(place, seed):
+    """Values of another kind ended in a traceback; those of a checkpoint had the digests that its manifest names."""
+    draw = random.Random(seed)
+    paths = sorted(path for path in (place / "run").rglob("*.json*") if path.stat().st_size)
+    path = draw.choice(paths)
+    misspell(path, draw)
+    if path.name == "values.json":
+        sign(path.parents[1])
+    check(place, [*COMMANDS][seed % len(COMMANDS)])
+
+
+def test_a_model_without_end_is_not_copied_nor_is_one_written_through_a_link(place, capsys):
+    """An export copied a file of a terabyte; a run replaced the model of another one that its folder linked to."""
+    with (place / "run/model/config.json").open("wb") as file:
+        file.truncate(1 << 40)
+    check(place, "export")
+    assert "model/config.json has more than 64000000 bytes; remove it" in capsys.readouterr().err
+    shutil.rmtree(place / "run/model")
+    (place / "run/model").symlink_to(place / "outside/folder")
+    check(place, "overwrite")
+    assert "model is a link, a pipe or a device, and no run makes one; move that away" in capsys.readouterr().err
+
+
+def test_a_count_of_passes_that_no_header_holds_is_told_in_words(place, capsys):
+    """The run ended in a traceback at its first frame."""
+    for path in (place / "run/checkpoints").glob("step-*/stage-*/values.json"):
+        values = json.loads(path.read_text())
+        values["passes"]["train"] = 10**30
+        path.write_text(json.dumps(values))
+        sign(path.parents[1])
+    check(place, "resume")
+    assert "values.json cannot be read: passes must be counts" in capsys.readouterr().err
+
+
+def looks(run):
+    """What commands ask a folder before any of them imports a training, and what reads a run."""
+    wanted = Recipe(output=str(run), checkpoint=CheckpointOptions(every="1 steps"))
+    for resume in ("auto", "never"):
+        again = replace(wanted, checkpoint=replace(wanted.checkpoint, resume=resume))
+        yield from (partial(look, again) for look in (replacing, refusal, what_is_left, check_folders))
+        yield partial(refuse_early, again)
+    yield partial(remove_leftovers, run)
+    yield partial(read_run, run, "thinwire eval")
+    yield partial(read_summary, run)
+    yield partial(set_aside, again)
+
+
+def test_no_look_at_a_folder_waits_for_a_pipe_or_follows_a_link(whole, tmp_path, monkeypatch):
+    """A pipe for the mark of weights/ was waited for where a run was killed while it saved."""
+    monkeypatch.chdir(tmp_path)
+    unlocked = Path(shutil.copytree(whole, "whole"))
+    shutil.copytree(unlocked / "weights/step-00000002", unlocked / "weights/new-00000003")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for path in sorted(unlocked.rglob("*")):
+        for put in (os.mkfifo, lambda place: place.symlink_to(outside, target_is_directory=True)):
+            run = Path(shutil.copytree(unlocked, "run", symlinks=True))
+            place = run / path.relative_to(unlocked)
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+            put(place)
+            for look in looks(run):
+                with in_time(), suppress(ThinwireError, OSError):
+                    look()
+            assert not list(outside.iterdir()), path
+            for left in tmp_path.glob("run*"):
+                shutil.rmtree(left)

@@ -41,7 +41,7 @@ SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "60")), int(os.environ.get("
 ATTEMPTS, AT_REST = 3, 0.15
 """How often a run is disturbed at most, and how often its checkpoints are damaged between two attempts."""
 OPTIONS = [
-    *("--training.steps", "4", "--save_every", "3", "--wait_for_space", "0"),
+    *("--training.steps", "4", "--save_every", "3"),
     *("--data.held_out", "0.34", "--output", "run"),
     *("--model.name", "support.tiny_model:layers", "--model.config", "{}"),
 ]

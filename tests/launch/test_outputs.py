@@ -5,7 +5,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing import plugin_event_accumulator
@@ -16,7 +15,6 @@ from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
-from thinwire.launch.run import room
 from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
 from thinwire.launch.run.logs.metrics import MetricsLog
 from thinwire.launch.run.outputs import OutputError
@@ -69,33 +67,14 @@ class Full:
         return getattr(self.file, name)
 
 
-def test_entries_without_room_wait_in_order_and_no_part_of_one_is_written(tmp_path):
+def test_an_entry_without_room_is_an_error_and_its_part_is_no_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = LogFile(path)
     log._file = Full(log._file, 20)
-    for step in range(4):
-        log.add(entry(step))
-    assert path.read_bytes() == entry(0)
-    assert log.waiting == 3 * len(entry(0))
+    log.add(entry(0))
     with pytest.raises(OSError, match="No space left"):
-        log.written()()
-    log._file.room = 10**6
-    log.add(entry(4))
-    assert log.waiting == 0
-    assert path.read_bytes() == b"".join(map(entry, range(5)))
-
-
-def test_a_moved_file_is_not_put_back_in_part(tmp_path):
-    """A disk that was nearly full took a part of the lines, and nobody was told that the others were gone."""
-    with mounted(tmp_path / "small", "size=64k") as small:
-        path = small / "metrics.jsonl"
-        log = LogFile(path)
-        log.add(bytes(40 << 10))
-        path.unlink()
-        with pytest.raises(OSError, match="No space left"):
-            log.put_back()
-        assert list(small.iterdir()) == []
-        log.close()
+        log.add(entry(1))
+    assert read_lines(path) == [json.loads(entry(0))] and path.stat().st_size == 20
 
 
 def record(step, grad_norm=None):
@@ -178,30 +157,6 @@ def fill(disk):
         except OSError as error:
             assert error.errno == errno.ENOSPC
     return ballast
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_while_training_holds_up_neither_steps_nor_their_numbers(tmp_path, monkeypatch, capsys):
-    """A line of metrics that did not fit ended the run."""
-    options = [*TINY["gpt2-tiny"], *SHORT, "--training.steps", "6", "--wait_for_space", "1"]
-    monkeypatch.setattr(room, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(Room, "check", lambda room: None)
-    step, ballast = MetricsLog.step, []
-
-    def filling(log, record):
-        if record.step == 1:
-            ballast.append(fill(disk))
-        step(log, record)
-
-    monkeypatch.setattr(MetricsLog, "step", filling)
-    monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: ballast[0].unlink(missing_ok=True)))
-    with mounted(tmp_path / "disk", "size=32m") as disk:
-        assert cli.main(["simulate", "gpt2-tiny", *options, "--output", str(disk)]) == 0
-        said = capsys.readouterr()
-        assert "is full: the metrics stay in memory and training goes on" in said.out
-        assert "the metrics cannot be saved in" in said.err and "Traceback" not in said.err
-        assert [line["step"] for line in read_lines(disk / "metrics.jsonl")] == list(range(6))
-        assert json.loads((disk / "summary.json").read_text())["running"] is False
 
 
 @pytest.mark.slow

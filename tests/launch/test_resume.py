@@ -152,12 +152,11 @@ def test_what_may_change_may_and_what_may_not_is_a_list(stopped_run, capsys):
 
 
 @pytest.mark.parametrize(("more", "newest"), [([], 7), (["--optimizer.lr", "0.1"], 5)])
-def test_weights_of_steps_that_come_again_in_another_way_are_not_the_newest(tmp_path, capsys, more, newest):
+def test_weights_of_steps_that_come_again_in_another_way_are_not_the_newest(tmp_path, more, newest):
     """A run that was stopped again before its next save was exported as it had been before."""
     options = [*TINY, "--output", str(tmp_path / "run")]
     stopped_behind(7, *options, "--checkpoint.every", "4 steps", "--save_every", "7")
     stopped_behind(5, *options, "--checkpoint.every", "1 steps", *more)
-    assert ("step-00000007 is of steps that come again" in capsys.readouterr().out) == bool(more)
     assert find_checkpoint(tmp_path / "run").manifest.step == newest
     assert (tmp_path / "run/summary.json").exists() == (not more)
     assert cli.main(["simulate", *options, *more]) == 0

@@ -14,6 +14,7 @@ from support.run_files import digest
 from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
+from thinwire.launch.run.folders import mark
 from thinwire.launch.run.heartbeat import EVERY
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
@@ -174,7 +175,10 @@ def test_a_folder_of_the_run_that_vanishes_is_told_at_once_and_a_restart_makes_a
 
 
 def test_a_stage_that_is_told_to_stop_loses_no_step_and_the_run_comes_back(folder, monkeypatch):
-    steps = [*ENDLESS, "--training.steps", SEVERAL]
+    """With --overwrite, each restart threw away what the run had done."""
+    mark(folder / "run", "1")
+    (folder / "run/summary.json").write_text("{}")
+    steps = [*ENDLESS, "--training.steps", SEVERAL, "--overwrite"]
     with started([*THINWIRE, "train", *steps, "--max-restarts", 1, "--output", "run"], folder) as command:
         trains(command, folder)
         os.kill(command.stage_process(1), signal.SIGTERM)
@@ -182,6 +186,7 @@ def test_a_stage_that_is_told_to_stop_loses_no_step_and_the_run_comes_back(folde
     done = int(SAVED.search(command.stderr)[1])
     assert f"goes on from the checkpoint of step {done} " in command.stdout
     assert digest(folder / "run") == simulated(folder, SEVERAL, monkeypatch)
+    assert sorted(path.name for path in folder.glob("run*")) == ["run", "run.1"]
 
 
 def test_a_stopped_process_is_noticed_long_before_the_time_out_and_the_run_comes_back(folder):

@@ -17,6 +17,7 @@ from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
 from thinwire.launch.run import folders
+from thinwire.launch.run.folders import mark
 from thinwire.launch.run.yaml_text import packaged_names
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
@@ -267,6 +268,7 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     study = parse_study(STUDY, "s", "s")
     cell = cells_of(study, Scale(), here)[0]
     made(cell, {"lr": 1})
+    mark(cell.folder, "run")
     (cell.folder / "summary.json").write_text(summary)
     checkpoint = cell.folder / "checkpoints/step-00000001"
     claim(checkpoint, "run")

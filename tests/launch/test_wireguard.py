@@ -81,7 +81,7 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
             words = (
                 words.replace("--nproc-per-node 2", "--nproc-per-node 1").replace("quickstart", "tiny.yaml").rstrip()
             )
-            script = f"cd {tmp_path} && {words} --output run --wait_for_space 0"
+            script = f"cd {tmp_path} && {words} --output run"
             return open_ones.enter_context(started(machines[rank].command(["sh", "-c", script]), tmp_path))
 
         first = node(0)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run import recipe, worker
+from thinwire.launch.run.folders import mark
 from thinwire.launch.run.worker import join, of_this_start
 from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.errors import MismatchError, OptionsError
@@ -119,21 +120,27 @@ def test_a_host_without_results_names_what_it_held(process_of, replicas, here, s
 
 
 @pytest.mark.parametrize(
-    ("others", "resume"),
+    ("others", "renamed"),
     [
-        ([True, False, True, None], "never"),
-        ([True, True, True, None], "auto"),
-        ([False, True, True, None], "never"),
-        ([True, True, False, None], "auto"),
+        ([True, False, True, None], True),
+        ([True, True, True, None], False),
+        ([False, True, True, None], True),
+        ([True, True, False, None], False),
     ],
     ids=["before it began", "after it began", "in another run", "a host that came back with another command"],
 )
-def test_a_run_that_torchrun_starts_again_goes_on_if_it_had_begun_anew(tmp_path, monkeypatch, others, resume):
+def test_a_run_that_torchrun_starts_again_goes_on_if_it_had_begun_anew(tmp_path, monkeypatch, others, renamed):
     """With --overwrite, each restart threw away what the run had done."""
-    wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite"])
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    wanted = recipe.parse(["quickstart", "--output", str(tmp_path / "run"), "--overwrite"])
+    mark(wanted.folder, "1")
+    (wanted.folder / "summary.json").write_text("{}")
     monkeypatch.setattr(collectives, "everyone", lambda where, mine: [mine, others])
+    monkeypatch.setattr(collectives, "barrier", lambda where, what: None)
     found = worker.as_started(Prepared(wanted, None, (), None, ()), Placement({0: 0, 1: 1}))
-    assert found.recipe.checkpoint.resume == resume
+    assert found.recipe.checkpoint.resume == "auto"
+    assert (tmp_path / "run.1").exists() == renamed
 
 
 def test_hosts_of_which_one_begins_anew_are_refused(tmp_path, monkeypatch):

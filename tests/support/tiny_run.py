@@ -1,12 +1,14 @@
 """A recipe as small as can be, prepared and run in this process."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch.distributed as dist
 
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run import recipe
+from thinwire.launch.run.folders import all_held
 from thinwire.launch.run.run import Run
 
 SMALL = """
@@ -50,8 +52,9 @@ def alone():
 
 def ran(*options):
     """The run of `tiny.yaml` with options, after it has ended."""
-    with alone():
-        ready = prepared(*options)
-        run = Run(ready, simulated_placement(ready.recipe))
+    ready = prepared(*options)
+    ready.recipe.folder.mkdir(parents=True, exist_ok=True)
+    with alone(), all_held(ready.recipe):
+        run = Run(replace(ready, recipe=ready.recipe.again), simulated_placement(ready.recipe))
         run.go()
     return run

@@ -59,9 +59,7 @@ class Curves:
 
 
 class MetricsLog:
-    """The log of a run.
-
-    A full disk does not stop it: what cannot be written stays in memory until it can.
+    """The log of a run. Its methods raise OSError if there is no room.
 
     Args:
         folder: that of the run.
@@ -97,7 +95,6 @@ class MetricsLog:
         self._hooks = hooks
         self._curves = Curves(folder / "tensorboard", first)
         self._files = (*self._logs.values(), self._curves.file)
-        self._waited = False
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
         # 16 bytes a step: a run may have millions
@@ -120,33 +117,14 @@ class MetricsLog:
         """The training loss of the last step; None before the first."""
         return self._losses[-1] if self._losses else None
 
-    @property
-    def waiting(self) -> int:
-        """Bytes that the disk has had no room for so far."""
-        return sum(file.waiting for file in self._files)
-
     def news(self) -> str | None:
-        """A sentence when the disk begins to lack room, when it has room again, and when gradients grew; else None."""
+        """A sentence when a hook failed, and when gradients grew; else None."""
         if self._hooks is not None and (failed := self._hooks.news()):
             return failed
         if self._growth:
             growth, self._growth = self._growth, ""  # once a run
             return growth
-        waited, self._waited = self._waited, self.waiting > 0
-        if self._waited and not waited:
-            return (
-                f"the disk of {self._folder} is full: the metrics stay in memory and training goes on; free some space "
-                f"before the next save or checkpoint, which needs it"
-            )
-        if waited and not self._waited:
-            return f"the disk of {self._folder} has room again, and all metrics are on it"
         return None
-
-    def put_back(self) -> bool:
-        """Write again the files that somebody moved or removed; whether there were any. OSError if there is no room."""
-        claim(self._folder / "tensorboard", run_of(self._folder) or "")
-        gone = [file.put_back() for file in self._files]
-        return any(gone)
 
     def recipe(self, text: str) -> None:
         """Add the recipe to TensorBoard, as YAML."""
@@ -217,13 +195,8 @@ class MetricsLog:
         self._logs["answers"].add(_line({"step": step, "prompt": prompt, "on": answers["on"], "off": answers["off"]}))
 
     def written(self) -> Callable[[], None]:
-        """Write what waits, and give a function that waits until the disk has every line. Call it once, on any thread.
-
-        Raises:
-            OSError: there is no room.
-        """
+        """A function that waits until the disk has every line. Call it once, on any thread."""
         waits = [log.written() for log in self._logs.values()]
-        self._curves.file.write()
 
         def wait() -> None:
             for one in waits:
@@ -232,7 +205,7 @@ class MetricsLog:
         return wait
 
     def close(self) -> None:
-        """Write what waits, and close the files. OSError if there is no room."""
+        """Wait until the disk has all, and close the files."""
         for file in self._files:
             file.close()
         if self._hooks is not None:
