@@ -50,4 +50,4 @@ def simulate(prepared: Prepared) -> None:
         try:
             run.go()
         finally:
-            run.discard_stores()
+            run.assembly.discard_stores()

@@ -21,8 +21,8 @@ from thinwire.launch.run import forks
 forks.use_one_thread()  # else the stages would be new interpreters, which know nothing of what is changed here
 
 from thinwire.launch import cli  # noqa: E402
+from thinwire.launch.run.parts.checkpoints import Checkpointing  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
-from thinwire.launch.run.saving import Saves  # noqa: E402
 from thinwire.pipeline.training.trainer import StepRecord  # noqa: E402
 
 BLOCK, EVERY, PAIRS = 40, 10, 7
@@ -36,29 +36,25 @@ OPTIONS = {
 
 def alternate(times: Path) -> None:
     """Have the run write checkpoints in every other block only, and note when each step has ended."""
-    real, stop_if_asked = Run._after_step, Saves.stop_if_asked
+    real = Run._after_step
 
     def writes(done: int) -> bool:
         return (done - 1) // BLOCK % 2 == 1
 
-    def checkpoints(saves: Saves, done: int) -> None:
+    def checkpoints(part: Checkpointing, done: int, record: StepRecord | None) -> None:
         if done % EVERY == EVERY // 2 and writes(done):
-            saves._checkpoint(done)
-
-    def agree(saves: Saves, done: int) -> None:
-        if writes(done):
-            stop_if_asked(saves, done)
+            part._write(done)
 
     def after_step(run: Run, record: StepRecord) -> None:
         real(run, record)
         done = record.step + 1
         if done % BLOCK == 0:
-            run._resumption.checkpoints.wait()  # what a block began, it pays for
+            run.checkpoints.saver.wait()  # what a block began, it pays for
         if run.trainer.reports:
             with times.open("a") as file:
                 file.write(json.dumps([done, time.perf_counter()]) + "\n")
 
-    Saves.checkpoint_if_due, Saves.stop_if_asked, Run._after_step = checkpoints, agree, after_step
+    Checkpointing.after_step, Run._after_step = checkpoints, after_step
 
 
 def main(folder: Path) -> None:

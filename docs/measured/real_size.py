@@ -27,9 +27,9 @@ forks.use_one_thread()  # else the stages would be new interpreters, which know 
 
 from thinwire.launch import cli  # noqa: E402
 from thinwire.launch.plan.prepared import Prepared  # noqa: E402
-from thinwire.launch.run.reporting import Reporting  # noqa: E402
+from thinwire.launch.run.parts.evaluation import Evaluation  # noqa: E402
+from thinwire.launch.run.parts.weights import Weights  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
-from thinwire.launch.run.saving import Saves  # noqa: E402
 from thinwire.pipeline.saving.checkpoint import Checkpoints  # noqa: E402
 from thinwire.pipeline.training.optimization import Update  # noqa: E402
 from thinwire.pipeline.training.runner import Runner  # noqa: E402
@@ -53,9 +53,9 @@ CAUSES = {
     (Runner, "run"): "passes",
     (Update, "step"): "optimizer",
     (Checkpoints, "save"): "checkpoint",
-    (Saves, "weights"): "weights",
-    (Reporting, "evaluate"): "evaluation",
-    (Reporting, "look_before_training"): "evaluation",
+    (Weights, "save"): "weights",
+    (Evaluation, "evaluate"): "evaluation",
+    (Evaluation, "begin"): "evaluation",
 }
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -53,8 +54,13 @@ class Assembly:
         """Close the stages of this process, and delete the files of their stores."""
         for stage in self.trainer.stages:
             stage.close()
+        self.discard_stores()
+
+    def discard_stores(self) -> None:
+        """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
         for wire, _ in self.trainer.stages[0].all_ends:
-            wire.discard_stores()
+            with suppress(OSError):
+                wire.discard_stores()
 
 
 def assemble(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,15 @@ from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
+from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
-from thinwire.launch.run.weights import discard_after
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.saving.checkpoint import Checkpoints, WordStore
+from thinwire.pipeline.saving.checkpoint import WordStore
 from thinwire.pipeline.saving.checkpoint_folder import (
     Manifest,
     SavedStage,
@@ -38,7 +37,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     unreadable,
 )
 from thinwire.pipeline.training.trainer import Trainer
-from thinwire.pipeline.training.training_state import resume, resume_model
 
 _MAY_CHANGE = (
     *WITHOUT_EFFECT,
@@ -65,92 +63,72 @@ _MAY_CHANGE = (
     "pipeline.layers",
 )
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
+STATE = "by part"
+"""How a checkpoint holds the state of a run; earlier releases say nothing of it."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started its processes again."""
 
 
+@dataclass(frozen=True)
 class Resumption:
-    """Where a run begins. Every process has one, and all call the same methods.
+    """Where a run begins, as it was found."""
 
-    Args:
-        assembly: the stages of this process, connected.
-        runs: the ids of the run's folders on all hosts.
+    folder: Path
+    """That of the checkpoints."""
+    manifest: Manifest | None = None
+    """The checkpoint that the run goes on from; None for a new run."""
+    same_parts: bool = False
+    """Whether that checkpoint is of the same cut and processes."""
+    passed_over: tuple[str, ...] = ()
+    """A sentence for each newer checkpoint that cannot be taken."""
+    changes: tuple[str, ...] = ()
+    """What a setting of this run changes from there on, in words."""
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The state of each part of the run, by its name; empty for a new run."""
 
-    Attributes:
-        checkpoints: those of the run, as this process writes them.
-        first: the first step of training.
-        saved: the values of the run itself in the checkpoint that it goes on from; empty for a new run.
-        runs: the ids of the run's folders on all hosts.
-        same_parts: whether that checkpoint is of the same cut and processes.
-        metered_from: the first step that the meters count; they start at 0 where the cut changes.
-        notes: sentences that say where the run goes on, and which newer checkpoints cannot be taken.
-    """
-
-    def __init__(self, assembly: Assembly, runs: Sequence[str] = ("",)) -> None:
-        prepared, trainer, where = assembly.prepared, assembly.trainer, assembly.trainer.placement
-        recipe, made = prepared.recipe, header(prepared, where)
-        parts = [where.part(stage.stage_index) for stage in trainer.stages]
-        self._recipe, self._trainer, self.runs = recipe, trainer, list(runs)
-        self.checkpoints = Checkpoints(
-            checkpoint_folder(recipe),
-            stages=parts,
-            num_stages=where.num_parts,
-            keep=recipe.checkpoint.keep,
-            header=made,
-            words=words_of_run(),
-            runs=runs,
-            timeout=recipe.replicas.longest_wait(recipe.wire.timeout),
-        )
-        self._manifest, self._passed_over = find(recipe, made, where, parts)
-        self._changes = {} if self._manifest is None else changes(self._manifest, made)
-        self.same_parts = self._manifest is not None and self._manifest.cut == made["cuts"]
-        self.first = 0 if self._manifest is None else self._manifest.step
-        _check_turn(prepared, where, trainer, self.first)
-        self.saved: Mapping[str, Any] = {}
-        self.metered_from = self.first
-        if self._manifest is not None:
-            part = parts[0] if self.same_parts else self._manifest.model_parts[0]
-            saved = SavedStage(self.checkpoints.folder, self.first, part)
-            with self.reading():
-                self.saved = dict(saved.values["run"])
-                if self.same_parts:
-                    self.metered_from = int(self.saved["metered_from"])
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Around code that takes `saved` apart: CheckpointError if it is not what a run writes."""
-        return reading(step_folder(self.checkpoints.folder, self.first))
+    @property
+    def first(self) -> int:
+        """The first step of training."""
+        return 0 if self.manifest is None else self.manifest.step
 
     @property
     def notes(self) -> list[str]:
         """Sentences that say where the run goes on and which newer checkpoints cannot be taken; empty for a new run."""
-        if self._manifest is None:
+        if self.manifest is None:
             return []
-        anew = (
-            ""
-            if self.same_parts
-            else "; the cut or the processes of the replicas have changed, so feedback starts empty"
-        )
-        return [
-            *self._passed_over,
-            *([f"from here on, {listed(list(self._changes.values()))}"] if self._changes else []),
-            f"goes on from the checkpoint of step {self.first} in {self.checkpoints.folder}{anew}",
-        ]
+        anew = "; the cut or the processes of the replicas have changed, so feedback starts empty"
+        went = f"goes on from the checkpoint of step {self.first} in {self.folder}{'' if self.same_parts else anew}"
+        return [*self.passed_over, *([f"from here on, {listed([*self.changes])}"] if self.changes else []), went]
 
-    def restore(self) -> None:
-        """Restore the trainer from the checkpoint, if there is one. Before it, the chosen codecs must be in use.
+    def load(self, parts: Iterable[Part]) -> None:
+        """Give each part its state. CheckpointError if that is not what a run writes."""
+        for part in parts if self.manifest is not None else ():
+            if part.name:
+                with reading(step_folder(self.folder, self.first)):
+                    part.load_state_dict(self.parts[part.name])
 
-        Raises:
-            CheckpointError, StoreError: the checkpoint is damaged.
-        """
-        if self._manifest is None:
-            self.checkpoints.discard_after(-1)
-        elif self.same_parts:
-            resume(self._trainer, self.checkpoints, self._manifest)
-        else:
-            resume_model(self._trainer, self.checkpoints.folder, self._manifest)
-            self.checkpoints.go_on_from(self._manifest)
-        if self._changes:
-            discard_after(self._recipe.folder, self.first)
+
+def resumption_of(assembly: Assembly) -> Resumption:
+    """Where a run begins: after the newest checkpoint that every process can restore. Collective.
+
+    Raises:
+        OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
+            are checkpoints, but none is whole.
+        ModelError: the run would begin in the turn of another client.
+    """
+    prepared, trainer, where = assembly.prepared, assembly.trainer, assembly.trainer.placement
+    recipe, made = prepared.recipe, header(prepared, where)
+    here = [where.part(stage.stage_index) for stage in trainer.stages]
+    manifest, passed = find(recipe, made, where, here)
+    _check_turn(prepared, where, trainer, 0 if manifest is None else manifest.step)
+    folder = checkpoint_folder(recipe)
+    if manifest is None:
+        return Resumption(folder, passed_over=tuple(passed))
+    same_parts = manifest.cut == made["cuts"]
+    saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[0])
+    with reading(step_folder(folder, manifest.step)):
+        states = dict(saved.values["parts"])
+    return Resumption(folder, manifest, same_parts, tuple(passed), tuple(changes(manifest, made).values()), states)
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:
@@ -190,7 +168,7 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         "held-out samples": None if held_out is None else held_out.digest,
     }
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
-    header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts}))
+    header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts, "state": STATE}))
     return header
 
 
@@ -257,6 +235,12 @@ def find(
 def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> None:
     """Raise OptionsError if the recipe is not that of the checkpoint, or ends before it."""
     folder = checkpoint_folder(recipe)
+    if newest.header.get("state") != STATE:
+        raise OptionsError(
+            f"the checkpoint of step {newest.step} in {folder} is of an earlier release of Thinwire, which kept the "
+            f"state of a run otherwise; go on with that release, or begin a new run from it with --model.weights "
+            f"{recipe.folder}"
+        )
     if differing := differences(newest.header.get("fields", {}), made["fields"]):
         raise OptionsError(
             [

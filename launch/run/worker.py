@@ -65,7 +65,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     def leave(report: Report) -> None:
         # 1. delete the stores: the report needs room on the disk too
         if run is not None:
-            run.discard_stores()
+            run.assembly.discard_stores()
         # 2. report to the launcher; if it is gone, nobody else removes its folder
         if parent.launcher_is_gone():
             shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
@@ -118,7 +118,9 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
     except Exception as error:
         # 4. let a checkpoint that is being written become whole; of a peer that is gone its part may never come
         if run is not None:
-            run.finish_writing(_GRACE if isinstance(error, PeerError) else prepared.recipe.wire.timeout)
+            run.checkpoints.saver.finish_writing(
+                _GRACE if isinstance(error, PeerError) else prepared.recipe.wire.timeout
+            )
         # 5. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
         leave(report_of(error, rank, stages, replica))
         os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)

@@ -3,14 +3,14 @@ import pytest
 from support import known_models
 from support.forked import fork_interpreters, nursery
 from support.tiny_run import write_recipe
-from thinwire.launch.run import reporting
+from thinwire.launch.run.parts import results
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_pictures():
     """Runs within the tests' process draw no loss curve, which takes a third of a short run; new interpreters do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, "save_picture", lambda path, *_: path.touch())
+        patch.setattr(results, "save_picture", lambda path, *_: path.touch())
         yield
 
 

@@ -12,7 +12,8 @@ from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.run.assembly import assemble
-from thinwire.launch.run.resume import Resumption
+from thinwire.launch.run.parts.checkpoints import Checkpointing
+from thinwire.launch.run.resume import resumption_of
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of
 from thinwire.launch.run.weights import find_checkpoint
@@ -55,10 +56,10 @@ def resumed(ready):
         trainer = assembly.trainer
         try:
             try:
-                resumption = Resumption(assembly)
+                resumption = resumption_of(assembly)
             except ThinwireError as error:
                 return None, None, [str(error)]
-            resumption.restore()
+            Checkpointing(assembly, [""], None, dict).restore(resumption)
             return resumption.first, digest(trainer), resumption.notes
         finally:
             for stage in trainer.stages:

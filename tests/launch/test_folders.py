@@ -403,7 +403,7 @@ def test_a_disk_that_is_full_stops_a_run_at_once_and_its_checkpoint_stays(folder
 
         def after_step(run, record):
             if record.step == 3:
-                run._resumption.checkpoints.wait()
+                run.checkpoints.saver.wait()
                 with suppress(OSError), (disk / "film").open("wb") as file:
                     while True:
                         file.write(bytes(1 << 12))

@@ -26,8 +26,9 @@ from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
 from thinwire.launch.plan.places import simulated_placement
-from thinwire.launch.run import outputs, reporting, room
+from thinwire.launch.run import outputs, room
 from thinwire.launch.run import run as run_module
+from thinwire.launch.run.parts import log, notes, results
 from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import module_of
@@ -121,7 +122,7 @@ class Fuzzed:
             self._patch(patch, process, disk, network, stages)
             try:
                 run = Run(self.ready, simulated_placement(self.ready.recipe))
-                found.began = run._resumption.first
+                found.began = run.resumption.first
                 run.go()
             except (Crash, ThinwireError) as error:
                 found.error = error
@@ -141,10 +142,10 @@ class Fuzzed:
         patch.setattr(wire, "MemoryEnd", network.link)
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
         for shown in ("save_picture", "say", "show_summary", "show_slower_links"):
-            patch.setattr(reporting, shown, lambda *_: None)
-        patch.setattr(run_module, "say", lambda *_: None)
+            patch.setattr(results, shown, lambda *_: None)
+        patch.setattr(notes, "say", lambda *_: None)
         patch.setattr(room, "show_stores", lambda *_: None)
-        for module in (reporting, outputs):
+        for module in (log, outputs):
             patch.setattr(module, "dump", lambda _: self.text)
 
         real_write = checkpoint.write_tensors

@@ -9,7 +9,7 @@ from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
-from thinwire.launch.run import reporting
+from thinwire.launch.run.parts import evaluation
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def test_a_pretrained_model_is_scored_before_its_first_step(run):
 
 def test_the_run_is_as_without_the_look(run, tmp_path, monkeypatch):
     _, _, told = run
-    monkeypatch.setattr(reporting, "look", lambda *_: None)
+    monkeypatch.setattr(evaluation, "look", lambda *_: None)
     without = summary(simulate("tiny.yaml", tmp_path / "without"))
     assert without["look"] is None
     assert of_training(without) == of_training(told)

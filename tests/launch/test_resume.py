@@ -8,7 +8,7 @@ import pytest
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
-from thinwire.launch.run import reporting
+from thinwire.launch.run.parts import evaluation
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.weights import find_checkpoint
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
@@ -48,7 +48,7 @@ def stopped_behind(done, *words):
     def after_step(run, record):
         real(run, record)
         if record.step + 1 == done:
-            run._resumption.checkpoints.wait()
+            run.checkpoints.saver.wait()
             raise Stopped
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stopped):
@@ -92,23 +92,23 @@ def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_tha
     whole_run, tmp_path, monkeypatch, done
 ):
     """A stop waited for the end of the evaluation, longer than schedulers wait before they kill."""
-    batches, evaluate = reporting.evaluation_batches, reporting.Reporting.evaluate
+    batches, evaluate = evaluation.evaluation_batches, evaluation.Evaluation.evaluate
 
     def evaluated(one, after):
         def stopping(*given):
             for index, batch in enumerate(batches(*given)):
                 if index == 1:
-                    assert one._asked.__self__.ask_to_stop()
+                    assert one._asked.__self__.save_and_stop()
                 assert index < 2, "the evaluation went on"
                 yield batch
 
-        monkeypatch.setattr(reporting, "evaluation_batches", stopping if after == done else batches)
+        monkeypatch.setattr(evaluation, "evaluation_batches", stopping if after == done else batches)
         evaluate(one, after)
 
-    monkeypatch.setattr(reporting.Reporting, "evaluate", evaluated)
+    monkeypatch.setattr(evaluation.Evaluation, "evaluate", evaluated)
     assert cli.main(["simulate", *SELDOM, "--output", str(tmp_path / "stopped")]) == 130
-    monkeypatch.setattr(reporting.Reporting, "evaluate", evaluate)
-    monkeypatch.setattr(reporting, "evaluation_batches", batches)
+    monkeypatch.setattr(evaluation.Evaluation, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluation_batches", batches)
     assert checkpoints(tmp_path / "stopped")[-1] == f"step-{done:08d}"
     assert [line["step"] for line in evaluations(tmp_path / "stopped")] == list(range(2, done, 2))
     assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0

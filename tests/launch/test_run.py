@@ -12,9 +12,9 @@ from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.report.reading import read, training_bytes
-from thinwire.launch.run import reporting
 from thinwire.launch.run import run as run_module
-from thinwire.launch.run.reporting import Reporting
+from thinwire.launch.run.parts import comparison, results
+from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import carried, channel_rows
 from thinwire.launch.run.worker import saves_and_stops
@@ -46,7 +46,7 @@ def test_weights_that_a_finite_step_has_spoiled_are_not_saved(spoiled, here, mon
 
     def spoil(run, record):
         if record.step + 1 == spoiled:
-            run._resumption.checkpoints.wait()
+            run.checkpoints.saver.wait()
             next(run.assembly.trainer.stages[1].submod.parameters()).data.view(-1)[3] = torch.inf
         after_step(run, record)
 
@@ -123,7 +123,7 @@ def test_a_run_that_has_ended_and_is_started_again_changes_nothing(here, every):
         run = ran(*options, *codecs)
         summary = json.loads((here / "run" / "summary.json").read_text())
         parts = {path: path.read_bytes() for path in (here / "run/checkpoints").rglob("*") if path.is_file()}
-        return run._resumption.first, [lines(run.recipe.folder / "evaluations.jsonl"), summary["held_out"], parts]
+        return run.resumption.first, [lines(run.recipe.folder / "evaluations.jsonl"), summary["held_out"], parts]
 
     began, whole = outcome()
     assert began == 0
@@ -180,13 +180,13 @@ def test_a_process_that_is_asked_to_stop_before_its_first_step_is_done_takes_no_
         if asked == "before its first step is done":
             assert not saves_and_stops(run, leaving)
         if asked == "later":
-            log_step = run.reporting.log_step
+            logged = run.log.after_step
 
             def log(done, record):
-                log_step(done, record)
+                logged(done, record)
                 assert saves_and_stops(run, leaving)
 
-            run.reporting.log_step = log  # the first step is done, so the step under way is the second
+            run.log.after_step = log  # the first step is done, so the step under way is the second
         with pytest.raises(StoppedError if asked == "later" else KeyboardInterrupt):
             run.go()
     steps = [int(path.name.removeprefix("step-")) for path in (here / "run" / "checkpoints").glob("step-*")]
@@ -212,7 +212,7 @@ def test_what_a_stopped_run_saved_can_be_exported_evaluated_reported_and_started
 
 def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
     """Evaluation, weights and picture took seconds in silence, after the last step."""
-    said, finish = [], Reporting.finish
+    said, end = [], Results.end
 
     @contextmanager
     def counting(shown):
@@ -220,14 +220,14 @@ def test_the_end_of_a_run_counts_its_seconds(monkeypatch):
         yield
         said.append("counts no more")
 
-    def finished(self, summary):
-        said.append("finishes")
-        finish(self, summary)
+    def ended(self, done):
+        said.append("ends")
+        end(self, done)
 
     monkeypatch.setattr(run_module, "counting", counting)
-    monkeypatch.setattr(Reporting, "finish", finished)
+    monkeypatch.setattr(Results, "end", ended)
     ran()
-    assert said == ["counts True", "finishes", "counts no more"]
+    assert said == ["counts True", "ends", "counts no more"]
 
 
 def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
@@ -276,7 +276,7 @@ def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypat
         ready = prepared("--output", "run", "--compression.activations", "aqsgd(q(4))", *options)
         run = Run(ready, simulated_placement(ready.recipe))
         monkeypatch.setattr(collectives, "compare", lambda where, digests: compared.append(digests))
-        monkeypatch.setattr(run._saves, "_compare_replicas", lambda: compared.append("replicas"))
+        monkeypatch.setattr(comparison, "compare_replicas", lambda trainer: compared.append("replicas"))
         run.go()
     assert compared[1::2] == ["replicas"] * 2
     assert [sorted(digests) for digests in compared[::2]] == [[0, 1]] * 2
@@ -300,7 +300,7 @@ def test_a_disk_that_is_full_after_the_weights_costs_the_picture_alone(here, mon
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reporting, "save_picture", full)
+    monkeypatch.setattr(results, "save_picture", full)
     folder = ran("--output", "run").recipe.folder
     assert "the traces or the picture are left out: run must have room" in " ".join(capsys.readouterr().out.split())
     assert json.loads((folder / "summary.json").read_text())["running"] is False

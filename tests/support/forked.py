@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 
 from support.processes import MARK, begin
-from thinwire.launch.run import reporting
 from thinwire.launch.run.parent import name_process
+from thinwire.launch.run.parts import results
 from thinwire.pipeline.measuring import probe
 
 THINWIRE, TORCHRUN = (str(Path(sys.executable).with_name(name)) for name in ("thinwire", "torchrun"))
@@ -147,7 +147,7 @@ def _prepare(call, environment, files=()):
         nursery = _own_nursery(files)
         fork_interpreters(lambda: nursery)
     probe.PROBE_SECONDS = probe.BOTH_SECONDS = 0.1  # how fast a link is, no test says to a hundredth
-    reporting.save_picture = lambda path, *_: path.write_bytes(b"")  # it would take a third of a short run
+    results.save_picture = lambda path, *_: path.write_bytes(b"")  # it would take a third of a short run
 
 
 def _become(call, files, folder, environment):

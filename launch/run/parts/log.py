@@ -1,0 +1,155 @@
+"""The log of a run: the metrics of each step, the line that shows how far it is, and its seconds."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from thinwire.compress.stores.marks import run_of
+from thinwire.errors.files import as_written
+from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.console import ProgressLine, tokens_of
+from thinwire.launch.run.logs.hooks import Hooks
+from thinwire.launch.run.logs.metrics import MetricsLog
+from thinwire.launch.run.model_files import save_model_files
+from thinwire.launch.run.outputs import OutputError, save_recipe, writing
+from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.recipe import dump
+from thinwire.launch.run.resume import Resumption
+from thinwire.launch.run.summary import Times
+from thinwire.models.data.chats import visible
+from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.evaluation import Compression, Score
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.training.trainer import StepRecord
+
+
+class Log(Part):
+    """The log, in the process that reports; the others have no lines. All have the seconds of the run.
+
+    Attributes:
+        times: the seconds of the run.
+        began: the id of the run since its first step, alike in all processes; one that replaces another has a new one.
+        evaluated: the steps after which the last evaluation was; None before the first.
+        metered_from: the first step that the meters count; they start at 0 where the cut changes.
+    """
+
+    name = "log"
+
+    def __init__(self, assembly: Assembly, runs: Sequence[str], resumption: Resumption) -> None:
+        """`runs` are the ids of the run's folders on all hosts."""
+        self._prepared, self._trainer = assembly.prepared, assembly.trainer
+        self._recipe, self._runs = assembly.prepared.recipe, runs
+        self._first, self._same_parts = resumption.first, resumption.same_parts
+        self.times, self.began = Times({}), ""
+        self.evaluated: int | None = None
+        self.metered_from = self._first
+        self.lines: MetricsLog | None = None
+        self._progress: ProgressLine | None = None
+
+    def begin(self) -> None:
+        """Write what a run has before its first step. Lines after its checkpoint go: those steps come again."""
+        if not self.began:
+            self.began = collectives.everyone(self._trainer.placement, uuid.uuid4().hex)[0]
+        folder = self._recipe.folder
+        with writing(folder):
+            if self._trainer.reports:
+                with as_written(folder / "*.jsonl", OptionsError):
+                    self.lines = MetricsLog(
+                        folder,
+                        self._first,
+                        self.evaluated or 0,
+                        replicas=self._recipe.replicas.count > 1,
+                        prompts=bool(self._recipe.training.prompts),
+                        hooks=Hooks(self._recipe, self.began) if self._recipe.logging else None,
+                    )
+            save_recipe(self._recipe)
+            if self.lines is not None:
+                save_model_files(folder, self._prepared)
+                self.lines.recipe(dump(self._recipe))
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show how far training is, in the process that reports, while the code inside trains."""
+        if self.lines is None:
+            yield
+            return
+        with ProgressLine(self._recipe.training.steps, tokens_of(self._prepared)) as self._progress:
+            yield
+
+    def say(self, text: str) -> None:
+        """Print a line above the live one, in the process that reports."""
+        if self._progress is not None:
+            self._progress.say(text)
+
+    def after_step(self, done: int, record: StepRecord | None) -> None:
+        """Log and show a step."""
+        if record is None:
+            return
+        self.times.seconds["training"] += record.seconds
+        if self.lines is not None and self._progress is not None:
+            with writing(self._recipe.folder):
+                self.lines.step(record)
+            if news := self.lines.news():
+                self.say(news)
+            self._progress.step(record)
+
+    def evaluation(
+        self,
+        done: int,
+        scores: dict[Compression, Score] | None,
+        answers: Sequence[tuple[str, Mapping[Compression, str]]],
+    ) -> None:
+        """Log and show an evaluation after so many steps; every process says that there was one."""
+        self.evaluated = done
+        if self.lines is None or self._progress is None:
+            return
+        with writing(self._recipe.folder):
+            if scores is not None:
+                self.lines.evaluation(done, scores)
+            for prompt, said in answers:
+                self.lines.answer(done, prompt, said)
+        if scores is not None:
+            self._progress.evaluation(done, scores)
+        for prompt, said in answers:
+            told = "".join(f"\n  compression {mode}: {text}" for mode, text in said.items())
+            self.say(visible(f"step {done}, {prompt!r}{told}"))
+
+    def check_place(self) -> None:
+        """Raise OutputError if somebody moved or removed the run's folder, or put another one in its place."""
+        if run_of(self._recipe.folder) not in self._runs:
+            raise OutputError(
+                f"{self._recipe.folder} must stay in its place while a run writes to it, and was moved or removed; "
+                f"move it back, and go on with --resume"
+            )
+
+    def written(self) -> Callable[[], None]:
+        """A function that waits until the disk has every line of the log."""
+        return self.lines.written() if self.lines is not None else lambda: None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds so far, the id of the run, and how far its lines go."""
+        return {
+            "seconds": self.times.state_dict(),
+            "began": self.began,
+            "evaluated": self.evaluated,
+            "metered_from": self.metered_from,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the seconds and the lines of the run."""
+        self.times, self.began = Times(state["seconds"]), str(state["began"])
+        self.evaluated = None if state["evaluated"] is None else int(state["evaluated"])
+        if self._same_parts:
+            self.metered_from = int(state["metered_from"])
+
+    def told(self) -> dict[str, Any]:
+        """The seconds, and the last training loss."""
+        return {
+            "metered_from": self.metered_from,
+            "seconds": self.times.all,
+            **{f"{purpose}_seconds": seconds for purpose, seconds in self.times.seconds.items()},
+            "train_loss": None if self.lines is None else self.lines.last_loss,
+        }

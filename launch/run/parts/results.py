@@ -1,0 +1,97 @@
+"""What a run shows at its end: the summary, a picture, traces, and what slower links would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.console import show_summary
+from thinwire.launch.run.outputs import OutputError, save_picture, save_summary, save_traces, writing
+from thinwire.launch.run.parts.log import Log
+from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.weights import Weights
+from thinwire.launch.run.slower_links import show_slower_links
+from thinwire.launch.run.summary import carried, of_stages, stage_report, written
+from thinwire.launch.shared.tables import say
+from thinwire.models.digest import weights_digest
+from thinwire.pipeline.measuring.traces import StageTrace
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.replicas.step_exchanges import exchange_report
+
+
+class Results(Part):
+    """Gathers the traces; the process that reports writes and prints the final results."""
+
+    def __init__(self, assembly: Assembly, log: Log, weights: Weights) -> None:
+        self._assembly, self._trainer = assembly, assembly.trainer
+        self._recipe, self._log, self._weights = assembly.prepared.recipe, log, weights
+
+    def end(self, done: int) -> None:
+        """Close the stages, and show the results; whatever could be lost is saved."""
+        self._assembly.close()
+        traces, lines, summary = self._traces(), self._log.lines, self._weights.summary
+        if lines is None or summary is None:
+            return
+        times = self._log.times
+        summary |= {"running": False, "seconds": times.all, "saving_seconds": times.seconds["saving"]}
+        folder, unit = self._recipe.folder, self._trainer.task.unit
+        with writing(folder):
+            save_summary(folder, summary)
+        try:
+            # what only shows what the numbers say
+            with writing(folder):
+                lines.close()
+                say(lines.news())
+                save_traces(folder, traces)
+                save_picture(folder / "loss.png", self._recipe.name, unit, lines.losses, lines.evaluations)
+        except OutputError as error:  # the weights and numbers are saved, so the run has not failed
+            say(f"the traces or the picture are left out: {error}")
+        show_summary(summary)
+        show_slower_links(self._recipe, summary)
+
+    def _traces(self) -> list[StageTrace]:
+        """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""
+        tracer = self._trainer.tracer
+        if not tracer.keep:
+            return []
+        found = {stage: trace.to_json() for stage, trace in tracer.traces().items()}
+        gathered = collectives.gather(self._trainer.placement, found)
+        return [StageTrace.from_json(trace) for trace in gathered or ()]
+
+
+def summarize(assembly: Assembly, done: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary after `done` steps, from the reports of all stages; None in processes that do not report. Collective.
+
+    `told` are the fields that the parts of the run give. Raises MismatchError if the replicas of a stage hold other
+    weights.
+    """
+    trainer, recipe = assembly.trainer, assembly.prepared.recipe
+    where, reports = trainer.placement, [stage_report(stage) for stage in trainer.stages]
+    for report, stage in zip(reports, trainer.stages, strict=True):
+        report["exchange"] = exchange_report(stage, where)
+    collectives.compare_replicas(where, {report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
+    of_replicas = collectives.everyone_across(where, [report["traffic"] for report in reports])
+    for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
+        report["traffic"] = written(carried(traffic))
+    stages = collectives.gather(where, {report["stage"]: report for report in reports})
+    if not trainer.reports or stages is None:
+        return None
+    here = trainer.sync.replicas.here
+    return {
+        "name": recipe.name,
+        "folder": str(recipe.folder),
+        "steps": done,
+        "running": True,
+        "smoke": recipe.debug.smoke,
+        "planned_steps": done if trainer.stopped else recipe.training.steps,
+        # of each replica
+        "samples": [done * size for size in recipe.batch_sizes],
+        # whose seconds and memory these are
+        "timed": f"replica {here.start}" if len(here) < recipe.replicas.count else "all",
+        "torch": torch.__version__,
+        **told,
+        **of_stages(recipe, stages),
+    }
