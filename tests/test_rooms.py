@@ -14,7 +14,7 @@ BELOW = {
     "models": {"errors"},
     "errors": set(),
 }
-SHARED = {"plan", "run", "hosts", "timing", "shared"}
+SHARED = {"plan", "processes", "run", "hosts", "timing", "shared"}
 """The rooms of launch/ that several commands use; every other file or folder there is one command's."""
 MODULES = [path for package in BELOW for path in sorted((ROOT / package).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

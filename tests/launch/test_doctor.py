@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.launch import doctor, train
+from thinwire.launch import doctor
+from thinwire.launch.processes.reach import check_transport
 from thinwire.launch.run import recipe
 from thinwire.launch.shared import probes
 from thinwire.pipeline.devices import device
@@ -288,8 +289,8 @@ def test_a_launcher_refuses_what_the_doctor_refuses_before_it_starts_a_process(m
         (["--training.device", "cuda"], "processes 0 and 1 share one of host 0; start fewer processes there"),
     ):
         with pytest.raises(OptionsError, match=said):
-            train._check_transport(recipe.parse(["quickstart", "--wire.transport", "nccl", *words]))
-    train._check_transport(recipe.parse(["quickstart", "--wire.transport", "auto"]))
+            check_transport(recipe.parse(["quickstart", "--wire.transport", "nccl", *words]))
+    check_transport(recipe.parse(["quickstart", "--wire.transport", "auto"]))
 
 
 @pytest.mark.parametrize(

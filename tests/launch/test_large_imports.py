@@ -43,7 +43,7 @@ codec.encode(x, torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8), 
 print(imported("transformers", "torchvision", "datasets", "PIL", "sklearn", KERNELS))
 
 import datasets
-from thinwire.launch.run import worker
+from thinwire.launch.processes import worker
 
 print(forks.is_safe())
 threading.Thread(target=threading.Event().wait, daemon=True).start()

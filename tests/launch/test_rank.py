@@ -6,7 +6,8 @@ import pytest
 
 from support.run_files import summary
 from support.tiny_run import write_recipe
-from thinwire.launch import cli, train
+from thinwire.launch import cli
+from thinwire.launch.processes import stage
 from thinwire.launch.run import assembly
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank, processes_of_host
 from thinwire.pipeline.devices import device
@@ -76,7 +77,7 @@ def test_a_process_with_a_rank_is_told_where_the_others_are(monkeypatch, address
 
 def test_training_with_a_rank_and_nowhere_to_meet_is_a_sentence(told, monkeypatch, capsys):
     """It was a traceback of torch, after the data had been read."""
-    monkeypatch.setattr(train.parent, "end_with_parent", lambda: None)
+    monkeypatch.setattr(stage.parent, "end_with_parent", lambda: None)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     told(RANK="0", WORLD_SIZE="2")
     assert cli.main(["train", "gpt2-tiny"]) == 2
@@ -91,7 +92,7 @@ def test_a_process_that_is_not_told_of_others_on_its_host_has_it_alone(told, her
 
 
 def test_training_answers_a_wrong_value_with_a_sentence(told, monkeypatch, capsys):
-    monkeypatch.setattr(train.parent, "end_with_parent", lambda: None)
+    monkeypatch.setattr(stage.parent, "end_with_parent", lambda: None)
     told(RANK="zero", WORLD_SIZE="2")
     assert cli.main(["train", "gpt2-tiny"]) == 2
     assert "RANK must be a whole number where RANK is set, got 'zero'" in capsys.readouterr().err

@@ -2,6 +2,7 @@ import errno
 import json
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
+from thinwire.launch.processes.worker import Worker
 from thinwire.launch.report.reading import read, training_bytes
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.parts import comparison, results
 from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
 from thinwire.launch.run.summary import carried, channel_rows
-from thinwire.launch.run.worker import saves_and_stops
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError
@@ -172,19 +173,23 @@ def test_a_process_that_is_asked_to_stop_before_its_first_step_is_done_takes_no_
             self.release()
 
     leaving = Leaving()
+
+    def saves_and_stops(run):
+        return Worker.saves_and_stops(SimpleNamespace(run=run, leaving=leaving))
+
     with alone():
         ready = prepared("--output", "run", "--training.steps", "3", "--checkpoint.every", "2 steps")
         if asked == "before it is built":
-            assert not saves_and_stops(None, leaving)
+            assert not saves_and_stops(None)
         run = Run(ready, simulated_placement(ready.recipe), leaving=leaving)
         if asked == "before its first step is done":
-            assert not saves_and_stops(run, leaving)
+            assert not saves_and_stops(run)
         if asked == "later":
             logged = run.log.after_step
 
             def log(done, record):
                 logged(done, record)
-                assert saves_and_stops(run, leaving)
+                assert saves_and_stops(run)
 
             run.log.after_step = log  # the first step is done, so the step under way is the second
         with pytest.raises(StoppedError if asked == "later" else KeyboardInterrupt):

@@ -3,7 +3,8 @@
 import pytest
 
 from support.data_files import random_pixels, write_images, write_json, write_tokenizer
-from thinwire.launch import cli, train
+from thinwire.launch import cli
+from thinwire.launch.processes import launcher
 
 GPT2 = {"vocab_size": 256, "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 64}
 
@@ -23,7 +24,7 @@ def files(tmp_path_factory):
 def refused(files, hub_cache, monkeypatch, capsys):
     """Ask `thinwire train` for what cannot work; return what it says."""
     monkeypatch.chdir(files)
-    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr(launcher, "launch", lambda *_: pytest.fail("processes were started"))
 
     def ask(recipe, **changes):
         options = [part for name, value in changes.items() for part in (f"--{name.replace('__', '.')}", str(value))]
@@ -224,7 +225,7 @@ def test_weights_of_another_model_are_told_before_a_stage_reads_them(refused, tm
 @pytest.mark.slow
 def test_a_recipe_without_a_mistake_is_launched(files, monkeypatch):
     started = []
-    monkeypatch.setattr(train, "launch", lambda prepared, *arguments: started.append(prepared.recipe))
+    monkeypatch.setattr(launcher, "launch", lambda prepared, *arguments: started.append(prepared.recipe))
     assert cli.main(["train", "gpt2-tiny", "--output", str(files / "fine"), "--training.steps", "3"]) == 0
     assert [wanted.training.steps for wanted in started] == [3]
     assert [wanted.training.epochs for wanted in started] == [None], "steps on the command line take epochs' place"

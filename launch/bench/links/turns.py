@@ -20,7 +20,7 @@ from torch import Tensor
 from thinwire.launch.bench.links.contenders import BASELINES, UNCOMPRESSED, Codecs, Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.run.worker import join
+from thinwire.launch.processes.rendezvous import join
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.launch.shared.tables import Table, Value

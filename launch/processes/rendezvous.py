@@ -1,0 +1,89 @@
+"""How the processes of a run find each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
+from thinwire.launch.shared.rank import is_spread
+from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
+from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes.transport import reaching
+from thinwire.pipeline.wire.backends import group_arguments
+
+_POLL = 0.02
+
+
+def join(prepared: Prepared, rank: int) -> None:
+    """Connect to the other processes. MismatchError if their number is not that of the recipe."""
+    needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
+    if needed != found:
+        raise MismatchError(
+            f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
+            f"equal to {needed}, or change pipeline.num_stages"
+            + " or replicas.count"
+            * (prepared.recipe.replicas.count > 1)
+        )
+    several_hosts = is_spread(rank)
+    advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
+    advice += "only the stages may reach the ports of a run"
+    file, wire = os.environ.get(RENDEZVOUS_VARIABLE), prepared.recipe.wire
+    timeout = timedelta(seconds=wire.timeout)
+    if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
+    group = group_arguments(wire, found)
+    try:
+        with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
+            store, _, _ = next(rendezvous(f"file://{file}" if file else "env://", rank, found, timeout=timeout))
+            store.set_timeout(timeout)
+            fresh = store if file else of_this_start(store, rank, found, timeout)
+            # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
+            longest = timedelta(seconds=prepared.recipe.replicas.longest_wait(wire.timeout))
+            dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
+    except PeerError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise MismatchError(
+            "the port of the rendezvous must be free, but another program uses "
+            f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
+            "every machine"
+        ) from error
+
+
+def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """The part of a store that belongs to this start of the processes alone. Collective.
+
+    torchrun keeps its store when it starts processes again, and gloo would call the addresses of those that are gone.
+    Process 0 draws the name of the part. Every other process asks for it with a number of its own, so that it takes no
+    answer to an earlier process; and process 0 answers until each has confirmed that it knows the name.
+
+    Raises:
+        DistStoreError: a process does not come.
+        WireError: what one says is damaged.
+    """
+    if rank:
+        number = secrets.token_hex(8)
+        store.set(f"thinwire/asks/{rank}", posts.written(number))
+        name = posts.read(store.get(f"thinwire/answer/{number}"), "process 0 must name the part of the store")
+        store.set(f"thinwire/{name}/{rank}", "")
+        return dist.PrefixStore(str(name), store)
+    name, missing = secrets.token_hex(8), set(range(1, size))
+    deadline = time.monotonic() + timeout.total_seconds()
+    while missing:
+        if time.monotonic() > deadline:
+            who = ", ".join(map(str, sorted(missing)))
+            raise dist.DistStoreError(f"no word of {who} within {timeout.total_seconds():g} s")
+        for other in missing:
+            if store.check([f"thinwire/asks/{other}"]):
+                asked = posts.read(store.get(f"thinwire/asks/{other}"), f"process {other} must ask with a number")
+                store.set(f"thinwire/answer/{asked}", posts.written(name))
+        missing = {other for other in missing if not store.check([f"thinwire/{name}/{other}"])}
+        time.sleep(_POLL)
+    return dist.PrefixStore(name, store)

@@ -1,0 +1,39 @@
+"""A stage process that is an interpreter of its own: torchrun has started it, or a launcher that must not fork.
+
+    torchrun --nproc-per-node 4 -m thinwire.launch.train quickstart
+
+It must watch its parent before it imports anything large, so most imports here are inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from thinwire.launch.run import heartbeat, parent
+from thinwire.launch.run.heartbeat import Doing
+from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be a stage of a recipe, and return the exit status."""
+    parent.end_with_parent()
+    rank = own_rank()
+    from thinwire.launch.processes.reach import check_reach
+    from thinwire.launch.run import recipe
+
+    wanted = recipe.parse(argv)
+    if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
+        check_rendezvous()
+        heartbeat.begin_watcher(wanted.wire.heartbeat, wanted.wire.timeout)
+    beating = heartbeat.begin()
+    check_reach(wanted)
+    from thinwire.launch.plan.prepare import prepare
+    from thinwire.launch.processes.worker import work
+    from thinwire.launch.run.folders import check_folders
+
+    beating.doing = lambda: Doing.READING
+    # other machines may hold most of the stages
+    prepared = prepare(wanted, rank=rank, copies=0 if is_spread(rank) else wanted.replicas.count)
+    check_folders(wanted)
+    return work(prepared, beating)

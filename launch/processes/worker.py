@@ -1,0 +1,224 @@
+"""The life of one stage process: join, run, and leave a report if it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Literal, NoReturn
+
+import torch.distributed as dist
+
+from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.processes.rendezvous import join
+from thinwire.launch.run import host_data, parent
+from thinwire.launch.run.failures import (
+    FOLDER_VARIABLE,
+    Report,
+    forget,
+    named,
+    once,
+    print_to_the_end,
+    report_of,
+    stop_on_signals,
+)
+from thinwire.launch.run.folders import all_held, refusal, set_aside, what_is_left
+from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
+from thinwire.launch.run.neighbours import Neighbours
+from thinwire.launch.run.resume import RESTARTS_VARIABLE
+from thinwire.launch.run.run import Run
+from thinwire.launch.shared import scratch
+from thinwire.launch.shared.control_groups import allow_many_files
+from thinwire.launch.shared.exit_codes import StoppedError
+from thinwire.launch.shared.progress import patient
+from thinwire.launch.shared.rank import is_spread, processes_here
+from thinwire.pipeline.errors import OptionsError, PeerError
+from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.processes.transport import reaching
+
+_BEGUN = "begun"
+"""The file by which one start of the processes tells the next that a run has begun anew: the one before is renamed."""
+_GRACE = 2.0
+"""Seconds that a process with a lost peer waits for a checkpoint that is being written."""
+
+
+def work(prepared: Prepared, pulse: Pulse) -> int:
+    """Run as the process of the rank in the environment, and beat with `pulse`; the exit status."""
+    worker = Worker(prepared, int(os.environ["RANK"]))
+    pulse.doing = lambda: worker.doing
+    allow_many_files()
+    # 1. signals before joining, because joining can wait for the time-out
+    stop_on_signals(worker.stopping, (signal.SIGTERM, signal.SIGINT), ends_soon=worker.saves_and_stops)
+    try:
+        # 2. join before building: to build a run, the processes exchange messages
+        worker.join(pulse)
+        worker.train()
+    except Exception as error:
+        worker.fail(error)
+    return 0
+
+
+class Worker:
+    """A stage process.
+
+    Attributes:
+        run: None until it is built.
+        leaving: held by a thread that ends this process, as `Run` says.
+    """
+
+    def __init__(self, prepared: Prepared, rank: int) -> None:
+        forget(rank)
+        self._prepared, self._rank = prepared, rank
+        self._where = real_placement(prepared.recipe, rank)
+        self.run: Run | None = None
+        self.leaving, self._locks = threading.Lock(), ExitStack()
+        self._leave = once(self._leave_report)
+        self._has_launcher = parent.VARIABLE in os.environ
+
+    @property
+    def doing(self) -> Doing:
+        """What the heartbeat of this process reports."""
+        return Doing.BUILDING if self.run is None else self.run.doing_now
+
+    def join(self, pulse: Pulse) -> None:
+        """Connect to the other processes; without a launcher, check the folder and watch the neighbours too."""
+        with _waiting(self._prepared, self._rank):
+            join(self._prepared, self._rank)
+        host_data.discard()
+        if self._has_launcher:
+            return
+        self._prepared = as_started(self._prepared, self._where)
+        if self._rank == 0:  # it holds the folders for all
+            self._locks.enter_context(all_held(self._prepared.recipe))
+        wire = self._prepared.recipe.wire
+        silence = Silence(wire.heartbeat, wire.timeout)
+        Neighbours(self._where, self._rank, pulse, silence, wire.timeout).begin(self._lost)
+
+    def train(self) -> None:
+        """Build the run, and go through it with all others."""
+        recipe = self._prepared.recipe
+        timeout = recipe.wire.timeout
+        across = recipe.replicas.longest_wait(timeout)
+        where = collectives.connected(self._where, timedelta(seconds=timeout), timedelta(seconds=across))
+        self.run = Run(self._prepared, where, self.leaving)
+        self.run.go()
+        _say_done(self._prepared, self._where, self._rank)
+        # wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
+        with reaching(f"process {self._rank} was waiting for all others to finish"):
+            dist.barrier()
+        dist.destroy_process_group()
+
+    def fail(self, error: Exception) -> NoReturn:
+        """End this process, and leave a report of the error."""
+        # 1. let a checkpoint that is being written become whole; of a peer that is gone its part may never come
+        if self.run is not None:
+            seconds = _GRACE if isinstance(error, PeerError) else self._prepared.recipe.wire.timeout
+            self.run.checkpoints.saver.finish_writing(seconds)
+        # 2. report before exiting; exit without waiting for other threads, which may hang on peers that are gone
+        where = self._where
+        self._leave(report_of(error, self._rank, where.stages_of(self._rank), where.replica_of(self._rank)))
+        os._exit(parent.STOPPED if isinstance(error, StoppedError) else 1)
+
+    def stopping(self) -> None:
+        """Leave a report before a signal ends this process."""
+        self._leave(self._report("stopped", self.run.doing if self.run is not None else "starting"))
+
+    def saves_and_stops(self) -> bool:
+        """Whether the run stops by itself, after a checkpoint. If not, `leaving` stays held: the process has to end."""
+        self.leaving.acquire()
+        if self.run is not None and self.run.save_and_stop():
+            self.leaving.release()
+            return True
+        return False
+
+    def _lost(self, peer: int, said: str) -> None:
+        """End this process, because a neighbour is gone or silent."""
+        where = self._where
+        self._leave(self._report("peer", f"{named(where.stages_of(peer), where.replica_of(peer))} {said}"))
+        os._exit(1)
+
+    def _report(self, kind: Literal["stopped", "peer"], text: str) -> Report:
+        where, rank = self._where, self._rank
+        return Report(rank=rank, stages=where.stages_of(rank), replica=where.replica_of(rank), kind=kind, text=text)
+
+    def _leave_report(self, report: Report) -> None:
+        # 1. delete the stores: the report needs room on the disk too
+        if self.run is not None:
+            self.run.assembly.discard_stores()
+        # 2. report to the launcher; if it is gone, nobody else removes its folder
+        if parent.launcher_is_gone():
+            shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
+            return
+        report.save()
+        # 3. say what is left, once for each host, where no launcher of ours does; who never began has lost nothing
+        began = self.run is not None or os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+        first = not self._has_launcher and self._rank == processes_here(self._rank).start
+        if began and first and report.kind != "saved":
+            print_to_the_end(what_is_left(self._prepared.recipe))
+
+
+def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
+    """Say what is waited for if others do not come; where a launcher has started all, it says why one does not."""
+    if parent.VARIABLE in os.environ:
+        return nullcontext()
+    return patient(
+        f"process {rank} waits for all {prepared.recipe.num_processes} processes of the run to start, up to "
+        f"{prepared.recipe.wire.timeout:g} s; if one has failed, its own output says why"
+    )
+
+
+def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
+    """Say that the stages of this host are done, if it does not show the results, in the first of its processes."""
+    here = processes_here(rank)
+    if is_spread(rank) and rank == here.start and where.reporter not in here:
+        done: dict[int | None, list[int]] = {}
+        for process in here:
+            done.setdefault(where.replica_of(process), []).extend(where.stages_of(process))
+        said = " and ".join(named(sorted(stages), replica) for replica, stages in done.items())
+        one = sum(map(len, done.values())) == 1
+        print(f"{said} {'is' if one else 'are'} done; what this host keeps is in {prepared.recipe.folder}")
+
+
+def as_started(prepared: Prepared, where: Placement) -> Prepared:
+    """The run as this start of torchrun finds it: one that is started again goes on from its checkpoints. Collective.
+
+    All processes have checked before any of them writes, or sets aside what --overwrite replaces. A run that torchrun
+    starts again finds itself there. A host that came back may be started for the first time while the others are
+    started again, so every process asks.
+
+    Raises:
+        OptionsError: in every process, the output folder of any host holds another run, or only some replace theirs.
+    """
+    again = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+    mine = again, again and _begun(), prepared.recipe.checkpoint.resume == "never", refusal(prepared.recipe)
+    is_again, begun, anew, refusals = zip(*collectives.everyone(where, mine), strict=True)
+    if any(is_again) and any(begun):
+        return replace(prepared, recipe=prepared.recipe.again)
+    if any(anew) and not all(anew):
+        raise OptionsError(
+            f"checkpoint.resume must be never in all processes or in none, got it in process {anew.index(True)} and "
+            f"not in process {anew.index(False)}; give --overwrite on every host, or on none"
+        )
+    if any(refusals) and (any(anew) or not any(is_again)):
+        raise OptionsError(next(filter(None, refusals)))
+    if not any(anew):
+        return prepared
+    set_aside(prepared.recipe)
+    collectives.barrier(where, "renaming the run that this one replaces")
+    prepared.recipe.folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # without room, a later start begins anew once more
+        scratch.of_parent().joinpath(_BEGUN).touch()
+    return replace(prepared, recipe=prepared.recipe.again)
+
+
+def _begun() -> bool:
+    """Whether an earlier start of these processes by the same torchrun has begun the run anew."""
+    with suppress(OSError):
+        return scratch.of_parent().joinpath(_BEGUN).exists()
+    return False
