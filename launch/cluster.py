@@ -26,7 +26,7 @@ from thinwire.launch.hosts import commands, shaping
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
 from thinwire.launch.run import recipe
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.shared import scratch
+from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
 from thinwire.pipeline.errors import OptionsError
@@ -81,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
 
     with commands.gathered_signals() as came, scratch.folder() as folder:
         # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR
-        leaving = {failures.FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)} if job.where is not None else {}
+        leaving = {variables.FAILURES: str(folder), "TMPDIR": str(folder)} if job.where is not None else {}
         with Cluster(links) as hosts:
             members = [
                 commands.HostCommand(

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     with all_held(wanted), working():
         simulate(replace(prepared, recipe=wanted.again))
         if wanted.debug.smoke:
-            from thinwire.launch.run.export import check_export
+            from thinwire.launch.run.smoke import check_export
 
             check_export(prepared.recipe)
     return OK

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             save_recipe(wanted)
         launch(replace(prepared, recipe=wanted.again), argv, descriptors)
         if wanted.debug.smoke:
-            from thinwire.launch.run.export import check_export
+            from thinwire.launch.run.smoke import check_export
 
             check_export(prepared.recipe)
     return OK

@@ -13,11 +13,11 @@ from thinwire.launch.plan.cut import cut
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.shared_weights import notes_on_shared
-from thinwire.launch.run import parent
 from thinwire.launch.run.host_data import data_of, with_own_task
 from thinwire.launch.run.logs.hooks import check_hooks
 from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
 from thinwire.models.data.samples import Data
@@ -50,7 +50,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
     with showing("cutting the model"):
         prepared = cut(recipe, source, data)
-    if prepared.blueprint.compare is not None and (rank is None or parent.VARIABLE not in os.environ):
+    if prepared.blueprint.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             found = prepared.blueprint.compare(packed=recipe.data.packing)
         notes = [*prepared.data.notes, found, *_notes(prepared)]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.rank import is_spread
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.processes import posts
@@ -34,7 +34,7 @@ def join(prepared: Prepared, rank: int) -> None:
     several_hosts = is_spread(rank)
     advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
     advice += "only the stages may reach the ports of a run"
-    file, wire = os.environ.get(RENDEZVOUS_VARIABLE), prepared.recipe.wire
+    file, wire = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
     if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
         raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")

@@ -11,7 +11,8 @@ import os
 from collections.abc import Sequence
 
 from thinwire.launch.run import heartbeat, parent
-from thinwire.launch.run.heartbeat import Doing
+from thinwire.launch.shared import variables
+from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
 
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     from thinwire.launch.run import recipe
 
     wanted = recipe.parse(argv)
-    if parent.VARIABLE not in os.environ:  # no launcher of ours reads this process's heartbeat
+    if variables.LAUNCHER not in os.environ:  # no launcher of ours reads this process's heartbeat
         check_rendezvous()
         heartbeat.begin_watcher(wanted.wire.heartbeat, wanted.wire.timeout)
     beating = heartbeat.begin()

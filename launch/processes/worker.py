@@ -18,7 +18,6 @@ from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes.rendezvous import join
 from thinwire.launch.run import host_data, parent
 from thinwire.launch.run.failures import (
-    FOLDER_VARIABLE,
     Report,
     forget,
     named,
@@ -28,12 +27,12 @@ from thinwire.launch.run.failures import (
     stop_on_signals,
 )
 from thinwire.launch.run.folders import all_held, refusal, set_aside, what_is_left
-from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
+from thinwire.launch.run.heartbeat import Pulse, Silence
 from thinwire.launch.run.neighbours import Neighbours
-from thinwire.launch.run.resume import RESTARTS_VARIABLE
 from thinwire.launch.run.run import Run
-from thinwire.launch.shared import scratch
+from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.control_groups import allow_many_files
+from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.launch.shared.progress import patient
 from thinwire.launch.shared.rank import is_spread, processes_here
@@ -79,7 +78,7 @@ class Worker:
         self.run: Run | None = None
         self.leaving, self._locks = threading.Lock(), ExitStack()
         self._leave = once(self._leave_report)
-        self._has_launcher = parent.VARIABLE in os.environ
+        self._has_launcher = variables.LAUNCHER in os.environ
 
     @property
     def doing(self) -> Doing:
@@ -153,11 +152,11 @@ class Worker:
             self.run.assembly.discard_stores()
         # 2. report to the launcher; if it is gone, nobody else removes its folder
         if parent.launcher_is_gone():
-            shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
+            shutil.rmtree(os.environ[variables.FAILURES], ignore_errors=True)
             return
         report.save()
         # 3. say what is left, once for each host, where no launcher of ours does; who never began has lost nothing
-        began = self.run is not None or os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+        began = self.run is not None or os.environ.get(variables.RESTARTS, "0") != "0"
         first = not self._has_launcher and self._rank == processes_here(self._rank).start
         if began and first and report.kind != "saved":
             print_to_the_end(what_is_left(self._prepared.recipe))
@@ -165,7 +164,7 @@ class Worker:
 
 def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
     """Say what is waited for if others do not come; where a launcher has started all, it says why one does not."""
-    if parent.VARIABLE in os.environ:
+    if variables.LAUNCHER in os.environ:
         return nullcontext()
     return patient(
         f"process {rank} waits for all {prepared.recipe.num_processes} processes of the run to start, up to "
@@ -195,7 +194,7 @@ def as_started(prepared: Prepared, where: Placement) -> Prepared:
     Raises:
         OptionsError: in every process, the output folder of any host holds another run, or only some replace theirs.
     """
-    again = os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+    again = os.environ.get(variables.RESTARTS, "0") != "0"
     mine = again, again and _begun(), prepared.recipe.checkpoint.resume == "never", refusal(prepared.recipe)
     is_again, begun, anew, refusals = zip(*collectives.everyone(where, mine), strict=True)
     if any(is_again) and any(begun):

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
-from thinwire.compress import Progress
+from thinwire.compress import Progress, SlotCounts
+from thinwire.launch.plan.agreement import agreed, agreed_by_replicas
 from thinwire.launch.plan.places import real_placement, simulated_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.shared_weights import method_of_shared
 from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.wire import agreed, agreed_by_replicas, make_wire
 from thinwire.launch.shared.progress import counting
 from thinwire.launch.shared.rank import own_local_rank
+from thinwire.models.data.samples import Data
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import choose, use
 from thinwire.pipeline.generation import Generator
@@ -82,7 +85,7 @@ def assemble(
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data, prepared.blueprint)
     of_all = agreement | agreed_by_replicas(recipe)
-    wire = make_wire(recipe, data, where.replica_of(rank), agreement, observer, where.pipeline)
+    wire = _make_wire(recipe, data, where.replica_of(rank), agreement, observer, where.pipeline)
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
     shared = _shared_weights(prepared, stages, where)
@@ -175,3 +178,38 @@ def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage
         return build(pipeline.schedule, stages, pipeline.num_microbatches, loss)
     order = actions(pipeline.schedule, pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches)
     return build_merged(merge(order), stages, pipeline.num_microbatches, loss)
+
+
+def _make_wire(
+    recipe: Recipe,
+    data: Data,
+    replica: int | None,
+    agreement: Mapping[str, Any],
+    observer: Observer | None,
+    group: dist.ProcessGroup | None,
+) -> Wire:
+    """The wire of one process; collective over its pipeline.
+
+    `replica` is that of this process; None without replicas, or in a simulation of all. `agreement` is what `agreed`
+    returns.
+    """
+    compression = recipe.replicas.codecs(replica, recipe.compression)
+    positions = recipe.batch_size if replica is None else recipe.batch_sizes[replica]
+    # the rows that fill up the last pass of an evaluation have slots, too
+    scored = math.ceil(len(data.held_out or ()) / recipe.pipeline.pass_size) * recipe.pipeline.pass_size
+    return Wire(
+        replace(compression, store_folder=_store_folder(recipe, replica)),
+        recipe.wire,
+        seed=recipe.training.seed,
+        agreement=agreement,
+        slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=scored),
+        observer=observer,
+        group=group,
+    )
+
+
+def _store_folder(recipe: Recipe, replica: int | None) -> str:
+    """The folder for the stores of this run, or of this replica. No other run or replica shares it."""
+    chosen = recipe.compression.store_folder
+    folder = Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
+    return str(folder if replica is None else folder / f"replica-{replica}")

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,11 +25,9 @@ from torch import Tensor
 
 from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
-from thinwire.launch.plan.places import simulated_placement
-from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.run.model_files import change_config, copy_model_files
-from thinwire.launch.run.recipe import Recipe, dump, parse
-from thinwire.launch.run.saved import SavedRun, read_run, require_base, weights_of
+from thinwire.launch.run.recipe import Recipe, dump
+from thinwire.launch.run.saved import SavedRun, require_base, weights_of
 from thinwire.launch.run.tables import scores_of
 from thinwire.launch.run.weights import with_run_weights
 from thinwire.launch.shared.arguments import written
@@ -40,7 +37,7 @@ from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
-from thinwire.models.data.tokenizer import load_tokenizer, make_tokenizer
+from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import build_stage
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
@@ -312,20 +309,3 @@ def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     save_torch_state_dict(dict(weights), folder)
     for path in folder.glob("*.safetensors"):
         follow_umask(path)
-
-
-def check_export(trained: Recipe) -> None:
-    """Export what a smoke run has trained to a folder that is removed again, and load its model and its tokenizer.
-
-    Raises:
-        ThinwireError: the model cannot be exported, or the export not be loaded.
-    """
-    # where its weights have had room; a temporary folder may be in memory
-    with TemporaryDirectory(prefix="thinwire-", dir=trained.folder, ignore_cleanup_errors=True) as folder:
-        target = Path(folder, "export")
-        export(read_run(trained.folder, "thinwire export"), target)
-        loaded = prepare(parse([str(target / "recipe.yaml")]))
-        loaded.build_all(simulated_placement(loaded.recipe), rank=0)
-        if trained.data.tokenizer != BYTES:
-            make_tokenizer(str(target))
-    print("its model was exported and loaded again")

@@ -24,14 +24,13 @@ from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.errors.words import numbered
 from thinwire.launch.run.outputs import OutputError
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import FOR_MEMORY, SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
 if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
-
-FOLDER_VARIABLE = "THINWIRE_FAILURES"
 
 _LASTING = (
     CodecError,
@@ -70,7 +69,7 @@ class Report:
 
     def save(self) -> None:
         """Write the report for the launcher. Print it if there is no launcher, or if its folder is gone or full."""
-        folder = os.environ.get(FOLDER_VARIABLE)
+        folder = os.environ.get(variables.FAILURES)
         if folder is not None:
             with suppress(OSError):
                 # renamed when complete: the process may be killed at any time, and half a report cannot be read
@@ -119,7 +118,7 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
 
 def forget(rank: int) -> None:
     """Empty what a process of this rank has reported: torchrun has started it again, and it may be killed this time."""
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = os.environ.get(variables.FAILURES)
     for path in [] if folder is None else Path(folder).glob("*.json"):  # a file that stays keeps its number
         if (text := path.read_text()) and json.loads(text)["rank"] == rank:
             path.write_text("")

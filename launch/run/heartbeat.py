@@ -28,10 +28,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 
 from thinwire.launch.run import parent
+from thinwire.launch.shared.doing import Doing
 
 VARIABLE = "THINWIRE_HEARTBEAT"
 """The file descriptor through which the launcher reads the heartbeat of a stage process."""
@@ -46,18 +46,6 @@ NAME = "thinwire-watch"
 """The name of a watcher in lists of processes."""
 _LONGER = 2.0
 """Seconds that a watcher waits longer than neighbours."""
-
-
-class Doing(Enum):
-    """What a process does; the value is what a beat carries."""
-
-    IMPORTING = b"i"
-    READING = b"r"
-    BUILDING = b"b"
-    """Its stages; until the first step is done."""
-    TRAINING = b"t"
-    ENDING = b"e"
-    """After the last step."""
 
 
 class Pulse:

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import torch
 
-from thinwire.launch.run.failures import FOLDER_VARIABLE
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.shared import scratch
+from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.rank import processes_of_host
 from thinwire.models.data.clients import JoinedSamples, join
 from thinwire.models.data.load import load
@@ -143,8 +142,8 @@ def _folder() -> Path | None:
     """The folder that the processes of this host share, which nobody else can write to; None where there is none."""
     if processes_of_host() < 2:
         return None
-    if FOLDER_VARIABLE in os.environ:
-        return Path(os.environ[FOLDER_VARIABLE])
+    if variables.FAILURES in os.environ:
+        return Path(os.environ[variables.FAILURES])
     with suppress(OSError):
         return scratch.of_parent()
     return None

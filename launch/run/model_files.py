@@ -15,18 +15,20 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
-from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.outputs import OutputError
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
 from thinwire.pipeline.errors import OptionsError
+
+if TYPE_CHECKING:
+    from thinwire.launch.plan.prepared import Prepared
 
 FACTS = "facts.json"
 

@@ -14,8 +14,7 @@ import signal
 import sys
 from contextlib import suppress
 
-VARIABLE = "THINWIRE_LAUNCHER"
-"""The launcher's pid, for the processes that `thinwire train` starts."""
+from thinwire.launch.shared import variables
 
 STOPPED = 143
 """The exit status of a process after SIGTERM."""
@@ -57,7 +56,7 @@ def name_process(name: str) -> None:
 
 def launcher_is_gone() -> bool:
     """Whether `thinwire train` started this process, and has ended."""
-    launcher = os.environ.get(VARIABLE)
+    launcher = os.environ.get(variables.LAUNCHER)
     return launcher is not None and int(launcher) != os.getppid()
 
 

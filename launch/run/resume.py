@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from thinwire.errors.words import listed
 from thinwire.launch.plan.prepared import Prepared
@@ -18,13 +15,11 @@ from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.stage_processes import RENDEZVOUS_VARIABLE, FileWords
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.saving.checkpoint import WordStore
 from thinwire.pipeline.saving.checkpoint_folder import (
     Manifest,
     SavedStage,
@@ -65,8 +60,6 @@ _MAY_CHANGE = (
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
 STATE = "by part"
 """How a checkpoint holds the state of a run; earlier releases say nothing of it."""
-RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""How often torchrun has started its processes again."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +134,6 @@ def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: i
         told = collectives.everyone(where, samples.out_of_turn(trainer.sampler.batch(first).ids))
         if mistakes := list(filter(None, told)):
             raise ModelError(mistakes[0])
-
-
-def words_of_run() -> WordStore:
-    """Where the processes of a run post what they have written for a checkpoint."""
-    rendezvous = os.environ.get(RENDEZVOUS_VARIABLE)
-    if rendezvous is not None:
-        return FileWords(Path(rendezvous).parent)
-    store: dist.Store = dist.distributed_c10d._get_default_store()
-    return store
 
 
 def header(prepared: Prepared, where: Placement) -> dict[str, Any]:

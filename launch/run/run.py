@@ -11,7 +11,6 @@ import torch.distributed as dist
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.folders import claim_folder
-from thinwire.launch.run.heartbeat import Doing
 from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.checkpoints import Checkpointing
@@ -25,6 +24,7 @@ from thinwire.launch.run.parts.results import Results, summarize
 from thinwire.launch.run.parts.weights import Weights
 from thinwire.launch.run.resume import resumption_of
 from thinwire.launch.run.room import Room
+from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.progress import counting
 from thinwire.pipeline.errors import EvaluationStoppedError
 from thinwire.pipeline.processes.placement import Placement

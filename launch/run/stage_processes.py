@@ -18,14 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from thinwire.launch.run import failures, parent
-from thinwire.launch.run.heartbeat import VARIABLE, Doing, Hearing, Silence
+from thinwire.launch.run import parent
+from thinwire.launch.run.heartbeat import VARIABLE, Hearing, Silence
+from thinwire.launch.shared import variables
+from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.exit_codes import Running, signal_group
 from thinwire.launch.shared.interfaces import loopback
-from thinwire.pipeline.errors import CheckpointError
-
-RENDEZVOUS_VARIABLE = "THINWIRE_RENDEZVOUS"
-"""The file that is the rendezvous of the processes that `thinwire train` starts."""
 
 GRACE = 5.0
 """Seconds that a process gets to end after it was asked to."""
@@ -54,9 +52,9 @@ def environments(num_processes: int, threads: int, folder: Path) -> list[dict[st
     common = {
         **loopback(),  # unless the user names another interface
         **os.environ,
-        parent.VARIABLE: str(os.getpid()),
-        failures.FOLDER_VARIABLE: str(folder),
-        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
+        variables.LAUNCHER: str(os.getpid()),
+        variables.FAILURES: str(folder),
+        variables.RENDEZVOUS: str(folder / "rendezvous"),
         "OMP_NUM_THREADS": str(threads),
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
@@ -183,57 +181,3 @@ def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool
         if processes.lose_silent():
             return
         time.sleep(_POLL)
-
-
-class FileWords:
-    """What stage processes post for each other while they train: a file for each word, in the folder of their run.
-
-    A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone. The launcher
-    removes the folder when the run has ended.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def set(self, key: str, value: str) -> None:
-        """Post a word. CheckpointError if the folder is gone."""
-        path = self._path(key)
-        fresh = path.with_suffix(".new")
-        try:
-            fresh.write_text(value)
-            fresh.replace(path)  # whoever finds it finds all of it
-        except FileNotFoundError:
-            raise self._gone() from None
-        except OSError as error:
-            raise CheckpointError(
-                f"{self._folder} must have room for some words of this run: {error.strerror}"
-            ) from None
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these words are posted. CheckpointError if the folder is gone."""
-        if all(self._path(key).exists() for key in keys):
-            return True
-        if not self._folder.is_dir():
-            raise self._gone()
-        return False
-
-    def get(self, key: str) -> bytes:
-        """A word that is posted. CheckpointError if it is gone, and its folder with it."""
-        try:
-            return self._path(key).read_bytes()
-        except FileNotFoundError:
-            raise self._gone() from None
-
-    def delete_key(self, key: str) -> bool:
-        """Take a word back."""
-        self._path(key).unlink(missing_ok=True)
-        return True
-
-    def _gone(self) -> CheckpointError:
-        return CheckpointError(
-            f"{self._folder}, where the stages of this run report what they have written, must stay while the "
-            f"run goes on, and is gone; set TMPDIR to a folder that nothing cleans up"
-        )
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key.replace('/', '-')}.word"  # beside the reports of failures, which are *.json

@@ -15,8 +15,8 @@ from typing import Literal
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
-from thinwire.launch.run import parent
 from thinwire.launch.run.folders import clear, held
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
@@ -84,7 +84,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, parent.VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": str(self.checked.threads)},
+                env={**os.environ, variables.LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(self.checked.threads)},
                 start_new_session=True,  # so that only the study gets Ctrl-C
             )
         self.started, self.status = time.monotonic(), "runs"

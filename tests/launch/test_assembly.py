@@ -8,10 +8,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from support.data_files import write_tokenizer
 from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
+from thinwire.launch.plan.agreement import agreed
 from thinwire.launch.plan.places import real_placement, simulated_placement
 from thinwire.launch.run import recipe
 from thinwire.launch.run.assembly import assemble
-from thinwire.launch.run.wire import agreed
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.wire.handshake import differences
 

@@ -11,8 +11,9 @@ import pytest
 from support.commands import started
 from thinwire.compress import CodecError
 from thinwire.launch.run import failures
-from thinwire.launch.run.failures import FOLDER_VARIABLE, Report, explain, once, read_reports, report_of
+from thinwire.launch.run.failures import Report, explain, once, read_reports, report_of
 from thinwire.launch.run.parent import STOPPED
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import FOR_MEMORY, FailedError
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import (
@@ -56,20 +57,20 @@ def test_a_mistake_that_all_replicas_found_is_one_sentence():
 
 def test_a_process_that_was_started_again_has_reported_nothing(tmp_path, monkeypatch):
     """Killed after its restart, a stage was said to have lost the peer that it had lost before."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     for rank in (1, 0):
         report(rank, "peer").save()
     failures.forget(1)
     assert list(read_reports(tmp_path)) == [0]
     report(1, "own").save()
     assert [found.kind for found in read_reports(tmp_path).values()] == ["peer", "own"]
-    monkeypatch.delenv(FOLDER_VARIABLE)
+    monkeypatch.delenv(variables.FAILURES)
     failures.forget(0)
     assert list(read_reports(tmp_path)) == [0, 1]
 
 
 def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     one = report(1, "own", "x" * 1_000_000)
     writer = threading.Thread(target=lambda: [one.save() for _ in range(40)])
     writer.start()
@@ -80,7 +81,7 @@ def test_a_report_is_never_seen_half_written(tmp_path, monkeypatch):
 
 def test_a_report_without_a_place_is_printed(tmp_path, monkeypatch, capfd):
     """Something had cleaned up the launcher's folder: the stage's last words were a traceback."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "gone"))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path / "gone"))
     report(1, "own", "no room").save()
     assert capfd.readouterr().err == "stage 1 failed: no room\n"
 
@@ -244,7 +245,7 @@ def test_foreign_errors_keep_their_traceback(kind):
 
 
 def test_reports_are_read_back_as_saved(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     saved = [report(0, "own", 'two\nlines "é"'), report(3, "stopped", stages=[3, 4])]
     for one in saved:
         one.save()
@@ -253,7 +254,7 @@ def test_reports_are_read_back_as_saved(tmp_path, monkeypatch):
 
 def test_reports_are_in_the_order_they_were_left_whatever_the_clocks_say(tmp_path, monkeypatch):
     """A clock one day behind put the wrong stage on top: reports were ordered by it."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     for rank, clock in ((2, 2_000_000_000), (0, 1_000_000_000), (1, 1_500_000_000)):
         monkeypatch.setattr(time, "time", lambda clock=clock: clock)
         report(rank, "peer", "awaited").save()
@@ -300,7 +301,7 @@ def running(code, folder, **variables):
 
 
 def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch, tmp_path):
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(variables.FAILURES, raising=False)
     with running(WAITING, tmp_path) as command:
         command.process.terminate()
         assert (command.wait(), command.stderr) == (STOPPED, "stage 0 was asked to stop: blocked\n")
@@ -308,7 +309,7 @@ def test_a_signal_ends_a_blocked_process_with_a_report(monkeypatch, tmp_path):
 
 def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
     """Stages went on training, unseen, after `kill -9` of their launcher: they live in sessions of their own."""
-    with running(BY_A_LAUNCHER + WAITING, tmp_path, **{FOLDER_VARIABLE: str(tmp_path)}) as command:
+    with running(BY_A_LAUNCHER + WAITING, tmp_path, **{variables.FAILURES: str(tmp_path)}) as command:
         assert len(command.processes()) == 2
         command.process.kill()
         deadline = time.monotonic() + 60
@@ -319,6 +320,6 @@ def test_a_process_ends_when_its_launcher_is_killed(tmp_path):
 
 
 def test_a_report_that_cannot_be_saved_does_not_keep_a_process(tmp_path):
-    with running(WAITING, tmp_path, **{FOLDER_VARIABLE: str(tmp_path / "gone")}) as command:
+    with running(WAITING, tmp_path, **{variables.FAILURES: str(tmp_path / "gone")}) as command:
         command.process.terminate()
         assert command.wait() == STOPPED

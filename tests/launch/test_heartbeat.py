@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from thinwire.launch.run import forks, heartbeat, stage_processes
-from thinwire.launch.run.heartbeat import EVERY, Doing, Silence
+from thinwire.launch.run.heartbeat import EVERY, Silence
+from thinwire.launch.shared.doing import Doing
 
 TOO_LONG = (
     "sent no heartbeat for 3.5 s, and wire.heartbeat allows 3 s: the process is stopped, or something keeps Python's "

@@ -10,8 +10,7 @@ import torch
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch.run import host_data
-from thinwire.launch.run.failures import FOLDER_VARIABLE
-from thinwire.launch.shared import scratch
+from thinwire.launch.shared import scratch, variables
 from thinwire.models.data import load as loading
 from thinwire.models.data.options import DataOptions
 
@@ -31,7 +30,7 @@ def reads(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     monkeypatch.setattr(host_data, "load", load)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(variables.FAILURES, str(tmp_path))
     return found
 
 

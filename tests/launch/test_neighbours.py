@@ -13,8 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from support import processes
-from thinwire.launch.run.heartbeat import Doing, Pulse, Silence
+from thinwire.launch.run.heartbeat import Pulse, Silence
 from thinwire.launch.run.neighbours import Neighbours
+from thinwire.launch.shared.doing import Doing
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.placement import Placement

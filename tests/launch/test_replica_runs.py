@@ -13,10 +13,10 @@ from support.recipe_runs import simulate
 from support.run_files import losses, metrics, summary
 from support.tiny_run import prepared
 from thinwire.launch import cli
+from thinwire.launch.plan.agreement import agreed_by_replicas
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.run import recipe
 from thinwire.launch.run.resume import header
-from thinwire.launch.run.wire import agreed_by_replicas
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec

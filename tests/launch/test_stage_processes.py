@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.launch.run import forks, parent, stage_processes
-from thinwire.launch.run.stage_processes import End, FileWords, environments
+from thinwire.launch.run.stage_processes import End, environments
+from thinwire.launch.run.words import FileWords
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import signal_group
 from thinwire.pipeline.errors import CheckpointError
 
@@ -148,7 +150,7 @@ def test_processes_meet_in_the_private_folder_and_speak_over_loopback(tmp_path, 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     first, second = environments(2, 3, tmp_path)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("0", "1", "2", "3")
-    assert Path(first[stage_processes.RENDEZVOUS_VARIABLE]).parent == tmp_path
+    assert Path(first[variables.RENDEZVOUS]).parent == tmp_path
     assert first["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wg0")
     assert environments(2, 3, tmp_path)[1]["GLOO_SOCKET_IFNAME"] == "wg0"
@@ -182,7 +184,7 @@ def test_a_process_that_watches_its_parent_ends_with_it():
 
 
 def test_a_process_whose_launcher_is_gone_already_ends_at_once():
-    environment = {**os.environ, parent.VARIABLE: "1" if os.getpid() != 1 else "2"}
+    environment = {**os.environ, variables.LAUNCHER: "1" if os.getpid() != 1 else "2"}
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(ORPHAN)], env=environment, stdout=subprocess.PIPE)
     assert (found.returncode, found.stdout) == (parent.STOPPED, b"")
 

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.processes import rendezvous, worker
+from thinwire.launch.processes import worker
 from thinwire.launch.processes.rendezvous import join, of_this_start
 from thinwire.launch.run import recipe
 from thinwire.launch.run.folders import mark
+from thinwire.launch.shared import variables
 from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.errors import MismatchError, OptionsError
 from thinwire.pipeline.options import WireOptions
@@ -91,7 +92,7 @@ def test_all_processes_wait_for_a_replica_that_steps_alone_as_its_counterparts_d
     tmp_path, monkeypatch, every, seconds
 ):
     """A save between two exchanges ended the run, because a slower replica was not there within `wire.timeout`."""
-    given = {"WORLD_SIZE": 1, rendezvous.RENDEZVOUS_VARIABLE: tmp_path / "rendezvous"}
+    given = {"WORLD_SIZE": 1, variables.RENDEZVOUS: tmp_path / "rendezvous"}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
     join(prepared(1, count=2, sync=SyncOptions(every=every)), rank=0)

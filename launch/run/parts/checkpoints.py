@@ -12,8 +12,9 @@ from thinwire.launch.run.parts.comparison import compare_replicas
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.parts.weights import require_finite
-from thinwire.launch.run.resume import Resumption, header, words_of_run
+from thinwire.launch.run.resume import Resumption, header
 from thinwire.launch.run.weights import discard_after
+from thinwire.launch.run.words import words_of_run
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.processes import collectives

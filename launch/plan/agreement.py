@@ -1,25 +1,17 @@
-"""The wire of a process as its recipe wants it, and what all processes must agree on."""
+"""What all processes of a run must agree on."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import torch.distributed as dist
-
-from thinwire.compress import SlotCounts
 from thinwire.launch.run.fields import is_among, values_of
 from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.models.layers import Blueprint
 from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options.overrides import codec_in_words
-from thinwire.pipeline.wire.boundary import Observer
-from thinwire.pipeline.wire.wire import Wire
 
 _OWN = (
     "name",
@@ -34,41 +26,6 @@ _OWN = (
     "clients.outlines",  # paths on each host; the digest of the samples stands for their content
 )
 """Fields in which stages may differ, or which they compare elsewhere."""
-
-
-def make_wire(
-    recipe: Recipe,
-    data: Data,
-    replica: int | None,
-    agreement: Mapping[str, Any],
-    observer: Observer | None,
-    group: dist.ProcessGroup | None,
-) -> Wire:
-    """The wire of one process; collective over its pipeline.
-
-    `replica` is that of this process; None without replicas, or in a simulation of all. `agreement` is what `agreed`
-    returns.
-    """
-    compression = recipe.replicas.codecs(replica, recipe.compression)
-    positions = recipe.batch_size if replica is None else recipe.batch_sizes[replica]
-    # the rows that fill up the last pass of an evaluation have slots, too
-    scored = math.ceil(len(data.held_out or ()) / recipe.pipeline.pass_size) * recipe.pipeline.pass_size
-    return Wire(
-        replace(compression, store_folder=_store_folder(recipe, replica)),
-        recipe.wire,
-        seed=recipe.training.seed,
-        agreement=agreement,
-        slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=scored),
-        observer=observer,
-        group=group,
-    )
-
-
-def _store_folder(recipe: Recipe, replica: int | None) -> str:
-    """The folder for the stores of this run, or of this replica. No other run or replica shares it."""
-    chosen = recipe.compression.store_folder
-    folder = Path(chosen, recipe.name) if chosen else recipe.folder / "stores"
-    return str(folder if replica is None else folder / f"replica-{replica}")
 
 
 def agreed(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, Any]:

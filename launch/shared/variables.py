@@ -1,0 +1,10 @@
+"""The environment variables by which the processes of a run know of each other."""
+
+LAUNCHER = "THINWIRE_LAUNCHER"
+"""The launcher's pid, for the processes that `thinwire train` starts."""
+FAILURES = "THINWIRE_FAILURES"
+"""The private folder of a run: reports of processes that fail, and data that the processes of a host share."""
+RENDEZVOUS = "THINWIRE_RENDEZVOUS"
+"""The file that is the rendezvous of the processes that `thinwire train` starts."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started its processes again."""
