@@ -24,8 +24,8 @@ from thinwire.errors import attempt
 from thinwire.errors.names import did_you_mean
 from thinwire.launch.hosts import commands, shaping
 from thinwire.launch.hosts.namespaces import Cluster, ClusterError, missing, remove_orphans
-from thinwire.launch.run import recipe
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.links import Links, parse_bandwidth, parse_latency, parse_loss, parse_overrides
@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     if reason := missing(links):
         raise ClusterError(reason)
     job = plan(command, links.num_hosts)
-    from thinwire.launch.run import failures
+    from thinwire.launch.processes import failures
 
     with commands.gathered_signals() as came, scratch.folder() as folder:
         # only a training leaves reports, and torchrun leaves folders of logs in TMPDIR

@@ -26,7 +26,7 @@ from thinwire.launch.shared.tables import Table, Value, document, show
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.recipe.recipe import Recipe
 
 PROG = "thinwire doctor"
 PROBE_SECONDS = 60.0
@@ -113,7 +113,7 @@ def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:
 
     It is 2 if a pair has no transport, as for the run itself.
     """
-    from thinwire.launch.run import recipe
+    from thinwire.launch.recipe import recipe
 
     wanted = recipe.parse(argv, prog=PROG)
     from thinwire.pipeline.devices.device import num_gpus

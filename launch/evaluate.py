@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.errors.words import listed
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import showing
@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     options, rest = make_parser().parse_known_args(argv)
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
+        from thinwire.launch.folder.model_files import check_classes
+        from thinwire.launch.folder.saved_run import recipe_of
         from thinwire.launch.plan.prepare import prepare
-        from thinwire.launch.run.model_files import check_classes
-        from thinwire.launch.run.saved import recipe_of
 
     wanted = recipe_of(options.place, rest, PROG)
     if Path(options.place).is_dir() and any(option.startswith("--data.") for option in rest):
@@ -85,9 +85,9 @@ def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
     Raises:
         OptionsError: there are none, or the model beside the adapter of the run in `place` has changed.
     """
+    from thinwire.launch.folder.saved_run import check_base
     from thinwire.launch.plan.places import simulated_placement
     from thinwire.launch.run.assembly import assemble
-    from thinwire.launch.run.saved import check_base
     from thinwire.launch.shared.interfaces import alone
     from thinwire.models.data.sampler import evaluation_batches
     from thinwire.pipeline.evaluation import evaluate

@@ -18,8 +18,8 @@ def main(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
     with showing("importing torch"):
-        from thinwire.launch.run.export import export, merged
-        from thinwire.launch.run.saved import read_run
+        from thinwire.launch.folder.exports import export, merged
+        from thinwire.launch.folder.saved_run import read_run
     with showing("writing the model"):
         run = read_run(place, PROG)
         run = merged(run, options.dtype) if options.merged else run

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, not_negative, share
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import showing
@@ -18,7 +18,7 @@ from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
     from thinwire.launch.plan.prompts import Prompts
-    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.recipe.recipe import Recipe
 
 PROG = "thinwire generate"
 
@@ -32,10 +32,10 @@ def main(argv: Sequence[str]) -> int:
         )
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
+        from thinwire.launch.folder.saved_run import check_base, recipe_of
         from thinwire.launch.plan.places import simulated_placement
         from thinwire.launch.plan.prepare import prepare
         from thinwire.launch.run.assembly import assemble
-        from thinwire.launch.run.saved import check_base, recipe_of
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts
         from thinwire.models.data.tokenizer import make_tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinwire.compress.stores.durable import write_for_user
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import showing

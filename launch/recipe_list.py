@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.launch.run.recipe import packaged
+from thinwire.launch.recipe.recipe import packaged
 from thinwire.launch.shared.arguments import Parser
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.tables import Table, show

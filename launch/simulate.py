@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.output import lasting
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @lasting()
 def main(argv: Sequence[str]) -> int:
     """Simulate a recipe, and return the exit status."""
-    from thinwire.launch.run.folders import all_held, check_folders, check_unused, refuse_early
+    from thinwire.launch.folder.policy import all_held, check_folders, check_unused, refuse_early
 
     wanted = recipe.parse(argv, "thinwire simulate", partial(refuse_early, suffix="-simulated"))
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")

@@ -20,7 +20,7 @@ from typing import Any
 from thinwire.compress.stores.durable import write_for_user, write_own
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.files import SIGNATURE, read_object, read_text
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.recipe.yaml_text import load_yaml
 from thinwire.launch.shared.arguments import Parser, run_folder, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps

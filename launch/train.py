@@ -29,19 +29,19 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.processes import stage
 
         return stage.main(argv)
-    from thinwire.launch.run import forks
+    from thinwire.launch.processes import forks
 
     forks.use_one_thread()
+    from thinwire.launch.folder.policy import all_held, check_folders, check_unused, mark, refuse_early
     from thinwire.launch.processes.reach import check_reach, check_transport
-    from thinwire.launch.run import recipe
-    from thinwire.launch.run.folders import all_held, check_folders, check_unused, mark, refuse_early
+    from thinwire.launch.recipe import recipe
 
     wanted = recipe.parse(argv, before=refuse_early)
     check_unused(wanted)  # before a training is imported and the data is read
     check_reach(wanted)
     from thinwire.launch.plan.prepare import prepare
     from thinwire.launch.processes.launcher import launch
-    from thinwire.launch.run.outputs import save_recipe
+    from thinwire.launch.results.outputs import save_recipe
 
     prepared = prepare(wanted, copies=wanted.replicas.count)
     check_transport(wanted)

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 BELOW = {
     "launch": {"pipeline", "compress", "models", "errors"},
@@ -14,17 +16,17 @@ BELOW = {
     "models": {"errors"},
     "errors": set(),
 }
-SHARED = {"plan", "processes", "run", "hosts", "timing", "shared"}
-"""The rooms of launch/ that several commands use; every other file or folder there is one command's."""
 MODULES = [path for package in BELOW for path in sorted((ROOT / package).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 @cache
-def imported(path):
-    """Every module that a file imports, wherever in it."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, *, hints=True):
+    """Every module that a file imports, wherever in it; or but for `hints`, which only type checkers read."""
+    found, tree = [], ast.parse(path.read_text())
+    checked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    left_out = () if hints else {id(each) for node in checked for each in ast.walk(node)}
+    for node in (node for node in ast.walk(tree) if id(node) not in left_out):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -32,9 +34,9 @@ def imported(path):
     return found
 
 
-def own(path):
+def own(path, *, hints=True):
     """The parts of the names that a file imports from Thinwire."""
-    return {tuple(name.split(".")[1:]) for name in imported(path) if name.startswith("thinwire.")}
+    return {tuple(name.split(".")[1:]) for name in imported(path, hints=hints) if name.startswith("thinwire.")}
 
 
 def test_imports_go_down():
@@ -43,31 +45,49 @@ def test_imports_go_down():
         assert {parts[0] for parts in own(path)} <= BELOW[package] | {package}, path
 
 
-def test_the_rooms_of_pipeline_are_those_of_the_picture_and_import_from_the_lines_below():
-    text = (ROOT / "ARCHITECTURE.md").read_text().split("The rooms of `pipeline/`")[1].split("\n\n")[1]
-    lines = [[name.strip(" ,/") for name in line[4:38].split(",")] for line in text.splitlines()]
+def lines_of(package):
+    """The lines of rooms in ARCHITECTURE.md, from above, each a list of names."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().split(f"The rooms of `{package}/`")[1].split("\n\n")[1]
+    return [[name.strip(" ,/") for name in line[4:38].split(",")] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("package", ["pipeline", "launch"])
+def test_rooms_are_those_of_the_picture_and_import_from_the_lines_below(package):
+    """In launch/ the picture names what several commands use; what it does not name is a command's, and is above."""
+    lines = lines_of(package)
     height = {name: len(lines) - index for index, names in enumerate(lines) for name in names}
-    here = (path for path in (ROOT / "pipeline").iterdir() if path.suffix in ("", ".py") and path.name[0] != "_")
-    assert set(height) == {path.stem for path in here}
+    here = {path.stem for path in (ROOT / package).iterdir() if path.suffix in ("", ".py") and path.name[0] != "_"}
+    assert set(height) == here if package == "pipeline" else set(height) < here
     for path in MODULES:
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[0] == "pipeline" and parts[1] != "__init__":
-            below = {name[1] for name in own(path) if name[0] == "pipeline" and name[1:] and name[1] in height}
-            assert all(height[name] < height[parts[1]] for name in below - {parts[1]}), path
+        if parts[0] == package and parts[1] in height:
+            rooms = {name[1] for name in own(path) if name[0] == package and name[1:] and name[1] in here}
+            assert all(height.get(name, 99) < height[parts[1]] for name in rooms - {parts[1]}), path
 
 
-def room(parts):
-    """Which room of launch/ a module is in; None for what no command is."""
-    return None if len(parts) < 2 or parts[1] in SHARED | {"cli"} else parts[1]
+def test_no_files_import_each_other_in_a_circle():
+    """A type hint may name what is above."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
+    below = {
+        name: {target for target in map(".".join, own(path, hints=False)) if target in names} - {name}
+        for name, path in names.items()
+    }
+    ends = True
+    while ends:  # take away what imports nothing that is left
+        ends = {name for name, targets in below.items() if not targets}
+        below = {name: targets - ends for name, targets in below.items() if name not in ends}
+    assert not below, "; ".join(f"{name} imports {', '.join(sorted(targets))}" for name, targets in below.items())
 
 
 def test_no_command_imports_another():
-    commands = {path.stem if path.is_file() else path.name for path in (ROOT / "launch").iterdir()}
+    shared = {name for names in lines_of("launch") for name in names}
+    commands = {path.stem if path.is_file() else path.name for path in (ROOT / "launch").iterdir()} - shared
     for path in MODULES:
         if path.is_relative_to(ROOT / "launch"):
-            theirs = [parts for parts in own(path) if parts[0] == "launch" and len(parts) > 1 and parts[1] in commands]
-            mine = room(path.relative_to(ROOT).with_suffix("").parts)
-            assert {room(parts) for parts in theirs} <= {mine, None}, path
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            theirs = {name[1] for name in own(path) if name[0] == "launch" and len(name) > 1 and name[1] in commands}
+            mine = {parts[1]} if len(parts) > 1 else set()
+            assert theirs - {"cli"} <= mine or parts[1] == "cli", path
 
 
 def test_no_test_imports_another():

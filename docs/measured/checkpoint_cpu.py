@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from thinwire.launch.run import forks
+from thinwire.launch.processes import forks
 
 forks.use_one_thread()  # else the stages would be new interpreters, which know nothing of what is changed here
 

@@ -21,7 +21,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from thinwire.launch.run import forks
+from thinwire.launch.processes import forks
 
 forks.use_one_thread()  # else the stages would be new interpreters, which know nothing of what is changed here
 

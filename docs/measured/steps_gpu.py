@@ -40,7 +40,7 @@ from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes.rendezvous import join
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.pipeline.devices.device import CPU, choose, described, seconds_now, use
 from thinwire.pipeline.devices.memory import peak_on_gpu
 from thinwire.pipeline.processes.collectives import connected

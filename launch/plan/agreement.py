@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from thinwire.launch.run.fields import is_among, values_of
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.fields import is_among, values_of
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.models.layers import Blueprint
 from thinwire.pipeline.frames import CHANNELS

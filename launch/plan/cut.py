@@ -11,7 +11,7 @@ from thinwire.errors import attempt
 from thinwire.errors.names import first_of
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
 from thinwire.models.data.load import more_samples

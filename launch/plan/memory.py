@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import OptimizerOptions

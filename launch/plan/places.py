@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.schedules import process_of_stages
 

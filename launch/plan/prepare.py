@@ -9,14 +9,14 @@ import os
 from dataclasses import replace
 
 from thinwire.errors import attempt
+from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.cut import cut
+from thinwire.launch.plan.host_data import data_of, with_own_task
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.shared_weights import notes_on_shared
-from thinwire.launch.run.host_data import data_of, with_own_task
-from thinwire.launch.run.logs.hooks import check_hooks
-from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler

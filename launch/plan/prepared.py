@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.compress.transfer import put
 from thinwire.launch.plan.prompts import Prompts
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.data.clients import Turns, divide, some_ids
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data

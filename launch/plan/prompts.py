@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.data.load import require_language
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import require

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from thinwire.compress import Method, parse
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.replicas.shared import bytes_of_step
 from thinwire.pipeline.wire.channel import AS_IT_IS

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from thinwire.launch.run import recipe
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, parse_latency

@@ -16,7 +16,7 @@ from thinwire.compress import Key, Method
 from thinwire.compress.transfer import put
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.timing.workload import CodecCost, Workload
 from thinwire.models.costs import time_once

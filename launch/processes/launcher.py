@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from thinwire.launch.folder.policy import what_is_left
 from thinwire.launch.hosts.commands import gathered_signals
+from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.processes import failures, forks, heartbeat, stage_processes
+from thinwire.launch.processes.stage_processes import Start
 from thinwire.launch.processes.worker import work
-from thinwire.launch.run import failures, forks, heartbeat, host_data, stage_processes
-from thinwire.launch.run.folders import what_is_left
-from thinwire.launch.run.stage_processes import Start
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 from thinwire.launch.shared.progress import show

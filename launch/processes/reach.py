@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.recipe.recipe import Recipe
 
 
 def check_reach(wanted: Recipe) -> None:

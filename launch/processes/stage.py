@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from thinwire.launch.run import heartbeat, parent
+from thinwire.launch.processes import heartbeat, parent
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.rank import check_rendezvous, is_spread, own_rank
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parent.end_with_parent()
     rank = own_rank()
     from thinwire.launch.processes.reach import check_reach
-    from thinwire.launch.run import recipe
+    from thinwire.launch.recipe import recipe
 
     wanted = recipe.parse(argv)
     if variables.LAUNCHER not in os.environ:  # no launcher of ours reads this process's heartbeat
@@ -29,9 +29,9 @@ def main(argv: Sequence[str]) -> int:
         heartbeat.begin_watcher(wanted.wire.heartbeat, wanted.wire.timeout)
     beating = heartbeat.begin()
     check_reach(wanted)
+    from thinwire.launch.folder.policy import check_folders
     from thinwire.launch.plan.prepare import prepare
     from thinwire.launch.processes.worker import work
-    from thinwire.launch.run.folders import check_folders
 
     beating.doing = lambda: Doing.READING
     # other machines may hold most of the stages

@@ -13,11 +13,12 @@ from typing import Literal, NoReturn
 
 import torch.distributed as dist
 
+from thinwire.launch.folder.policy import all_held, refusal, set_aside, what_is_left
+from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.processes.rendezvous import join
-from thinwire.launch.run import host_data, parent
-from thinwire.launch.run.failures import (
+from thinwire.launch.processes import parent
+from thinwire.launch.processes.failures import (
     Report,
     forget,
     named,
@@ -26,9 +27,9 @@ from thinwire.launch.run.failures import (
     report_of,
     stop_on_signals,
 )
-from thinwire.launch.run.folders import all_held, refusal, set_aside, what_is_left
-from thinwire.launch.run.heartbeat import Pulse, Silence
-from thinwire.launch.run.neighbours import Neighbours
+from thinwire.launch.processes.heartbeat import Pulse, Silence
+from thinwire.launch.processes.neighbours import Neighbours
+from thinwire.launch.processes.rendezvous import join
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.control_groups import allow_many_files

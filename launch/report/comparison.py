@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from thinwire.errors.words import listed
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among, read_fields
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles, training_bytes
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, read_fields
-from thinwire.launch.run.tables import metered_steps, since, unpredicted
+from thinwire.launch.results.figures import metered_steps, since, unpredicted
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
@@ -288,7 +288,7 @@ def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[s
 
 
 def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
-    from thinwire.launch.run.slower_links import step_seconds  # which imports torch
+    from thinwire.launch.results.slower_links import step_seconds  # which imports torch
 
     if (count := run.fields["replicas"]["count"]) > 1:
         raise OptionsError(

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from thinwire.launch.report.comparison import Comparison, distinct_names
 from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import Document, RunFiles, training_bytes
-from thinwire.launch.run import tables
+from thinwire.launch.results import figures
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
 
@@ -39,8 +39,8 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
 def _view(run: RunFiles, name: str) -> dict[str, Any]:
     """The values that the template shows of a run."""
     summary = run.summary
-    sent = (tables.channels(summary), tables.shared(summary), tables.replicas(summary))
-    spent = (tables.stages(summary), tables.exchange(summary), tables.cut(summary))
+    sent = (figures.channels(summary), figures.shared(summary), figures.replicas(summary))
+    spent = (figures.stages(summary), figures.exchange(summary), figures.cut(summary))
     return {
         "name": name,
         "torn": run.torn,
@@ -48,7 +48,7 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
         "command": f"thinwire train {shlex.quote(str(run.folder / 'recipe.yaml'))} --output runs/again",
         "recipe": run.recipe,
         "loss": _loss_picture(run),
-        "held_out": list(filter(None, [tables.scores(summary)])),
+        "held_out": list(filter(None, [figures.scores(summary)])),
         "answers": _answers(run),
         "bytes": list(filter(None, sent)),
         "shares": [(one["stage"], _shares(one["seconds"], summary["training_seconds"])) for one in summary["stages"]],
@@ -61,10 +61,10 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The few numbers to see first: (name, value)."""
     summary = run.summary
-    replicas, since = summary["replicas"], tables.since(summary)
+    replicas, since = summary["replicas"], figures.since(summary)
     return [
         *(
-            (f"held-out loss, compression {mode}", tables.score_text(score["loss"]))
+            (f"held-out loss, compression {mode}", figures.score_text(score["loss"]))
             for mode, score in summary["held_out"].items()
         ),
         ("samples a second", f"{run.speed:,.1f}"),
@@ -72,7 +72,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         (f"sent in training{since}", size_text(training_bytes(run.sent), digits=1)),
         *([(f"of these between replicas{since}", size_text(training_bytes(replicas), digits=1))] if replicas else []),
         (f"sent in all, with evaluations{since}", size_text(summary["bytes_sent"], digits=1)),
-        ("steps, and time of the whole run", f"{tables.steps_of(summary)} in {duration_text(summary['seconds'])}"),
+        ("steps, and time of the whole run", f"{figures.steps_of(summary)} in {duration_text(summary['seconds'])}"),
         ("time of training steps", duration_text(summary["training_seconds"])),
     ]
 

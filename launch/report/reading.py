@@ -18,8 +18,8 @@ import yaml
 
 from thinwire.errors import attempt
 from thinwire.errors.files import as_written, read_lines, read_text
-from thinwire.launch.run.tables import read_summary
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.recipe.yaml_text import load_yaml
+from thinwire.launch.results.figures import read_summary
 from thinwire.launch.shared.strict_json import with_nan
 from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError

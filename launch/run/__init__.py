@@ -1,1 +1,1 @@
-"""The code that every process of a run executes: from the recipe to the trainer, and the files that a run writes."""
+"""A run as one process executes it: a trainer, and parts that keep their own state."""

@@ -20,8 +20,8 @@ from thinwire.launch.plan.agreement import agreed, agreed_by_replicas
 from thinwire.launch.plan.places import real_placement, simulated_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.shared_weights import method_of_shared
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.run.compile import compile_stages
-from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.progress import counting
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.models.data.samples import Data

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors.words import listed
+from thinwire.launch.folder.policy import checkpoint_folder
 from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among, values_of
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.recipe import Recipe
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, needs_of
 from thinwire.compress.stores.store import StoreLayout
+from thinwire.launch.folder.policy import checkpoint_folder
+from thinwire.launch.folder.weights import newest
 from thinwire.launch.plan.memory import copies
+from thinwire.launch.results.console import show_stores
+from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import show_stores
-from thinwire.launch.run.folders import checkpoint_folder
-from thinwire.launch.run.summary import module_of
-from thinwire.launch.run.weights import newest
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint_folder import manifests

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.launch.folder.policy import claim_folder
 from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.results.outputs import writing
 from thinwire.launch.run.assembly import assemble
-from thinwire.launch.run.folders import claim_folder
-from thinwire.launch.run.outputs import writing
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.checkpoints import Checkpointing
 from thinwire.launch.run.parts.comparison import Comparison

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from thinwire.launch.folder.exports import export
+from thinwire.launch.folder.saved_run import read_run
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run.export import export
-from thinwire.launch.run.recipe import Recipe, parse
-from thinwire.launch.run.saved import read_run
+from thinwire.launch.recipe.recipe import Recipe, parse
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import make_tokenizer
 

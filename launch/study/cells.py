@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import opened, read_object
-from thinwire.launch.run import recipe
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among, values_of
-from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.folder.weights import with_run_weights
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.study.definition import Options, Scale, Study
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
-    from thinwire.launch.run.recipe import Recipe
+    from thinwire.launch.recipe.recipe import Recipe
     from thinwire.models.data.samples import Data
 
 A = TypeVar("A")

@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 
 from thinwire.compress.stores.marks import claim
 from thinwire.launch.hosts.commands import gathered_signals
-from thinwire.launch.run.yaml_text import descriptions
+from thinwire.launch.recipe.yaml_text import descriptions
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one, written
 from thinwire.launch.shared.control_groups import cores

@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from thinwire.launch.run.fields import read_fields
-from thinwire.launch.run.yaml_text import fields_in, read_named
+from thinwire.launch.recipe.fields import read_fields
+from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.shared.links import Wires
 from thinwire.pipeline.errors import OptionsError
 

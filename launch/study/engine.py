@@ -15,7 +15,7 @@ from typing import Literal
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
-from thinwire.launch.run.folders import clear, held
+from thinwire.launch.folder.policy import clear, held
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
@@ -80,7 +80,7 @@ class Job:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self.state == "goes on" else os.O_TRUNC)
         with os.fdopen(open_regular(cell.folder / "log.txt", flags), "w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.launch.run.parent", *asked],
+                [sys.executable, "-m", "thinwire.launch.processes.parent", *asked],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

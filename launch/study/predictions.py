@@ -12,7 +12,7 @@ from functools import partial
 
 from pandas import DataFrame
 
-from thinwire.launch.run.fields import read_fields
+from thinwire.launch.recipe.fields import read_fields
 from thinwire.launch.shared.links import Network, parse_bandwidth, parse_latency
 from thinwire.launch.study.definition import PredictedPipeline, Row, Study
 from thinwire.launch.timing.exchange_time import ReplicaWork

@@ -20,7 +20,7 @@ from pandas import DataFrame
 from thinwire.compress.stores.durable import write_own
 from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.errors.words import listed
-from thinwire.launch.run.fields import is_among
+from thinwire.launch.recipe.fields import is_among
 from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps

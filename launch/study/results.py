@@ -11,7 +11,7 @@ from typing import Any
 from pandas import DataFrame, Series, concat
 
 from thinwire.errors.files import SIGNATURE
-from thinwire.launch.run.logs.files import read_lines
+from thinwire.launch.results.log_file import read_lines
 from thinwire.launch.study.cells import (
     Cell,
     asked_of,

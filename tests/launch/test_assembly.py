@@ -10,7 +10,7 @@ from support.own_code import add_module
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran
 from thinwire.launch.plan.agreement import agreed
 from thinwire.launch.plan.places import real_placement, simulated_placement
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.assembly import assemble
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.wire.handshake import differences

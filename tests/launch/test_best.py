@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.tiny_run import prepared, ran
-from thinwire.launch.run.saved import read_run
+from thinwire.launch.folder.saved_run import read_run
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import TrainingOptions

@@ -13,7 +13,7 @@ from support.run_files import summary
 from support.tiny_run import alone
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.run import Run
 from thinwire.pipeline.training.trainer import Trainer
 

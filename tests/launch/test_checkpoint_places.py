@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from support.hostile import sign, snapshot
 from thinwire.launch import cli
-from thinwire.launch.run import folders, recipe
-from thinwire.launch.run.weights import find_checkpoint
+from thinwire.launch.folder import policy
+from thinwire.launch.folder.weights import find_checkpoint
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, manifests
 
@@ -57,7 +58,7 @@ def test_checkpoints_stand_beside_what_is_somebody_elses(folder):
 @pytest.mark.parametrize("command", ["simulate", "train"])
 def test_two_runs_at_once_do_not_share_checkpoints(folder, capsys, monkeypatch, command):
     """The second went on from those of the first and removed them, and both were exported as the same model."""
-    monkeypatch.setattr(folders, "_PATIENCE", 0.0)
+    monkeypatch.setattr(policy, "_PATIENCE", 0.0)
     assert simulate("one", *SAVING) == 0
     before = snapshot(folder / "kept")
     lock = scratch.lock(folder / "kept")
@@ -70,7 +71,7 @@ def test_two_runs_at_once_do_not_share_checkpoints(folder, capsys, monkeypatch, 
     os.close(lock)
     assert snapshot(folder / "kept") == before
     assert simulate("kept", *SAVING) == 0, "checkpoints may lie in the folder of their run"
-    with folders.all_held(recipe.parse(["tiny.yaml", "--output", "two", *SAVING])), pytest.raises(BlockingIOError):
+    with policy.all_held(recipe.parse(["tiny.yaml", "--output", "two", *SAVING])), pytest.raises(BlockingIOError):
         scratch.lock(folder / "kept")
 
 

@@ -14,8 +14,8 @@ from support.commands import THINWIRE, TIMEOUT
 from support.own_code import add_module
 from thinwire.errors import ThinwireWarning
 from thinwire.launch import cli
-from thinwire.launch.run.folders import mark
-from thinwire.launch.run.recipe import packaged
+from thinwire.launch.folder.policy import mark
+from thinwire.launch.recipe.recipe import packaged
 from thinwire.launch.shared import progress
 from thinwire.launch.shared.arguments import Parser
 

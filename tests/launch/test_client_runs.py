@@ -11,7 +11,7 @@ from support.run_files import losses, summary
 from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.predict.profile import time_stage
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 

@@ -11,7 +11,7 @@ import pytest
 from support.commands import THINWIRE, completed, hosts_of, started
 from thinwire.launch import cli, cluster
 from thinwire.launch.hosts import namespaces
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.pipeline.errors import OptionsError
 
 RECIPE = """

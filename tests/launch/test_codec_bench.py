@@ -12,7 +12,7 @@ from thinwire.launch.bench.codecs.capture import Passage, snapshot
 from thinwire.launch.bench.codecs.command import EXAMPLES, default_codecs, gaussian, parse_method
 from thinwire.launch.bench.codecs.trial import FeedbackTrial, _key, quality
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.tables import read_document
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.layers import build_stage

@@ -9,12 +9,12 @@ import yaml
 from matplotlib.axes import Axes
 
 from thinwire.launch import cli
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.report import comparison
 from thinwire.launch.report.comparison import compare, differences, find_baseline
 from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.run.fields import WITHOUT_EFFECT, is_among
-from thinwire.launch.run.slower_links import step_seconds
+from thinwire.launch.results.slower_links import step_seconds
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import PipelineOptions

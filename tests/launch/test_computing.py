@@ -10,7 +10,7 @@ from support.commands import THINWIRE, completed
 from support.recipe_runs import SHORT, export, simulate
 from support.run_files import losses, summary, weights_of
 from support.tiny_run import prepared, write_recipe
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 

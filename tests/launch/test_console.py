@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from thinwire.launch.run.console import ProgressLine, show_stores, show_summary
+from thinwire.launch.results.console import ProgressLine, show_stores, show_summary
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.training.trainer import StepRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from thinwire.launch.run.recipe import packaged
+from thinwire.launch.recipe.recipe import packaged
 from thinwire.pipeline.errors import OptionsError
 
 ROOT = Path(__file__).parents[2]

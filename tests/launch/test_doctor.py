@@ -17,7 +17,7 @@ import pytest
 
 from thinwire.launch import doctor
 from thinwire.launch.processes.reach import check_transport
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import probes
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.errors import OptionsError

@@ -10,7 +10,7 @@ from support.small_disk import mounted
 from thinwire.compress import StoreError
 from thinwire.launch import cli
 from thinwire.launch import evaluate as command
-from thinwire.launch.run.model_files import check_classes
+from thinwire.launch.folder.model_files import check_classes
 from thinwire.pipeline.errors import OptionsError
 
 RECIPE = """

@@ -14,7 +14,7 @@ from support.data_files import random_pixels, write_images, write_reviews, write
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
 from support.run_files import summary, weight_file, weights_of
 from thinwire.launch import cli
-from thinwire.launch.run.tables import read_summary
+from thinwire.launch.results.figures import read_summary
 from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def copied(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
-@pytest.mark.parametrize("at", ["thinwire.launch.run.export._save_weights", "shutil.copyfile"])
+@pytest.mark.parametrize("at", ["thinwire.launch.folder.exports._save_weights", "shutil.copyfile"])
 def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, monkeypatch, capsys, at, error):
     def full(*arguments):
         (tmp_path / "out/model.safetensors").write_text("half")

@@ -10,9 +10,9 @@ import pytest
 
 from support.commands import started
 from thinwire.compress import CodecError
-from thinwire.launch.run import failures
-from thinwire.launch.run.failures import Report, explain, once, read_reports, report_of
-from thinwire.launch.run.parent import STOPPED
+from thinwire.launch.processes import failures
+from thinwire.launch.processes.failures import Report, explain, once, read_reports, report_of
+from thinwire.launch.processes.parent import STOPPED
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import FOR_MEMORY, FailedError
 from thinwire.models.errors import ModelError
@@ -271,7 +271,7 @@ def test_a_report_under_way_when_its_process_was_killed_is_none(tmp_path):
 
 WAITING = """
     import signal, sys, threading, time
-    from thinwire.launch.run.failures import Report, stop_on_signals
+    from thinwire.launch.processes.failures import Report, stop_on_signals
 
     report = Report(rank=0, stages=[0], kind="stopped", text="blocked")
     stop_on_signals(report.save, [signal.SIGTERM])

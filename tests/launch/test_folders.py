@@ -25,9 +25,9 @@ from thinwire.compress.stores.marks import claim
 from thinwire.errors import ThinwireError
 from thinwire.errors.files import MARK
 from thinwire.launch import cli
-from thinwire.launch.run import folders, recipe
-from thinwire.launch.run.fields import read_fields
-from thinwire.launch.run.folders import (
+from thinwire.launch.folder import policy
+from thinwire.launch.folder.model_files import save_model_files
+from thinwire.launch.folder.policy import (
     check_folders,
     held,
     mark,
@@ -37,14 +37,15 @@ from thinwire.launch.run.folders import (
     set_aside,
     what_is_left,
 )
-from thinwire.launch.run.model_files import save_model_files
-from thinwire.launch.run.outputs import OutputError
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.folder.saved_run import read_run
+from thinwire.launch.folder.weights import newest, remove_leftovers
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.fields import read_fields
+from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.results.figures import read_summary
+from thinwire.launch.results.outputs import OutputError
 from thinwire.launch.run.room import Room
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.saved import read_run
-from thinwire.launch.run.tables import read_summary
-from thinwire.launch.run.weights import newest, remove_leftovers
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CheckpointOptions, CompressionOptions
@@ -63,7 +64,7 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(folders, "_PATIENCE", 0.2)
+    monkeypatch.setattr(policy, "_PATIENCE", 0.2)
 
 
 def test_a_folder_is_waited_for_that_the_stages_of_a_killed_launcher_still_hold(tmp_path, monkeypatch):
@@ -75,9 +76,9 @@ def test_a_folder_is_waited_for_that_the_stages_of_a_killed_launcher_still_hold(
         if len(turns) == 5:
             os.close(descriptor)
 
-    monkeypatch.setattr(folders, "_PATIENCE", 60)
+    monkeypatch.setattr(policy, "_PATIENCE", 60)
     # of this module alone: other threads sleep too
-    monkeypatch.setattr(folders, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
     with held(tmp_path):
         assert len(turns) == 5
 
@@ -111,7 +112,7 @@ def test_a_command_that_only_looks_whether_a_folder_is_free_keeps_no_run_from_it
     first, second = scratch.lock(tmp_path, alone=False), scratch.lock(tmp_path, alone=False)
     os.close(first)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: os.close(second))
-    monkeypatch.setattr(folders, "time", clock)
+    monkeypatch.setattr(policy, "time", clock)
     with held(tmp_path), pytest.raises(BlockingIOError):
         scratch.lock(tmp_path, alone=False)
 
@@ -184,7 +185,7 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
     )
     with pytest.raises(KeyboardInterrupt):
         save_model_files(tmp_path, prepared)
-    assert folders.foreign(Recipe(output=str(tmp_path))) == []
+    assert policy.foreign(Recipe(output=str(tmp_path))) == []
 
 
 def test_a_second_run_is_refused_before_torch_is_imported(tmp_path, monkeypatch, capsys):
@@ -306,11 +307,11 @@ def weights_of(run):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--output", "."], f"--overwrite renames ., but no run made free; {folders._WAY_OUT}\n"),
-        (["--output", "run"], f"--overwrite renames run, but no run made run/notes.txt; {folders._WAY_OUT}\n"),
+        (["--output", "."], f"--overwrite renames ., but no run made free; {policy._WAY_OUT}\n"),
+        (["--output", "run"], f"--overwrite renames run, but no run made run/notes.txt; {policy._WAY_OUT}\n"),
         (
             ["--output", "free", "--model.weights", "free/weights"],
-            f"--overwrite renames free, but the new run begins with free/weights; {folders._WAY_OUT}\n",
+            f"--overwrite renames free, but the new run begins with free/weights; {policy._WAY_OUT}\n",
         ),
         (
             ["--output", "free", "--checkpoint.folder", "run/checkpoints"],
@@ -336,7 +337,7 @@ def test_the_current_folder_is_not_renamed(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder / "run")
     capsys.readouterr()
     assert cli.main(["simulate", "../tiny.yaml", "--data.name", "../text", "--output", ".", "--overwrite"]) == 2
-    assert capsys.readouterr().err == f"--overwrite renames ., but it is around {folder}/run; {folders._WAY_OUT}\n"
+    assert capsys.readouterr().err == f"--overwrite renames ., but it is around {folder}/run; {policy._WAY_OUT}\n"
 
 
 @needs_root

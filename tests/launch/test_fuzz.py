@@ -26,12 +26,13 @@ from support.faults.process import Crash, Process
 from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
 from thinwire.launch.plan.places import simulated_placement
-from thinwire.launch.run import outputs, room
+from thinwire.launch.recipe.recipe import dump
+from thinwire.launch.results import outputs
+from thinwire.launch.results.summary import module_of
+from thinwire.launch.run import room
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.parts import log, notes, results
-from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.summary import module_of
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.saving import checkpoint

@@ -17,7 +17,7 @@ from support.tiny_run import TEXT, alone
 from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.assembly import assemble
 from thinwire.models.architectures import parity
 from thinwire.models.data.chats import visible

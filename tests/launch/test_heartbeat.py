@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from thinwire.launch.run import forks, heartbeat, stage_processes
-from thinwire.launch.run.heartbeat import EVERY, Silence
+from thinwire.launch.processes import forks, heartbeat, stage_processes
+from thinwire.launch.processes.heartbeat import EVERY, Silence
 from thinwire.launch.shared.doing import Doing
 
 TOO_LONG = (
@@ -139,7 +139,7 @@ SILENT = {
 }
 SCRIPT = """
     import ctypes, os, signal, time
-    from thinwire.launch.run import heartbeat
+    from thinwire.launch.processes import heartbeat
     heartbeat.begin().doing = lambda: heartbeat.Doing.{doing}
     time.sleep(2 * heartbeat.EVERY)
     if os.environ["NAME"] == "bad":
@@ -192,7 +192,7 @@ def test_a_computation_that_gives_pythons_lock_away_is_no_silence():
     """ctypes.CDLL gives the lock away, as torch does."""
     script = """
         import ctypes
-        from thinwire.launch.run import heartbeat
+        from thinwire.launch.processes import heartbeat
         heartbeat.begin().doing = lambda: heartbeat.Doing.TRAINING
         ctypes.CDLL(None).sleep(9)
     """
@@ -231,7 +231,7 @@ def test_a_start_longer_than_the_heartbeat_is_no_silence():
     """A library may keep Python's lock all the while it is loaded."""
     script = """
         import ctypes
-        from thinwire.launch.run import heartbeat
+        from thinwire.launch.processes import heartbeat
         beating = heartbeat.begin()
         ctypes.PyDLL(None).sleep(4)
     """

@@ -9,7 +9,7 @@ import torch
 
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
-from thinwire.launch.run import host_data
+from thinwire.launch.plan import host_data
 from thinwire.launch.shared import scratch, variables
 from thinwire.models.data import load as loading
 from thinwire.models.data.options import DataOptions

@@ -10,7 +10,7 @@ from support.commands import TIMEOUT
 CODE = """
 import io, sys, threading
 from thinwire.launch.cli import main
-from thinwire.launch.run import forks
+from thinwire.launch.processes import forks
 from thinwire.launch.shared import progress
 
 def imported(*libraries):

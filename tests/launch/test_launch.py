@@ -17,8 +17,8 @@ from support.run_files import metrics, summary, weights_of
 from support.tiny_run import SMALL
 from thinwire.compress import parse
 from thinwire.launch import cli
-from thinwire.launch.run import recipe
-from thinwire.launch.run.weights import find_checkpoint, newest
+from thinwire.launch.folder.weights import find_checkpoint, newest
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.shared.tables import size_text
 from thinwire.pipeline.replicas.shared import bytes_of_step

@@ -15,7 +15,7 @@ from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
 from thinwire.launch.bench.links.turns import COLUMNS, batches_of, slowest, table
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run.recipe import packaged, parse
+from thinwire.launch.recipe.recipe import packaged, parse
 from thinwire.launch.shared.tables import read_document
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU

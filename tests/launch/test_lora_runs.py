@@ -24,7 +24,7 @@ from support.run_files import losses, metrics, summary, weights_of
 from support.tiny_run import TEXT
 from thinwire.launch import cli
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.data.chats import visible
 from thinwire.models.data.tokenizer import Bytes
 from thinwire.models.lora import for_peft

@@ -13,7 +13,7 @@ from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.hosts.namespaces import Cluster, processes_in
 from thinwire.launch.hosts.shaping import INTERFACE
-from thinwire.launch.run.logs.files import read_lines
+from thinwire.launch.results.log_file import read_lines
 from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]

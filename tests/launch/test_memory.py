@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.launch import cli
 from thinwire.launch.plan import memory
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models import source
 from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.pipeline.errors import OptionsError

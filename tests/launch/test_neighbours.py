@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from support import processes
-from thinwire.launch.run.heartbeat import Pulse, Silence
-from thinwire.launch.run.neighbours import Neighbours
+from thinwire.launch.processes.heartbeat import Pulse, Silence
+from thinwire.launch.processes.neighbours import Neighbours
 from thinwire.launch.shared.doing import Doing
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes import posts

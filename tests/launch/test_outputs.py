@@ -15,9 +15,9 @@ from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.report.reading import read
-from thinwire.launch.run.logs.files import LogFile, keep_lines, read_lines
-from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.outputs import OutputError
+from thinwire.launch.results.log_file import LogFile, keep_lines, read_lines
+from thinwire.launch.results.metrics import MetricsLog
+from thinwire.launch.results.outputs import OutputError
 from thinwire.launch.run.room import Room
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.training.trainer import StepRecord

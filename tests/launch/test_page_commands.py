@@ -10,7 +10,7 @@ import pytest
 from support.pages import ROOT, pages
 from thinwire.launch import cli
 from thinwire.launch.cluster import _run_parser
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.study.report import make_parser as study_report_parser
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from support.scripts import said
 from support.tiny_run import alone
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.assembly import assemble
 from thinwire.models.data.sampler import evaluation_batches
 from thinwire.pipeline.evaluation import look

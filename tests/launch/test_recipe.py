@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from support.recipe_files import written
-from thinwire.launch.run.recipe import Recipe, dump, packaged, parse
+from thinwire.launch.recipe.recipe import Recipe, dump, packaged, parse
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
 
 

@@ -9,7 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from thinwire.launch.run.recipe import Recipe, parse
+from thinwire.launch.recipe.recipe import Recipe, parse
 from thinwire.pipeline.options import BoundaryOptions
 
 

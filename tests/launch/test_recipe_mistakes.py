@@ -5,7 +5,7 @@ import re
 import pytest
 
 from support.recipe_files import written
-from thinwire.launch.run.recipe import packaged, parse
+from thinwire.launch.recipe.recipe import packaged, parse
 from thinwire.pipeline.errors import OptionsError
 
 

@@ -12,7 +12,7 @@ from support.recipe_runs import SHORT, TINY, evaluated, export, loaded_as_its_re
 from support.run_files import losses, summary, weights_of
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models import checkpoint
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.plan.agreement import agreed_by_replicas
 from thinwire.launch.plan.places import real_placement
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.resume import header
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError

@@ -8,9 +8,9 @@ import pytest
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
+from thinwire.launch.folder.weights import find_checkpoint
 from thinwire.launch.run.parts import evaluation
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.weights import find_checkpoint
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 
 pytestmark = pytest.mark.slow

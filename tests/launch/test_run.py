@@ -14,11 +14,11 @@ from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.processes.worker import Worker
 from thinwire.launch.report.reading import read, training_bytes
+from thinwire.launch.results.summary import carried, channel_rows
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.parts import comparison, results
 from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
-from thinwire.launch.run.summary import carried, channel_rows
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import NonFiniteError

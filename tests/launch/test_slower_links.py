@@ -2,9 +2,9 @@
 
 import pytest
 
-from thinwire.launch.run import slower_links
-from thinwire.launch.run.recipe import parse
-from thinwire.launch.run.slower_links import crowding, show_slower_links, speeds
+from thinwire.launch.recipe.recipe import parse
+from thinwire.launch.results import slower_links
+from thinwire.launch.results.slower_links import crowding, show_slower_links, speeds
 
 STEPS = 100
 

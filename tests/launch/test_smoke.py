@@ -9,9 +9,9 @@ from support.data_files import write_tokenizer
 from support.recipe_runs import TINY
 from thinwire.errors.files import MARK
 from thinwire.launch import cli
+from thinwire.launch.folder.policy import replacing
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run.folders import replacing
-from thinwire.launch.run.recipe import SMOKE_STEPS, dump, parse
+from thinwire.launch.recipe.recipe import SMOKE_STEPS, dump, parse
 
 pytestmark = pytest.mark.usefixtures("folder")
 

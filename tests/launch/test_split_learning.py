@@ -12,7 +12,7 @@ from support.data_files import write_rows
 from support.run_files import summary
 from thinwire.launch import cli
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.errors import ModelError
 
 CLIENT, SERVER = 0, 1

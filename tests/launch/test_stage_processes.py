@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.launch.run import forks, parent, stage_processes
-from thinwire.launch.run.stage_processes import End, environments
+from thinwire.launch.processes import forks, parent, stage_processes
+from thinwire.launch.processes.stage_processes import End, environments
 from thinwire.launch.run.words import FileWords
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import signal_group
@@ -158,7 +158,7 @@ def test_processes_meet_in_the_private_folder_and_speak_over_loopback(tmp_path, 
 
 ORPHAN = """
     import sys, time
-    from thinwire.launch.run import parent
+    from thinwire.launch.processes import parent
     assert "torch" not in sys.modules
     parent.end_with_parent()
     print("watching", flush=True)
@@ -191,7 +191,7 @@ def test_a_process_whose_launcher_is_gone_already_ends_at_once():
 
 ALONE = """
     import os, signal, sys
-    from thinwire.launch.run import forks
+    from thinwire.launch.processes import forks
 
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.environ["OURS"] = "1"

@@ -11,7 +11,7 @@ import pytest
 
 from support.pages import DOCS
 from support.processes import begin
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.model import find_model
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import Meter

@@ -14,8 +14,8 @@ from support.run_files import digest
 from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.run.folders import mark
-from thinwire.launch.run.heartbeat import EVERY
+from thinwire.launch.folder.policy import mark
+from thinwire.launch.processes.heartbeat import EVERY
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 

@@ -16,9 +16,9 @@ from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
-from thinwire.launch.run import folders
-from thinwire.launch.run.folders import mark
-from thinwire.launch.run.yaml_text import packaged_names
+from thinwire.launch.folder import policy
+from thinwire.launch.folder.policy import mark
+from thinwire.launch.recipe.yaml_text import packaged_names
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
 from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weights_digest
@@ -294,9 +294,9 @@ def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkey
     changed = Checked(cell, {"lr": 2}, steps=100, processes=2, threads=1)
     popen = engine.subprocess.Popen
     monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
-    monkeypatch.setattr(folders, "_PATIENCE", 0.0)
+    monkeypatch.setattr(policy, "_PATIENCE", 0.0)
     begun = Job(changed, "begins anew")
-    with folders.held(cell.folder):
+    with policy.held(cell.folder):
         run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert f"a run writes to {cell.folder} now" in begun.trouble
@@ -447,7 +447,7 @@ def test_a_study_prints_every_half_minute_how_far_it_is(capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", packaged_names(PACKAGED))
 def test_a_packaged_study_names_recipes_that_can_be_read(name):
-    from thinwire.launch.run import recipe
+    from thinwire.launch.recipe import recipe
 
     study = read_study(name)
     if not study.recipe:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.own_code import own_module
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.study.cells import origin_of
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 

@@ -9,7 +9,7 @@ import pytest
 
 from support import processes, toy
 from thinwire.launch import cli
-from thinwire.launch.run.outputs import save_traces
+from thinwire.launch.results.outputs import save_traces
 from thinwire.launch.trace import LANES, STAGE, STEPS, chrome_trace, transfers
 from thinwire.pipeline.measuring.meters import WAITS
 

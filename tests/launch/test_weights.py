@@ -7,7 +7,7 @@ from support.run_files import weights_of
 from thinwire.compress.stores.durable import part_of
 from thinwire.compress.stores.marks import claim
 from thinwire.errors.files import MARK
-from thinwire.launch.run.weights import find_checkpoint, newest, remove_leftovers, with_run_weights
+from thinwire.launch.folder.weights import find_checkpoint, newest, remove_leftovers, with_run_weights
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 

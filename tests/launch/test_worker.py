@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from thinwire.launch.folder.policy import mark
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes import worker
 from thinwire.launch.processes.rendezvous import join, of_this_start
-from thinwire.launch.run import recipe
-from thinwire.launch.run.folders import mark
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.control_groups import allow_many_files
 from thinwire.pipeline.errors import MismatchError, OptionsError

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from thinwire.launch.run.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
+from thinwire.launch.recipe.yaml_text import MOST_CHARACTERS, dump_yaml, load_yaml
 from thinwire.pipeline.errors import OptionsError
 
 

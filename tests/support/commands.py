@@ -18,7 +18,7 @@ from pathlib import Path
 from support import forked
 from support.processes import MARK
 from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
-from thinwire.launch.run import heartbeat
+from thinwire.launch.processes import heartbeat
 
 THINWIRE = [forked.THINWIRE]
 NEW_THINWIRE = ["env", *THINWIRE]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from support.processes import MARK, begin
-from thinwire.launch.run.parent import name_process
+from thinwire.launch.processes.parent import name_process
 from thinwire.launch.run.parts import results
 from thinwire.pipeline.measuring import probe
 

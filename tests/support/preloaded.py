@@ -8,7 +8,7 @@ from pathlib import Path
 from support import known_models
 from support.tiny_run import write_recipe
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 
 known_models.remember()
 with tempfile.TemporaryDirectory() as _folder, chdir(_folder), redirect_stdout(io.StringIO()):

@@ -9,7 +9,7 @@ import torch
 from support.run_files import weights_of
 from thinwire.launch import cli
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.models.layers import build_stage
 
 TINY = {

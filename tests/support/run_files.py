@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thinwire.launch.run.weights import newest
+from thinwire.launch.folder.weights import newest
 from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, SavedStage
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
+from thinwire.launch.folder.policy import all_held
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.run import recipe
-from thinwire.launch.run.folders import all_held
+from thinwire.launch.recipe import recipe
 from thinwire.launch.run.run import Run
 
 SMALL = """

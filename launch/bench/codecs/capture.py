@@ -13,8 +13,8 @@ from torch import Tensor
 from thinwire.compress import Microbatch
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.run.assembly import assemble
-from thinwire.launch.run.recipe import Recipe
 from thinwire.launch.shared.interfaces import alone
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.options import CompressionOptions

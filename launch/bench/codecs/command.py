@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from thinwire.launch.run import recipe
+from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.stores.durable import write_for_user
 from thinwire.errors.files import SIGNATURE
-from thinwire.launch.run import recipe
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one, written
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK, working

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from thinwire.launch.folder.policy import checkpoint_folder
+from thinwire.launch.folder.weights import discard_after
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.folders import checkpoint_folder
 from thinwire.launch.run.parts.comparison import compare_replicas
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.parts.weights import require_finite
 from thinwire.launch.run.resume import Resumption, header
-from thinwire.launch.run.weights import discard_after
 from thinwire.launch.run.words import words_of_run
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.pipeline.options.durations import is_due

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.summary import module_of
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.training.trainer import StepRecord, Trainer

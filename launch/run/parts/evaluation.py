@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from thinwire.launch.results.console import scores_in_words
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import scores_in_words
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.resume import Resumption

@@ -9,16 +9,16 @@ from typing import Any
 
 from thinwire.compress.stores.marks import run_of
 from thinwire.errors.files import as_written
+from thinwire.launch.folder.model_files import save_model_files
+from thinwire.launch.recipe.recipe import dump
+from thinwire.launch.results.console import ProgressLine, tokens_of
+from thinwire.launch.results.hooks import Hooks
+from thinwire.launch.results.metrics import MetricsLog
+from thinwire.launch.results.outputs import OutputError, save_recipe, writing
+from thinwire.launch.results.summary import Times
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import ProgressLine, tokens_of
-from thinwire.launch.run.logs.hooks import Hooks
-from thinwire.launch.run.logs.metrics import MetricsLog
-from thinwire.launch.run.model_files import save_model_files
-from thinwire.launch.run.outputs import OutputError, save_recipe, writing
 from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.recipe import dump
 from thinwire.launch.run.resume import Resumption
-from thinwire.launch.run.summary import Times
 from thinwire.models.data.chats import visible
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import Compression, Score

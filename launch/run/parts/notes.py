@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.room import Room
-from thinwire.launch.run.summary import module_of
 from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.lora import note_on_lora

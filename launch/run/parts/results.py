@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from thinwire.launch.results.console import show_summary
+from thinwire.launch.results.outputs import OutputError, save_picture, save_summary, save_traces, writing
+from thinwire.launch.results.slower_links import show_slower_links
+from thinwire.launch.results.summary import carried, of_stages, stage_report, written
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.console import show_summary
-from thinwire.launch.run.outputs import OutputError, save_picture, save_summary, save_traces, writing
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import Part
 from thinwire.launch.run.parts.weights import Weights
-from thinwire.launch.run.slower_links import show_slower_links
-from thinwire.launch.run.summary import carried, of_stages, stage_report, written
 from thinwire.launch.shared.tables import say
 from thinwire.models.digest import weights_digest
 from thinwire.pipeline.measuring.traces import StageTrace

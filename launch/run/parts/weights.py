@@ -8,11 +8,11 @@ from typing import Any
 
 from thinwire.compress.codec import is_finite
 from thinwire.compress.stores.marks import run_of
+from thinwire.launch.results.outputs import OutputError, save_summary, writing
+from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.outputs import OutputError, save_summary, writing
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.summary import module_of
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint

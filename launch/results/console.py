@@ -14,7 +14,7 @@ from rich.table import Column
 
 from thinwire.compress.stores.space import in_words
 from thinwire.errors.words import listed, numbered
-from thinwire.launch.run import tables
+from thinwire.launch.results import figures
 from thinwire.launch.shared.tables import Table, duration_text, say, show, size_text
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.measuring.meters import WAITS
@@ -126,17 +126,17 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the tables at the end: scores, bytes of each channel, time and memory of each stage."""
-    scores = tables.scores(summary)
-    say(SMOKE_NOTE if summary["smoke"] else "", "" if scores else tables.title_of(summary))
+    scores = figures.scores(summary)
+    say(SMOKE_NOTE if summary["smoke"] else "", "" if scores else figures.title_of(summary))
     show([scores] if scores else [])
     say(_apart(summary), _scaled(summary) if summary["loss_scale"] else "")
-    channels, codecs = _named_once(tables.channels(summary), Console().width)
+    channels, codecs = _named_once(figures.channels(summary), Console().width)
     show([channels], notes=False)
     say(*codecs)
-    between = [tables.shared(summary), tables.replicas(summary), tables.exchange(summary)]
+    between = [figures.shared(summary), figures.replicas(summary), figures.exchange(summary)]
     show([table for table in between if table], notes=False)
     say(_samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
-    show([tables.stages(summary)], notes=False)
+    show([figures.stages(summary)], notes=False)
     say(
         _devices(summary["stages"]),
         f"weights digest {summary['weights_digest']}",

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from thinwire.errors import ThinwireError
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.recipe.yaml_text import load_yaml
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
-from thinwire.launch.run.model_files import change_config, copy_model_files
-from thinwire.launch.run.recipe import Recipe, dump
-from thinwire.launch.run.saved import SavedRun, require_base, weights_of
-from thinwire.launch.run.tables import scores_of
-from thinwire.launch.run.weights import with_run_weights
+from thinwire.launch.folder.model_files import change_config, copy_model_files
+from thinwire.launch.folder.saved_run import SavedRun, require_base, weights_of
+from thinwire.launch.folder.weights import with_run_weights
+from thinwire.launch.recipe.recipe import Recipe, dump
+from thinwire.launch.results.figures import scores_of
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table

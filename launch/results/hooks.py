@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.errors.calls import first_line
 from thinwire.errors.imports import find, is_path
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.pipeline.errors import OptionsError
 
 Points = dict[str, float]

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.tables import metered_steps, unpredicted
+from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.results.figures import metered_steps, unpredicted
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.links import Network, parse_link
 from thinwire.launch.shared.rank import processes_of_host

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from thinwire.compress.stores.marks import claim, obstacle, remove, run_of, stray
 from thinwire.errors.files import MARK, RUN_FILES, read_text
-from thinwire.launch.run.logs.files import is_empty
-from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import newest, remove_leftovers
-from thinwire.launch.run.yaml_text import load_yaml
+from thinwire.launch.folder.weights import newest, remove_leftovers
+from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.recipe.yaml_text import load_yaml
+from thinwire.launch.results.log_file import is_empty
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import has_manifests, is_step, manifests, remove_checkpoints

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from thinwire.launch.run import parent
-from thinwire.launch.run.heartbeat import VARIABLE, Hearing, Silence
+from thinwire.launch.processes import parent
+from thinwire.launch.processes.heartbeat import VARIABLE, Hearing, Silence
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.exit_codes import Running, signal_group

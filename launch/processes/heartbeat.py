@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from thinwire.launch.run import parent
+from thinwire.launch.processes import parent
 from thinwire.launch.shared.doing import Doing
 
 VARIABLE = "THINWIRE_HEARTBEAT"

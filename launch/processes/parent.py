@@ -3,7 +3,7 @@
 A stage process sets this up first. To import torch takes seconds, and in that time nothing else would notice that the
 launcher has ended. So this file imports only the standard library.
 
-    python -m thinwire.launch.run.parent COMMAND ...      a command of thinwire that ends with its parent
+    python -m thinwire.launch.processes.parent COMMAND ...      a command of thinwire that ends with its parent
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from torch.nn import Module
 
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.imports import is_path
-from thinwire.launch.run import recipe
-from thinwire.launch.run.model_files import ModelFacts, read_facts
-from thinwire.launch.run.recipe import Recipe
-from thinwire.launch.run.weights import find_checkpoint
+from thinwire.launch.folder.model_files import ModelFacts, read_facts
+from thinwire.launch.folder.weights import find_checkpoint
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import described

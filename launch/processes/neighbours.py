@@ -23,7 +23,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from thinwire.launch.run.heartbeat import Pulse, Silence
+from thinwire.launch.processes.heartbeat import Pulse, Silence
 from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError

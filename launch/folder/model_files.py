@@ -21,7 +21,7 @@ import torch
 
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
-from thinwire.launch.run.outputs import OutputError
+from thinwire.launch.results.outputs import OutputError
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.tasks import MOST_CLASSES

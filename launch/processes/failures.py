@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.errors.words import numbered
-from thinwire.launch.run.outputs import OutputError
+from thinwire.launch.results.outputs import OutputError
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.exit_codes import FOR_MEMORY, SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from thinwire.compress.stores.durable import remove_parts
 from thinwire.compress.stores.marks import remove, run_of, stray
 from thinwire.errors.files import MARK, as_written, opened, read_object
-from thinwire.launch.run import recipe
-from thinwire.launch.run.logs.files import read_lines
+from thinwire.launch.recipe import recipe
+from thinwire.launch.results.log_file import read_lines
 from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import (

@@ -3,9 +3,9 @@
 runs/NAME/
   written-by-thinwire.txt   the mark of the run; a run replaces and removes nothing without one (`marks.py`)
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
-  metrics.jsonl         one line for each step (`logs/files.py`)
+  metrics.jsonl         one line for each step (`log_file.py`)
   tensorboard/          the same curves
-  weights/              a checkpoint of the newest weights (`weights.py`)
+  weights/              a checkpoint of the newest weights (`launch/folder/weights.py`)
   best/                 one of the weights with the best held-out score, if the recipe asks for it
   model/                files that an export needs beside the weights
   evaluations.jsonl     one line for each evaluation
@@ -27,8 +27,8 @@ from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
-from thinwire.launch.run.logs.files import FULL
-from thinwire.launch.run.recipe import Recipe, dump
+from thinwire.launch.recipe.recipe import Recipe, dump
+from thinwire.launch.results.log_file import FULL
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score

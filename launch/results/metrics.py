@@ -19,8 +19,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import text as text_summary
 
 from thinwire.compress.stores.marks import claim, remove, run_of
-from thinwire.launch.run.logs.files import LogFile, keep_lines
-from thinwire.launch.run.logs.hooks import Hooks
+from thinwire.launch.results.hooks import Hooks
+from thinwire.launch.results.log_file import LogFile, keep_lines
 from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score
 from thinwire.pipeline.replicas.step_exchanges import StageExchanged

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from thinwire.compress.stores.marks import stray
 from thinwire.errors.names import did_you_mean
-from thinwire.launch.run.fields import (
+from thinwire.launch.recipe.fields import (
     Values,
     explained,
     is_group,
@@ -29,7 +29,7 @@ from thinwire.launch.run.fields import (
     steps_to,
     words,
 )
-from thinwire.launch.run.yaml_text import descriptions, dump_yaml, fields_in, packaged_names, read_named
+from thinwire.launch.recipe.yaml_text import descriptions, dump_yaml, fields_in, packaged_names, read_named
 from thinwire.launch.shared.arguments import Parser, at_home
 from thinwire.launch.shared.progress import showing
 from thinwire.models.data.options import DataOptions

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.launch.run.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.rank import processes_of_host
 from thinwire.models.data.clients import JoinedSamples, join

@@ -1,0 +1,1 @@
+"""Reading a recipe: its fields, its YAML, and the options of a command line."""

@@ -1,0 +1,1 @@
+"""What a run says: metrics, summary, tables, pictures, and where else they go."""
