@@ -18,7 +18,6 @@ from thinwire.launch.report.page import render
 from thinwire.launch.report.reading import read
 from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
-from thinwire.launch.shared.links import parse_link
 from thinwire.launch.shared.progress import showing
 from thinwire.pipeline.errors import OptionsError
 
@@ -26,12 +25,11 @@ from thinwire.pipeline.errors import OptionsError
 def main(argv: Sequence[str]) -> int:
     """Write a report, and return the exit status."""
     options = make_parser().parse_args(argv)
-    links = {text: parse_link(text) for text in options.link}
     runs, documents = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
     where = Path(", ".join(map(str, options.runs)))
     with showing("drawing the page"), as_written(where, OptionsError):
-        comparison = compare(runs, baseline, links) if len(runs) > 1 or (runs and links) else None
+        comparison = compare(runs, baseline) if len(runs) > 1 else None
         page = render(runs, documents, comparison)
     with written("--out", options.out):
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +54,5 @@ def make_parser() -> Parser:
         type=Path,
         metavar="RUN",
         help="the run that the others are compared with (default: the first uncompressed run)",
-    )
-    add(
-        "--link",
-        action="append",
-        default=[],
-        metavar="BANDWIDTH[,LATENCY]",
-        help="predict the loss over time with this link between all stages, such as 100mbit or 100mbit,20ms; repeat "
-        "the option for more links",
     )
     return parser

@@ -7,18 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from thinwire.errors.words import listed
-from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among, read_fields
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.report.plots import Curve, curves, running_mean
 from thinwire.launch.report.reading import RunFiles, training_bytes
-from thinwire.launch.results.figures import metered_steps, since, unpredicted
-from thinwire.launch.shared.links import Network
+from thinwire.launch.results.figures import metered_steps, since
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import PipelineOptions
 
 MODES = ("on", "off")
 NAMES = ("name", "description", "output")
@@ -65,16 +62,12 @@ def find_baseline(runs: Sequence[RunFiles], named: Path | None) -> RunFiles | No
     raise OptionsError(f"--baseline must be one of the runs of the report ({given}), got {named}")
 
 
-def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[str, Network]) -> Comparison:
-    """The tables and charts that show several runs together; `links` are those to predict, by what the user wrote."""
+def compare(runs: Sequence[RunFiles], baseline: RunFiles | None) -> Comparison:
+    """The tables and charts that show several runs together."""
     names = distinct_names(runs)
     differing = differences(runs)
     seeds = _by_seed(runs, names, baseline)
     busy = busyness(runs)
-    predicted = {
-        name: [_step_seconds(run, link, times) for run, times in zip(runs, busy, strict=True)]
-        for name, link in links.items()
-    }
     recipes = [
         [field, *(each if isinstance(each, str) else json.dumps(each) for each in values)]
         for field, values in differing.items()
@@ -82,10 +75,9 @@ def compare(runs: Sequence[RunFiles], baseline: RunFiles | None, links: Mapping[
     tables = [
         _costs(runs, names, baseline),
         *([seeds] if seeds else []),
-        *([_predicted(runs, names, predicted, busy)] if links else []),
         *([Table("What differs between the recipes", ["field", *names], recipes)] if differing else []),
     ]
-    return Comparison(tables, _charts(runs, names, predicted), " ".join(_warnings(runs, names, differing, busy)))
+    return Comparison(tables, _charts(runs, names), " ".join(_warnings(runs, names, differing, busy)))
 
 
 def busyness(runs: Sequence[RunFiles]) -> list[float]:
@@ -238,64 +230,24 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
     return Table("Over seeds", columns, rows, note)
 
 
-def _predicted(
-    runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[str, Sequence[float]], busy: Sequence[float]
-) -> Table:
-    """Seconds of a step: measured, and predicted for each link."""
-    rows: list[list[Value]] = []
-    for name, run, times, *steps in zip(names, runs, busy, *predicted.values(), strict=True):
-        measured = fmean(float(step["seconds"]) for step in run.steps) if run.steps else None
-        rows.append([name, measured, round(times, 2), *steps])
-    columns = ["run", "s a step, measured", "compute, x least", *(f"at {name}, predicted" for name in predicted)]
-    note = (
-        "The prediction simulates the schedule of the run with this link between all stages. It uses the compute "
-        "times, codec times and frame sizes of the run, and assumes that a forward is a third of the compute. Runs "
-        "that differ in compression alone have the compute of the one where it took least, and codec times to match."
-    )
-    if left_out := next(filter(None, (unpredicted(run.summary) for run in runs)), None):
-        note += f" {left_out.capitalize()}."
-    return Table("Over other links", columns, rows, note)
-
-
-def _charts(runs: Sequence[RunFiles], names: Sequence[str], predicted: Mapping[str, Sequence[float]]) -> list[Chart]:
-    """The losses over steps, bytes, seconds, and seconds predicted for each link."""
+def _charts(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Chart]:
+    """The losses over steps, bytes and seconds."""
     window = max(1, max(len(run.steps) for run in runs) // 25)
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
-    steps = [run.progress_in_steps for run in runs]
     axes = [
-        ("Loss over steps", "optimizer step", steps, told),
-        ("Loss over bytes sent", "MB sent in training", [run.progress_in_megabytes for run in runs], told),
-        ("Loss over time, measured", "seconds of training steps", [run.progress_in_seconds for run in runs], told),
-        *(
-            (
-                f"Loss over time, predicted at {name}",
-                f"seconds of training steps at {name}",
-                [[each * count for count in done] for each, done in zip(seconds, steps, strict=True)],
-                f"{told} The prediction assumes that all steps take the same time.",
-            )
-            for name, seconds in predicted.items()
-        ),
+        ("Loss over steps", "optimizer step", [run.progress_in_steps for run in runs]),
+        ("Loss over bytes sent", "MB sent in training", [run.progress_in_megabytes for run in runs]),
+        ("Loss over time, measured", "seconds of training steps", [run.progress_in_seconds for run in runs]),
     ]
     charts = []
-    for title, label, places, caption in axes:
+    for title, label, places in axes:
         lines = []
         for name, run, at in zip(names, runs, places, strict=True):
             lines.append(Curve(f"{name}: training", running_mean(run.losses(at), window)))
             lines.append(Curve(f"{name}: held out", run.held_out_losses("on", at), "o"))
-        charts.append(Chart(title, curves(lines, f"{title} of {', '.join(names)}", x_label=label), caption))
+        charts.append(Chart(title, curves(lines, f"{title} of {', '.join(names)}", x_label=label), told))
     return charts
-
-
-def _step_seconds(run: RunFiles, link: Network, busy: float) -> float:
-    from thinwire.launch.results.slower_links import step_seconds  # which imports torch
-
-    if (count := run.fields["replicas"]["count"]) > 1:
-        raise OptionsError(
-            f"--link predicts one pipeline, but {run.folder} has {count} replicas; remove one of the two"
-        )
-    pipeline = read_fields(PipelineOptions, run.fields["pipeline"], str(run.folder / "recipe.yaml"))
-    return step_seconds(pipeline, run.summary, link, busy=busy)
 
 
 def _alike(run: RunFiles, *others: str) -> str:

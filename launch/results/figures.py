@@ -120,12 +120,6 @@ def shared(summary: Summary) -> Table | None:
     return Table(title, ["way", "MB sent", "of", "ratio", "bits"], rows)
 
 
-def unpredicted(summary: Summary) -> str:
-    """A sentence if predicted speeds leave out what a run sent; else empty."""
-    left_out = "the predicted times leave out sums of gradients of weights that several stages hold"
-    return left_out if summary.get("shared") else ""
-
-
 def exchange(summary: Summary) -> Table | None:
     """The seconds of the exchange between replicas, and what the drain of the pipeline hid; None without replicas."""
     stages = [stage for stage in summary["stages"] if "exchange" in stage]

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
 
@@ -55,10 +54,6 @@ class Links:
         )
 
 
-Wires = Literal["pair", "host"]
-"""What the exchange between replicas has: a link to each replica, or one uplink of a host for all that it sends."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """The links of a prediction, all alike. Both directions of a link are equal."""
@@ -69,20 +64,6 @@ class Network:
     """Seconds, one way."""
     duplex: float = 1.0
     """Share of the bandwidth that remains in one direction while the other direction carries a frame too."""
-    wires: Wires = "pair"
-    """What has a wire in the exchange between replicas."""
-
-
-def parse_link(text: str) -> Network:
-    """The links of a text such as 100mbit or 100mbit,20ms. OptionsError for other text."""
-    rate, comma, delay = text.partition(",")
-    bandwidth = parse_bandwidth(rate)
-    if bandwidth == 0:
-        raise OptionsError(f"--link must be faster than 0, got {text!r}")
-    return Network(
-        bandwidth=float("inf") if bandwidth is None else 1e6 * bandwidth,
-        latency=parse_latency(delay) / 1e3 if comma else 0.0,
-    )
 
 
 def parse_bandwidth(text: str) -> float | None:

@@ -70,15 +70,6 @@ def _run(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
-    if study.prediction:
-        names = ("row", "jobs", "processes", "any_code", "check")
-        of_trainings = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
-        if asked := [*of_trainings, *given]:
-            raise OptionsError(f"the study {study.name} predicts and trains nothing; leave out {asked[0]}")
-        from thinwire.launch.study.report import make, write_and_show
-
-        write_and_show(make(study, scale_name, scale, folder), folder, "--folder")  # its cells take no time
-        return OK
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
     command: Runner = "train" if options.processes else "simulate"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from thinwire.launch.recipe.fields import read_fields
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
-from thinwire.launch.shared.links import Wires
 from thinwire.pipeline.errors import OptionsError
 
 PACKAGED = files("thinwire.launch") / "studies"
@@ -34,9 +33,7 @@ class Row:
     options: Options = field(default_factory=dict)
     """What the row changes in the recipe."""
     published: dict[Mode, float] = field(default_factory=dict)
-    """The published scores, with compression off and on; of a prediction, `on` alone."""
-    score: str = ""
-    """What is predicted for this row; empty takes the study's score. For predictions only."""
+    """The published scores, with compression off and on."""
     note: str = ""
     """A note about the published numbers."""
     starts_with: str = ""
@@ -118,28 +115,6 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedPipeline:
-    """A pipeline whose speed is predicted from sizes and times that are given; nothing runs."""
-
-    num_stages: int
-    num_microbatches: int
-    """Micro-batches of a step, in each replica."""
-    forward_ms: float
-    """Milliseconds of one micro-batch forward on one stage."""
-    backward_ms: float
-    """The same back."""
-    shape: list[int]
-    """The shape of a stage's output for a micro-batch, samples first; float32."""
-    schedule: str = "gpipe"
-    wires: Wires = "pair"
-    """What has a wire of its own in the exchange: pair, a link to each replica; host, one uplink of a host for all."""
-    replicas: int = 1
-    """Pipelines that exchange the gradients of their weights after each step."""
-    weights: list[int] = field(default_factory=list)
-    """How many weights each stage has; needed beside replicas."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Study:
     """A study, as its YAML file describes it."""
 
@@ -151,13 +126,10 @@ class Study:
     """The source of the published numbers."""
     recipe: str = ""
     """The recipe that all cells begin with: a packaged name, or the path of a YAML file."""
-    prediction: PredictedPipeline | None = None
-    """A pipeline, in place of a recipe: the cells are predictions of it."""
     options: Options = field(default_factory=dict)
     """Options that all cells change in the recipe."""
     score: str = "loss"
-    """The score that the tables show: loss, accuracy, perplexity or matthews; of predictions samples/s, ms an
-    activation or ms a gradient."""
+    """The score that the tables show: loss, accuracy, perplexity or matthews."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Every row is trained once with each."""
     rows: dict[str, Row] = field(default_factory=dict)
@@ -260,7 +232,8 @@ def _mistakes(study: Study) -> list[str]:
             for mistake in _mistakes_of_claim(f"claims.{index}", claim)
         ),
         *_mistakes_of_starts(study),
-        *_mistakes_of_kind(study, sides),
+        *([] if study.recipe else ["recipe must name the recipe of all cells; it is missing"]),
+        *([] if study.score in SCORES else [f"score must be one of {', '.join(SCORES)}, got {study.score!r}"]),
     ]
 
 
@@ -298,34 +271,6 @@ def _mistakes_of_starts(study: Study) -> list[str]:
             if row.starts_with and name in scale.rows and row.starts_with not in scale.rows
         ]
     return mistakes
-
-
-def _mistakes_of_kind(study: Study, sides: Mapping[str, Side]) -> list[str]:
-    """A sentence for each field that only a study of the other kind has: of trained cells, or of predictions."""
-    if bool(study.recipe) == (study.prediction is not None):
-        return ["one of recipe and prediction must say what the cells are, but not both"]
-    if study.prediction is None:
-        unknown = [] if study.score in SCORES else [f"score must be one of {', '.join(SCORES)}, got {study.score!r}"]
-        return unknown + [
-            f"rows.{name}.score must be left out, because trained cells have all scores; got {row.score!r}"
-            for name, row in study.rows.items()
-            if row.score
-        ]
-    given = {
-        **{
-            f"scales.{name}.{part}": getattr(scale, part)
-            for name, scale in study.scales.items()
-            for part in ("recipe", "options", "row_options", "seeds")
-        },
-        **{f"rows.{name}.published.off": "off" in row.published for name, row in study.rows.items()},
-        **{f"rows.{name}.starts_with": row.starts_with for name, row in study.rows.items()},
-        **{f"{where}.mode off": side.mode == "off" for where, side in sides.items()},
-    }
-    return [
-        f"{where} must be left out of predictions: nothing is trained, so only a row's options count"
-        for where, there in given.items()
-        if there
-    ]
 
 
 def _said(options: Options) -> str:

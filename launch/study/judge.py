@@ -4,7 +4,7 @@ The two scores of a claim are subtracted seed by seed, so an effect that a seed 
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
 degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score, or a ratio divides by 0:
-such seeds are not left out by chance. Predictions are arithmetic and have no spread: their error is 0.
+such seeds are not left out by chance.
 """
 
 from __future__ import annotations
@@ -28,11 +28,6 @@ RULE = (
     "they while a cell of the claim is missing, or has diverged and has no score, or while a ratio divides by 0."
 )
 
-EXACT_RULE = (
-    "Predictions have no spread: a claim holds if the difference, or the ratio, lies beyond its number, and does not "
-    "hold otherwise."
-)
-
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
 """Student's t, one-sided at 95 %, for 1, 2, 3... degrees of freedom."""
 
@@ -53,12 +48,10 @@ class Judged:
     """The published difference or ratio; None where a side has no published score."""
 
 
-def judge(
-    claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, missing: Collection[str] = (), exact: bool = False
-) -> Judged:
+def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, missing: Collection[str] = ()) -> Judged:
     """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them.
 
-    `missing` are the rows that have cells without results; `exact` says that the scores have no spread.
+    `missing` are the rows that have cells without results.
     """
     by_seed = results.set_index("seed")
 
@@ -74,14 +67,13 @@ def judge(
     seeds = tuple(map(int, differences.index))
     mean = float(differences.mean()) if seeds else None
     error = float(differences.sem()) if len(seeds) > 1 else None
-    error = 0.0 if exact and seeds else error
     try:
         theirs = claim.compare(published)
     except ZeroDivisionError:
         theirs = math.nan
     known = None if math.isnan(theirs) else float(theirs)
     whole = len(seeds) == len(compared) and not any(side.row in missing for side in claim.sides.values())
-    verdict = _verdict(claim, mean, error, len(seeds), exact=exact) if whole else "cannot tell"
+    verdict = _verdict(claim, mean, error, len(seeds)) if whole else "cannot tell"
     return Judged(claim, verdict, seeds, mean, error, known)
 
 
@@ -93,11 +85,11 @@ def bound_of(claim: Claim) -> tuple[float, int]:
     return claim.below, -1
 
 
-def _verdict(claim: Claim, mean: float | None, error: float | None, count: int, *, exact: bool) -> Ruling:
+def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Ruling:
     if mean is None or error is None:
         return "cannot tell"
     number, side = bound_of(claim)
     distance, needed = side * (mean - number), _T[min(count - 1, len(_T)) - 1] * error
     if distance > needed:
         return "holds"
-    return "does not hold" if exact or distance < -needed else "cannot tell"
+    return "does not hold" if distance < -needed else "cannot tell"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,12 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, Value, document, rounded, show
 from thinwire.launch.study.cells import Cell, cells_of
 from thinwire.launch.study.definition import MODES, Claim, Options, Row, Scale, Study, read_study
-from thinwire.launch.study.judge import EXACT_RULE, RULE, Judged, bound_of, judge
-from thinwire.launch.study.predictions import predicted
+from thinwire.launch.study.judge import RULE, Judged, bound_of, judge
 from thinwire.launch.study.results import draw, read_results
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 PROG = "thinwire study report"
-
-_PREDICTED = (
-    "Nothing was trained or measured here: the numbers are the arithmetic of `thinwire predict`, with the compute "
-    "times and bandwidths that the study gives. Codecs cost nothing."
-)
 
 _MEANT: Mapping[str, tuple[str, ...]] = {
     "codec": ("compression.activations", "compression.gradients"),
@@ -72,8 +66,7 @@ def main(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
-    if not study.prediction:
-        _check_folder(folder, cells_of(study, scale, folder))
+    _check_folder(folder, cells_of(study, scale, folder))
     made = make(study, scale_name, scale, folder)
     write_and_show(made, options.out or folder, "--out" if options.out or not options.folder else "--folder")
     return OK
@@ -94,29 +87,23 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyRepo
     """The report of a study, finished or not."""
     rows = study.rows_at(scale)
     words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
-    curves, missing = dict[str, bytes](), dict[Cell, str]()
-    if study.prediction:
-        results = predicted(study, rows)
-        judged = [judge(claim, results, study.all_rows, exact=True) for claim in study.claims]
-        tables = [predictions_table(study, rows, results), *([claims_table(study, judged)] if judged else [])]
-        words.append(_PREDICTED)
-    else:
-        cells = cells_of(study, scale, folder)
-        with as_written(folder, OptionsError):
-            results, missing = read_results(study, cells, PROG)
-            curves = draw(study, rows, results)
-        without = {cell.row for cell in missing}
-        judged = [judge(claim, results, study.all_rows, missing=without) for claim in study.claims]
-        tables = [scores_table(study, rows, results)]
-        tables += [claims_table(study, judged)] if judged else []
-        tables += [cells_table(study, results)] if len(results) else []
-        tables += [missing_table(missing)] if missing else []
-        lost = f" {len(missing)} are missing: the last table names them." if missing else ""
-        words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")
-        words += circumstances(study, scale, results)
+    cells = cells_of(study, scale, folder)
+    with as_written(folder, OptionsError):
+        results, missing = read_results(study, cells, PROG)
+        curves = draw(study, rows, results)
+    without = {cell.row for cell in missing}
+    judged = [judge(claim, results, study.all_rows, missing=without) for claim in study.claims]
+    tables = [
+        scores_table(study, rows, results),
+        *([claims_table(study, judged)] if judged else []),
+        *([cells_table(study, results)] if len(results) else []),
+        *([missing_table(missing)] if missing else []),
+    ]
+    lost = f" {len(missing)} are missing: the last table names them." if missing else ""
+    words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")
+    words += circumstances(study, scale, results)
     beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
-    title = study.name if study.prediction else f"{study.name}, {scale_name}"
-    return StudyReport(title, words, tables, curves, {**beside, **_claims_json(judged)})
+    return StudyReport(f"{study.name}, {scale_name}", words, tables, curves, {**beside, **_claims_json(judged)})
 
 
 def circumstances(study: Study, scale: Scale, results: DataFrame) -> list[str]:
@@ -233,14 +220,13 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
         bound = f"{'above' if side > 0 else 'below'} {number:g}"
         numbers = map(_in_digits, (one.published, one.mean, one.error))
         lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
-    rule = EXACT_RULE if study.prediction else RULE
     unit = " in percentage points" if study.unit == "%" else ""
-    return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}. {rule}")
+    return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}. {RULE}")
 
 
 def _compared(study: Study, claim: Claim) -> str:
     """The scores of a claim, and what is made of them."""
-    names = {side: side.row if study.prediction else f"{side.row} {side.mode}" for side in claim.sides.values()}
+    names = {side: f"{side.row} {side.mode}" for side in claim.sides.values()}
     first = f"{names[claim.of]} {'-' if claim.minus else '/'} {names[claim.other]}"
     return f"({first}) - ({names[claim.than.of]} - {names[claim.than.minus]})" if claim.than else first
 
@@ -248,27 +234,6 @@ def _compared(study: Study, claim: Claim) -> str:
 def _in_digits(number: float | None) -> float | None:
     """A number with three decimals, or more where fewer than two of its digits would be left."""
     return rounded(number, max(3, 1 - math.floor(math.log10(abs(number)))) if number else 3)
-
-
-def predictions_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> Table:
-    """A row of a study of predictions a line: the published number and ours."""
-    found = dict(zip(results["row"], results["on"].tolist(), strict=True))
-    digits = _decimals([row.published["on"] for row in rows.values() if "on" in row.published], found.values())
-    lines: list[list[Value]] = []
-    for name, row in rows.items():
-        published = row.published.get("on")
-        deviation = round(100 * (found[name] / published - 1), 1) if published else None
-        lines.append([name, row.score or study.score, published, round(found[name], digits), deviation])
-    title = f"{study.source or study.name}: published and predicted"
-    return Table(title, ["row", "score", "published", "predicted", "deviation, %"], lines, " ".join(_notes(rows)))
-
-
-def _decimals(published: Sequence[float], predicted: Iterable[float]) -> int:
-    """How many decimals predictions have: as many as the published numbers, or else three digits of the largest."""
-    if published:
-        return max(len(f"{number:.15g}".partition(".")[2]) for number in published)
-    largest = max(predicted, default=1.0)
-    return max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 0
 
 
 def cells_table(study: Study, results: DataFrame) -> Table:

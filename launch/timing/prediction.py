@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import ExchangeTime, time_exchange
 from thinwire.launch.timing.step_time import Compute, Course, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import NO_COMPRESSION, UNCOMPRESSED, Workload, label
@@ -56,18 +55,15 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     return time_step(table, Compute(forward=cut.forward, backward=cut.backward), *channels)
 
 
-def step(
-    workload: Workload, schedule: str, compression: CompressionOptions, network: Network
-) -> tuple[Course, ExchangeTime | None, float]:
-    """Simulate one optimizer step: one of its passes, the exchange between replicas, and the seconds of the step."""
+def step(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> tuple[Course, float]:
+    """Simulate one optimizer step: one of its passes, and the seconds of the step."""
     course = run(workload, schedule, compression, network)
-    exchange = None if workload.replicas is None else time_exchange(workload.replicas, course, network)
-    return course, exchange, workload.accumulation * course.seconds + (exchange.adds if exchange else 0.0)
+    return course, workload.accumulation * course.seconds
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
     """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `step`."""
-    return step(replace(workload, costs={}), schedule, compression, network)[2]
+    return step(replace(workload, costs={}), schedule, compression, network)[1]
 
 
 def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
@@ -79,12 +75,12 @@ def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
     """The prediction of `predict` for each of several codecs."""
-    nothing, passes = workload.exchanging(UNCOMPRESSED), workload.accumulation
-    uncompressed = limit(nothing, schedule, NO_COMPRESSION, network)
-    unthrottled = limit(nothing, schedule, NO_COMPRESSION, replace(network, bandwidth=math.inf))
+    passes = workload.accumulation
+    uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
+    unthrottled = limit(workload, schedule, NO_COMPRESSION, replace(network, bandwidth=math.inf))
     predictions = []
     for compression in codecs:
-        course, _, seconds = step(workload, schedule, compression, network)
+        course, seconds = step(workload, schedule, compression, network)
         predictions.append(
             Prediction(
                 schedule=schedule,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thinwire.compress import Method
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.exchange_time import ReplicaWork
 from thinwire.launch.timing.step_time import ChannelTiming
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
@@ -53,8 +52,6 @@ class Workload:
 
     accumulation: int = 1
     """Passes of a step, one after the other."""
-    replicas: ReplicaWork | None = None
-    """What replicas of the pipeline exchange; None for one pipeline."""
     layers: int | None = None
     """The layers of the model, which cannot have more stages; None if they are not known."""
     steps: int | None = None
@@ -67,13 +64,8 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Samples of a step, of all replicas."""
-        one_pass = self.num_microbatches * self.microbatch_size
-        return (self.replicas.count if self.replicas else 1) * self.accumulation * one_pass
-
-    def exchanging(self, gradients: str) -> Workload:
-        """The same work with another codec of the gradients between replicas, if there are replicas."""
-        return replace(self, replicas=self.replicas and replace(self.replicas, gradients=gradients))
+        """Samples of a step."""
+        return self.accumulation * self.num_microbatches * self.microbatch_size
 
     def cut_for(self, schedule: str) -> Workload:
         """The same work on the same processes, with the number of stages that a schedule needs.

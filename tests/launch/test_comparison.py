@@ -8,16 +8,11 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 
-from thinwire.launch import cli
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
-from thinwire.launch.report import comparison
 from thinwire.launch.report.comparison import compare, differences, find_baseline
 from thinwire.launch.report.plots import Curve, curves
 from thinwire.launch.report.reading import RunFiles
-from thinwire.launch.results.slower_links import step_seconds
-from thinwire.launch.shared.links import Network, parse_link
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import PipelineOptions
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
 NBYTES = {"none": 4000, "q(4)": 500, "q(8)": 1000}
@@ -78,7 +73,7 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
         made(tmp_path, "none", on=3.0, off=3.0, accuracy=0.9),
         made(tmp_path, "four", on=3.25, off=3.5, codec="q(4)", accuracy=0.8),
     ]
-    table = compare(runs, find_baseline(runs, None), {}).tables[0]
+    table = compare(runs, find_baseline(runs, None)).tables[0]
     none, four = columns(table)
     assert (four["activations/gradients"], four["bits, activations"], four["MB in training"]) == ("q(4)", 4.0, 0.01)
     assert four["fewer bytes"] == 8.0 and none["bits, gradients"] == 32.0
@@ -102,14 +97,11 @@ def test_what_replicas_and_stages_with_the_same_weights_sent_counts_too(tmp_path
         runs.append(replace(run, summary=run.summary | {who: rows}))
     coded, plain = runs
     assert find_baseline(runs, None) is plain
-    found = columns(compare(runs, plain, {}).tables[0])
+    found = columns(compare(runs, plain).tables[0])
     assert [row["activations/gradients"] for row in found] == [f"none, {who} ef(q(4))", "none"]
     assert [row["MB in training"] for row in found] == [0.1, 0.32]  # 64 kB over the boundary
     assert [row["fewer bytes"] for row in found] == [round(320 / 96, 2), 1.0]
     assert coded.progress_in_megabytes[-1] == pytest.approx(0.096)
-    tables = compare(runs, plain, {"1mbit": parse_link("1mbit")}).tables
-    [told] = [table.note for table in tables if table.title == "Over other links"]
-    assert ("sums of gradients" in told.lower()) == (who == "shared"), "predicted times leave them out"
 
 
 @pytest.mark.slow
@@ -118,7 +110,7 @@ def test_a_run_of_few_bytes_sent_some(tmp_path):
     run = made(tmp_path, "none")
     for channel in run.summary["channels"]:
         channel["bytes"] = 300
-    assert columns(compare([run], None, {}).tables[0])[0]["MB in training"] == 0.0006
+    assert columns(compare([run], None).tables[0])[0]["MB in training"] == 0.0006
 
 
 @pytest.mark.slow
@@ -129,7 +121,7 @@ def test_the_baseline_is_the_named_run_else_the_first_uncompressed_one(tmp_path)
     assert find_baseline([four], None) is None
     with pytest.raises(OptionsError, match="--baseline must be one of the runs of the report"):
         find_baseline([four], tmp_path.relative_to(tmp_path) / "other")
-    without = compare([four, made(tmp_path, "eight", codec="q(8)")], None, {}).tables[0]
+    without = compare([four, made(tmp_path, "eight", codec="q(8)")], None).tables[0]
     assert "difference" not in " ".join(without.columns) and "name one with --baseline" in without.note
 
 
@@ -139,13 +131,13 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
         *(made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)),
         *(made(tmp_path, f"four-{seed}", on=4.0 + 3 * seed, seed=seed, codec="q(4)") for seed in range(2)),
     ]
-    found = compare(runs, runs[0], {})
+    found = compare(runs, runs[0])
     none, four = columns(found.tables[1])
     assert (four["runs"], four["seeds"], four["loss on, mean"]) == ("four-0, four-1", 2, 5.5)
     assert four["loss on, std"] == round(3 / math.sqrt(2), 4) and none["loss on, std"] == round(1 / math.sqrt(2), 4)
     assert four["loss on, mean difference"] == 2.0
     assert found.warning == ""
-    assert [table.title for table in compare(runs[::2], runs[0], {}).tables][1] == "What differs between the recipes"
+    assert [table.title for table in compare(runs[::2], runs[0]).tables][1] == "What differs between the recipes"
 
 
 @pytest.mark.slow
@@ -153,26 +145,13 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     """The means of other seeds were subtracted, so what a seed does to both was said to be the cost of compression."""
     nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
     fours = [made(tmp_path, f"four-{seed}", on=3.5 + seed, seed=seed, codec="q(4)") for seed in (1, 2, 5)]
-    found = compare([*nones, *fours], nones[0], {}).tables[1]
+    found = compare([*nones, *fours], nones[0]).tables[1]
     none, four = columns(found)
     assert (none["loss on, mean difference"], four["loss on, mean difference"]) == (0.0, 0.5)
     assert (four["seeds"], four["loss on, mean"]) == (3, round(3.5 + 8 / 3, 4))
     assert "Differences are to the run of the same seed" in found.note
-    [_, apart] = columns(compare([*nones[:2], *fours[1:]], nones[0], {}).tables[1])
+    [_, apart] = columns(compare([*nones[:2], *fours[1:]], nones[0]).tables[1])
     assert apart["loss on, mean difference"] is None
-
-
-@pytest.mark.slow
-def test_steps_that_the_log_lacks_take_their_predicted_time(tmp_path, monkeypatch):
-    """The place in the log was taken for the step: the loss of a replica that came back fell too early."""
-    run = made(tmp_path, "lost")
-    lines = [{"step": n, "loss": 5.0, "seconds": 1.0, "samples": 8, "bytes": 100} for n in (0, 1, 10, 11)]
-    drawn = {}
-    monkeypatch.setattr(comparison, "curves", lambda lines, title, x_label: drawn.update({title: lines}) or "")
-    compare([replace(run, steps=lines, summary=run.summary | {"steps": 12})], None, {"none": Network()})
-    [training, _] = drawn["Loss over time, predicted at none of lost"]
-    each = step_seconds(PipelineOptions(**run.fields["pipeline"]), run.summary | {"steps": 12}, Network())
-    assert [x for x, _ in training.points] == pytest.approx([each * done for done in (1, 2, 11, 12)])
 
 
 @pytest.mark.slow
@@ -199,7 +178,7 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
         "compression.gradients": ["none", "q(4)"],
         "pipeline.layers": [[2, 2], [3, 1]],
     }
-    found = compare(runs, runs[0], {})
+    found = compare(runs, runs[0])
     assert found.tables[-1].rows[-1] == ["pipeline.layers", "[2, 2]", "[3, 1]"]
     assert found.warning.startswith("These runs differ in more than compression and seed: in pipeline.layers.")
 
@@ -207,12 +186,12 @@ def test_what_differs_between_the_recipes_is_listed_and_warned_of(tmp_path):
 def test_data_that_changed_between_runs_are_warned_of(tmp_path):
     """Losses of other held-out samples were compared without a word."""
     runs = [made(tmp_path, name) for name in ("none", "again", "later")]
-    assert compare(runs, runs[0], {}).warning == ""
+    assert compare(runs, runs[0]).warning == ""
     runs[2] = replace(runs[2], summary=runs[2].summary | {"held_out_digest": "b"})
     said = "The held-out samples of again and later are not the same, as their data changed in between. So the"
-    assert compare(runs, runs[0], {}).warning.startswith(said)
+    assert compare(runs, runs[0]).warning.startswith(said)
     other = yaml.safe_dump(yaml.safe_load(runs[2].recipe) | {"data": {"limit": 9}})
-    assert "held-out samples" not in compare([*runs[:2], replace(runs[2], recipe=other)], runs[0], {}).warning
+    assert "held-out samples" not in compare([*runs[:2], replace(runs[2], recipe=other)], runs[0]).warning
 
 
 @pytest.mark.slow
@@ -225,7 +204,7 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     runs[1] = replace(runs[1], recipe=yaml.safe_dump(other))
     names = {"save_every", "checkpoint.every", "data.outline", "training.recompute"}
     assert set(differences(runs)) == names and all(is_among(name, WITHOUT_EFFECT) for name in names)
-    found = compare(runs, runs[0], {})
+    found = compare(runs, runs[0])
     assert found.warning == "" and found.tables[1].title == "Over seeds"
 
 
@@ -235,13 +214,13 @@ def test_seeds_that_diverged_are_counted_apart(tmp_path):
     nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
     fours = [made(tmp_path, f"four-{seed}", on=4.0 + seed, seed=seed, codec="q(4)") for seed in range(3)]
     fours.append(made(tmp_path, "four-3", on=None, off=9.0, seed=3, codec="q(4)"))
-    found = compare([*nones, *fours], nones[0], {}).tables[1]
+    found = compare([*nones, *fours], nones[0]).tables[1]
     none, four = columns(found)
     assert (none["seeds"], none["diverged"]) == (2, 0) and (four["seeds"], four["diverged"]) == (3, 1)
     assert (four["loss on, mean"], four["loss off, mean"]) == (5.0, 3.0), "both are of the same seeds"
     assert found.note.endswith("no number have diverged.")
-    assert "diverged" not in compare(nones, nones[0], {}).tables[1].columns
-    [lost] = columns(compare([replace(run, summary=fours[-1].summary) for run in nones], None, {}).tables[1])
+    assert "diverged" not in compare(nones, nones[0]).tables[1].columns
+    [lost] = columns(compare([replace(run, summary=fours[-1].summary) for run in nones], None).tables[1])
     assert (lost["seeds"], lost["diverged"], lost["loss on, mean"], lost["loss on, std"]) == (0, 2, None, None)
 
 
@@ -249,11 +228,11 @@ def test_seeds_that_diverged_are_counted_apart(tmp_path):
 def test_a_seed_counts_once(tmp_path):
     """A run that was given twice, or beside its simulation, was a mean of two seeds with a spread of zero."""
     runs = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
-    once, again = (compare([*runs, *more], None, {}).tables[1] for more in ([], runs))
+    once, again = (compare([*runs, *more], None).tables[1] for more in ([], runs))
     [alone], [both] = columns(once), columns(again)
     assert {**both, "runs": ""} == {**alone, "runs": ""} and alone["seeds"] == 2
     assert "the first one counts" in again.note and "the first one counts" not in once.note
-    [twice] = columns(compare([runs[0], runs[0]], None, {}).tables[1])
+    [twice] = columns(compare([runs[0], runs[0]], None).tables[1])
     assert (twice["seeds"], twice["loss on, mean"], twice["loss on, std"]) == (1, 3.0, None)
 
 
@@ -268,31 +247,26 @@ def test_a_run_that_is_not_finished_is_told_and_counts_in_no_mean(tmp_path):
     """Its loss at step 2 was compared with that of a finished run, and averaged with those of other seeds."""
     none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
     told = "Not all runs are finished: four has done 2 of 4 steps. So their losses do not show the cost of compression."
-    assert told in compare([none, still_training(four, 2)], none, {}).warning
+    assert told in compare([none, still_training(four, 2)], none).warning
     stopped = replace(four, summary={**four.summary, "steps": 3})
-    assert "different numbers of steps, from 3 to 4." in compare([none, stopped], none, {}).warning
+    assert "different numbers of steps, from 3 to 4." in compare([none, stopped], none).warning
     seeds = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
     seeds[2] = still_training(seeds[2], 2)
     for baseline in (seeds[0], seeds[2]):
-        [means] = columns(compare(seeds, baseline, {}).tables[1])
+        [means] = columns(compare(seeds, baseline).tables[1])
         assert (means["runs"], means["seeds"], means["loss on, mean"]) == ("none-0, none-1", 2, 3.5)
         assert means["loss on, mean difference"] == 0
-    assert [table.title for table in compare(seeds[1:], None, {}).tables][1:] == ["What differs between the recipes"]
+    assert [table.title for table in compare(seeds[1:], None).tables][1:] == ["What differs between the recipes"]
     left = [still_training(run, 2) for run in seeds]
-    assert "mean difference" not in str([table.columns for table in compare(left, left[0], {}).tables])
+    assert "mean difference" not in str([table.columns for table in compare(left, left[0]).tables])
 
 
 @pytest.mark.slow
-def test_a_machine_that_was_busier_in_one_run_does_not_make_its_codec_slow(tmp_path):
-    """A codec was predicted to be 2.6 times slower than none, because other work ran beside it."""
+def test_a_machine_that_was_busier_in_one_run_is_named(tmp_path):
     none, four = made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")
     for stage in four.summary["stages"]:
         stage["seconds"] = {name: 2.6 * spent for name, spent in stage["seconds"].items()}
-    found = compare([none, four], none, {"none": parse_link("none")})
-    rows = columns(next(table for table in found.tables if table.title == "Over other links"))
-    assert [row["compute, x least"] for row in rows] == [1.0, 2.6]
-    assert rows[1]["at none, predicted"] == pytest.approx(rows[0]["at none, predicted"]) == pytest.approx(0.45)
-    assert "took up to 2.6 times as long" in found.warning
+    assert "took up to 2.6 times as long" in compare([none, four], none).warning
 
 
 @pytest.mark.slow
@@ -303,13 +277,8 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     assert run.progress_in_megabytes == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
     assert run.losses(run.progress_in_seconds) == [(1, 5), (3, 4), (6, 3), (10, 2)]
     assert run.held_out_losses("on", run.progress_in_seconds) == [(3, 3.5), (10, 3.0)]
-    titles = [chart.title for chart in compare([run, run], run, {"1mbit": parse_link("1mbit")}).charts]
-    assert titles == [
-        "Loss over steps",
-        "Loss over bytes sent",
-        "Loss over time, measured",
-        "Loss over time, predicted at 1mbit",
-    ]
+    titles = [chart.title for chart in compare([run, run], run).charts]
+    assert titles == ["Loss over steps", "Loss over bytes sent", "Loss over time, measured"]
 
 
 def test_an_evaluation_is_placed_by_its_step_where_the_log_lacks_steps(tmp_path):
@@ -334,53 +303,14 @@ def test_what_was_metered_with_the_last_cut_is_divided_by_its_steps(tmp_path):
     cut = replace(cut, steps=[*early, *late], summary=cut.summary | {"steps": 12 + STEPS, "metered_from": 12})
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
     assert cut.progress_in_megabytes[-1] == pytest.approx(total * (12 + STEPS) / STEPS)
-    pipeline = PipelineOptions(**cut.fields["pipeline"])
-    assert step_seconds(pipeline, cut.summary, Network()) == pytest.approx(0.3 + 0.15)
-    found = compare([whole, cut], whole, {})
+    found = compare([whole, cut], whole)
     assert found.tables[0].note.endswith(" Bytes of cut are those since step 12, where the cut changed.")
     assert "busy" not in found.warning
-
-
-def test_steps_are_predicted_over_links_from_what_a_run_left(tmp_path):
-    """Of two stages and micro-batches: fill and drain are a forward and a backward, 0.05 s and 0.1 s."""
-
-    def seconds(codec, link, **how):
-        run = made(tmp_path, codec, codec=codec)
-        return step_seconds(PipelineOptions(**run.fields["pipeline"]), run.summary, link, **how)
-
-    free = Network()
-    assert seconds("none", free) == pytest.approx(0.3 + 0.15)
-    assert seconds("none", Network(latency=1.0)) == pytest.approx(0.3 + 0.15 + 2.0)
-    slow = {codec: seconds(codec, parse_link("100kbit")) for codec in NBYTES}
-    frame = {codec: 8 * nbytes / 1e5 for codec, nbytes in NBYTES.items()}
-    assert slow["none"] == pytest.approx(0.3 + 4 * frame["none"])
-    assert slow["none"] > slow["q(8)"] > slow["q(4)"] > seconds("none", free)
-    uncompressed = seconds("q(4)", parse_link("100kbit"), compressed=False)
-    header = 8 * 64 / 1e5
-    assert uncompressed == pytest.approx(slow["none"] + 4 * header)
-
-
-@pytest.mark.parametrize(("per_process", "times"), [(1, 2), (2, 0)])
-def test_only_links_between_processes_are_predicted(tmp_path, per_process, times):
-    """A run with another number of stages in each process than its schedule usually has was taken for the usual one."""
-    run = made(tmp_path, "none")
-    fields = run.fields["pipeline"] | {"schedule": "looped-bfs", "stages_per_process": per_process}
-    fast, slow = (step_seconds(PipelineOptions(**fields), run.summary, Network(latency=each)) for each in (0.0, 1.0))
-    assert slow - fast == pytest.approx(times)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("fast", "a bandwidth must be like"), ("0mbit", "--link must be faster than 0"), ("1mbit,x", "a latency must be")],
-)
-def test_a_link_that_is_none_is_a_sentence(text, said, tmp_path, capsys):
-    assert cli.main(["report", str(tmp_path), "--link", text]) == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_numbers_are_json_values_for_the_page(tmp_path):
     runs = [made(tmp_path, "none"), made(tmp_path, "four", codec="q(4)")]
-    found = compare(runs, runs[0], {"10mbit,20ms": parse_link("10mbit,20ms")})
+    found = compare(runs, runs[0])
     assert json.loads(json.dumps([table.to_json() for table in found.tables])) is not None
     assert all("<svg" in chart.svg for chart in found.charts)

@@ -142,7 +142,7 @@ class Fuzzed:
         disk.patch(patch)
         patch.setattr(wire, "MemoryEnd", network.link)
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
-        for shown in ("save_picture", "say", "show_summary", "show_slower_links"):
+        for shown in ("save_picture", "say", "show_summary"):
             patch.setattr(results, shown, lambda *_: None)
         patch.setattr(notes, "say", lambda *_: None)
         patch.setattr(room, "show_stores", lambda *_: None)

@@ -9,7 +9,6 @@ import torch
 
 from thinwire.launch.results.console import show_summary
 from thinwire.launch.results.outputs import OutputError, save_picture, save_summary, save_traces, writing
-from thinwire.launch.results.slower_links import show_slower_links
 from thinwire.launch.results.summary import carried, of_stages, stage_report, written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
@@ -50,7 +49,6 @@ class Results(Part):
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed
             say(f"the traces or the picture are left out: {error}")
         show_summary(summary)
-        show_slower_links(self._recipe, summary)
 
     def _traces(self) -> list[StageTrace]:
         """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""
