@@ -132,11 +132,6 @@ class Codec(Described):
                 setattr(cls, name, vars(Codec)[name])
 
     @property
-    def warm_starts(self) -> bool:
-        """Whether a message starts from the last one in its place: the caller keeps `next_shared` for it."""
-        return False
-
-    @property
     def varies(self) -> bool:
         """Whether a payload may be shorter than `nbytes`."""
         return False
@@ -178,10 +173,6 @@ class Codec(Described):
         """The indices, int64 [N, k], of the values in a payload; None unless the codec shares indices."""
         return None
 
-    def next_shared(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """What both ends share for the next message in the same place; None unless the codec warm-starts."""
-        return None
-
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
         return is_finite(decoded)
@@ -205,8 +196,7 @@ class Codec(Described):
         """Write the payload of `x` into `out`. `x` may have any strides and is not changed.
 
         `out` is uint8 [nbytes(x.shape, x.dtype)], contiguous, at any alignment.
-        `shared` is a tensor that both ends hold already: the indices of the activation for `reuse`, the last Q for
-        `lowrank`; most codecs need none.
+        `shared` is a tensor that both ends hold already: the indices of the activation for `reuse`; others need none.
         """
         self._check_payload(out, x)
         if x.numel():

@@ -90,11 +90,8 @@ class Coder:
         if method.codec.reuses_indices:
             assert activation is not None, "bound_to raises without an activation"
             self._reused = activation.index_memory()
-        self.warm_starts: dict[int, Tensor] | None = {} if self._codec.warm_starts else None
-        """What a codec starts from, by the position of a micro-batch's first row: a part of the last message there (the
-        Q of `lowrank`). It is read from the payload alone, so both ends hold the same."""
         # what both ends keep of a row has one shape, whatever is padding in it
-        self._whole = self._feedback is not None or self._reused is not None or self.warm_starts is not None
+        self._whole = self._feedback is not None or self._reused is not None
         self.buffers = Buffers(
             method,
             self._shape[1:],
@@ -138,8 +135,6 @@ class Coder:
             rows, shared = self._reused[microbatch.positions.start]
         elif store is not None and self._opening is not None:
             rows, opening = self._in_full(~store.known(slots)), self._opening
-        if self.warm_starts is not None:
-            shared = self.warm_starts.get(microbatch.positions.start)
         row = self._row(microbatch)
         full_bytes, coded_bytes = self._sizes(opening, rows.num_full, row)
         return MessagePlan(
@@ -170,7 +165,7 @@ class Coder:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, for a checkpoint."""
-        return {"rule": self._rule, "stores": self.buffers.state_dict(), "warm_starts": dict(self.warm_starts or {})}
+        return {"rule": self._rule, "stores": self.buffers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the state to what `state_dict` returned; an empty one is that before the first message.
@@ -179,8 +174,6 @@ class Coder:
         """
         if state and (saved := state["rule"]) != self._rule:
             raise CodecError(f"the state must be of the same rule of feedback, {self._rule}, got {saved}")
-        if self.warm_starts is not None:
-            self.warm_starts = dict(state["warm_starts"] if state else {})
         self.buffers.load_state_dict(state["stores"] if state else {})
 
     @property
@@ -246,9 +239,6 @@ class Coder:
             shape = (plan.rows.num_coded, *plan.row)
             indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._index_memory[position] = SentIndices(plan.rows, indices)
-        if self.warm_starts is not None and not plan.rows.num_full:
-            start = self._codec.next_shared(coded, self._shape, self._coded_dtype)
-            self.warm_starts |= {} if start is None else {position: start}
 
 
 class Encoded(NamedTuple):

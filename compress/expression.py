@@ -20,7 +20,6 @@ from typing import get_type_hints
 from thinwire.compress.codec import Codec, CodecError, ContractError
 from thinwire.compress.codecs.cast import BFloat16, Float16, Uncompressed
 from thinwire.compress.codecs.fp8 import Float8
-from thinwire.compress.codecs.lowrank import LowRank
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.reuse import Reuse
 from thinwire.compress.codecs.sparse import RandK, TopK
@@ -39,7 +38,7 @@ from thinwire.errors.imports import find_in
 from thinwire.errors.names import did_you_mean
 
 CODECS: Mapping[str, type[Codec]] = MappingProxyType(
-    {codec.name: codec for codec in (Uncompressed, Float16, BFloat16, Float8, Quantize, TopK, RandK, Reuse, LowRank)}
+    {codec.name: codec for codec in (Uncompressed, Float16, BFloat16, Float8, Quantize, TopK, RandK, Reuse)}
 )
 """Every codec by its name in expressions."""
 

@@ -230,7 +230,7 @@ class ActivationDifference(DifferenceFeedback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.first, Codec) and self.first.takes_feedback and not self.first.warm_starts):
+        if not (isinstance(self.first, Codec) and self.first.takes_feedback):
             raise CodecError(
                 f"aqsgd's first must be a codec that reads no other message, got {self.first!r}; write it without "
                 f"quotes, first=q(8, step=0.1) for example"

@@ -200,7 +200,8 @@ def test_own_codec_trains_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     "expression",
     [
-        'sums.Sum("lowrank(2)", "q(2)")',
+        'sums.Sum("low_rank.LowRank(2)", "q(2)")',
+        "low_rank.LowRank(2)",
         'sums.Sum("topk(0.1)", "q(2)")',
         'sums.Sum("randk(0.1)", "q(2)")',
         "dither.Dither(2)",
@@ -209,7 +210,7 @@ def test_own_codec_trains_a_recipe(tmp_path):
         "allocate.Allocate(4, 8)",
         "allocate.Allocate(2, 16)",
         "auto_grid.Auto(2)",
-        'auto_grid.Auto(4, clip="mse", code="entropy")',
+        'auto_grid.Auto(4, code="entropy")',
         "short_scales.ByteScales(4, group=32)",
         "short_scales.ShortRanges(4, group=32)",
         "normal.Normal(2)",

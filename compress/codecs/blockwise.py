@@ -36,7 +36,7 @@ class Blockwise(MayVary, Codec):
         check_code(self, self.code)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of all scales and of the packed codes, and of outliers; 0 for a tensor without elements.
+        """The size of all scales and of the packed codes; 0 for a tensor without elements.
 
         With `code` this is the most, and four bytes more.
         """

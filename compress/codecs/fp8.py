@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.clip import Search, least_square_scales
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
@@ -49,7 +48,7 @@ class Float8(Blockwise):
 class Float8Grid(PointGrid):
     """The values of e4m3."""
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """max|x|/448 of each block, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
         # x - x is 0, but NaN for an infinity, which clamping would hide.

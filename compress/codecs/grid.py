@@ -9,23 +9,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import frexp
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.clip import MIDRISE, Search, least_square_scales, mean_magnitude
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
-
-Clip = Literal["mse"] | float
 
 _OVER_BLOCK = (0, 2)
 _WHOLE_BYTE = 128
 _NAN = 0x7FC00000
-BFLOAT16_STEP = 2.0**-7
-"""A mean of magnitudes, the scale at 1 bit, may end one step apart where the order of its sums differs."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,8 @@ class Grid(ABC):
         return (1 << self.bits) - 1
 
     @abstractmethod
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
-        """The scales of `values` as sent: scale_dtype [count, numbers a scale]; `search` finds the best ones."""
+    def measure(self, values: Tensor) -> Tensor:
+        """The scales of `values` as sent: scale_dtype [count, numbers a scale]."""
 
     def noise(self, values: Tensor, words: Words) -> Tensor:
         """What `codes` adds before rounding by chance, in the shape of `values`, from the next `words`.
@@ -153,28 +148,16 @@ class AbsMaxGrid(Grid):
 
     No point is zero. On Gaussian rows that is as good as a grid with zero, on rows after ReLU or with outliers it is 5
     to 18 dB worse (docs/reference/codecs.md has the figures).
-
-    With `clip` s is less, and values beyond it become the outermost points.
     """
-
-    clip: Clip | None = None
-    """The scale over max|x|, or `mse` for the one that loses least."""
 
     smallest_scale: ClassVar[float] = 2.0**-118
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
-        """max|x| of each block, more for stochastic rounding, less with `clip`, as bf16 rounded up: [count, 1]."""
-        return bfloat16_above(self._scale(values, search), self.smallest_scale)
-
-    def _scale(self, values: Tensor, search: Search) -> Tensor:
-        if self.clip == "mse":
-            if self.bits == 1:
-                return 2 * mean_magnitude(values)
-            return search(values, self.bits, MIDRISE)[2]
+    def measure(self, values: Tensor) -> Tensor:
+        """max|x| of each block, more for stochastic rounding, as bf16 rounded up: [count, 1]."""
         largest = largest_magnitude(values)
         if self.stochastic:
             largest *= (self.last + 1) / self.last
-        return largest if self.clip is None else largest * self.clip
+        return bfloat16_above(largest, self.smallest_scale)
 
     def coding(self, scales: Tensor) -> Coding:
         """The interval that a value lies in, of slightly more than s/half, so that x = s is in the last one."""
@@ -191,17 +174,14 @@ class AbsMaxGrid(Grid):
 
     @property
     def measuring(self) -> Measuring | None:
-        """A share of max|x|; None if it is not that."""
-        return None if self.clip == "mse" else Measuring(CodeRule.FLOOR, self.clip or 1.0)
+        """max|x|."""
+        return Measuring(CodeRule.FLOOR)
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Half a step of the grid, or a whole one for stochastic rounding, more for what is cut off, and the scale."""
+        """Half a step of the grid, or a whole one for stochastic rounding, and the scale."""
         largest = scales.float()
         step = largest * 2.0 ** (1 - self.bits)
         error = (step if self.stochastic else step / 2) + float32_slack(largest)
-        if self.clip is not None:
-            cut = values.abs() - largest * (1 - BFLOAT16_STEP) + step / 2
-            error = torch.maximum(error * (1 + BFLOAT16_STEP), cut + float32_slack(largest))
         return error.clamp(min=self.smallest_scale), largest
 
 
@@ -216,7 +196,7 @@ class MinMaxGrid(Grid):
     scale_bytes = 8
     scale_dtype = torch.float32
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
         # of zeros with both signs, torch gives either; adding zero takes the sign away
         lowest, highest = values.amin(_OVER_BLOCK) + 0.0, values.amax(_OVER_BLOCK) + 0.0

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.clip import MIDTREAD, Search, ends_of, least_square_scales
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
-from thinwire.compress.codecs.grid import BFLOAT16_STEP, Clip, Grid, bfloat16_above, float32_slack
+from thinwire.compress.codecs.grid import Grid, bfloat16_above, float32_slack
 
 _OVER_BLOCK = (0, 2)
 _SMALLEST_SCALE = 2.0**-118
@@ -29,13 +28,11 @@ _SMALLEST_SCALE = 2.0**-118
 class MidTreadGrid(Grid):
     """Zero, 2**(b-1) points on the side of the block's largest magnitude, and one less on the other.
 
-    The scale is that magnitude as bf16, rounded up, with its sign; less with `clip`. Decoded, code k is
+    The scale is that magnitude as bf16, rounded up, with its sign. Decoded, code k is
     (2**(b-1) - k) * s/2**(b-1), which float32 holds exactly. On the other side values beyond the last point, which may
     be a whole step short of -s, become that point.
     """
 
-    clip: Clip | None = None
-    """The scale over max|x|, or `mse` for the one that loses least."""
     step: float | None = None
     """The least distance of two points, in root mean squares of the block."""
 
@@ -44,20 +41,15 @@ class MidTreadGrid(Grid):
         """The code of zero."""
         return (self.last + 1) // 2
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
-        if self.clip == "mse":
-            least, most, scale = search(values, self.bits, MIDTREAD)
-            ends = Ends(least, most)
-        else:
-            ends = Ends(*ends_of(values))
-            scale = self._clipped(ends.largest)
-            if self.step is not None:
-                wide = (root_mean_square(values) * (self.half * self.step)).clamp(max=torch.finfo(torch.bfloat16).max)
-                scale = bfloat16_above(torch.maximum(scale, wide), _SMALLEST_SCALE)
-                # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
-                return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))
-        return ends.signed(bfloat16_above(scale, _SMALLEST_SCALE))
+        ends = Ends.of(values)
+        if self.step is None:
+            return ends.signed(bfloat16_above(ends.largest, _SMALLEST_SCALE))
+        wide = (root_mean_square(values) * (self.half * self.step)).clamp(max=torch.finfo(torch.bfloat16).max)
+        scale = bfloat16_above(torch.maximum(ends.largest, wide), _SMALLEST_SCALE)
+        # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
+        return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, counted from the scale down."""
@@ -74,10 +66,8 @@ class MidTreadGrid(Grid):
 
     @property
     def measuring(self) -> Measuring | None:
-        """The largest with its sign, or so many root mean squares; None if a search finds the scale."""
-        return (
-            None if self.clip == "mse" else Measuring(CodeRule.NEAREST, self.clip or 1.0, self.half * (self.step or 0))
-        )
+        """The largest with its sign, or so many root mean squares."""
+        return Measuring(CodeRule.NEAREST, self.half * (self.step or 0))
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""
@@ -89,13 +79,7 @@ class MidTreadGrid(Grid):
 
     def _error(self, cut: Tensor, step: Tensor, largest: Tensor) -> Tensor:
         """The largest error of values that are `cut` beyond the outermost point."""
-        margin = 0.0 if self.clip is None else BFLOAT16_STEP
-        error = torch.maximum(cut + largest * margin, step * (1 + margin) / 2) + float32_slack(largest)
-        return error.clamp(min=_SMALLEST_SCALE)
-
-    def _clipped(self, largest: Tensor) -> Tensor:
-        """The scale, given max|x| of each block."""
-        return largest if not isinstance(self.clip, float) else largest * self.clip
+        return (torch.maximum(cut, step / 2) + float32_slack(largest)).clamp(min=_SMALLEST_SCALE)
 
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
@@ -107,6 +91,11 @@ class Ends:
 
     least: Tensor
     most: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Ends":
+        """Those of `values` [outer, count, inner]; NaN if the block has one."""
+        return cls(values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1))
 
     @property
     def largest(self) -> Tensor:

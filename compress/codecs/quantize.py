@@ -4,7 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
 minmax        float32 min, float32 max-min
 
-The options clip, grid and step, and outliers are in clip.py, grid_with_zero.py and quantizer.py.
+The options grid and step are in grid_with_zero.py.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,8 @@ from thinwire.compress.codecs.coding.columns import ColumnCoded
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
-from thinwire.compress.codecs.quantizer import OutliersApart, Quantizer
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
@@ -30,7 +29,6 @@ GridPoints = Literal["midrise", "midtread"]
 _GRIDS: Mapping[GridPoints, type[AbsMaxGrid | MidTreadGrid]] = MappingProxyType(
     {"midrise": AbsMaxGrid, "midtread": MidTreadGrid}
 )
-_MOST_BITS_TO_CLIP = 5
 _LARGEST_STEP = 2.0
 
 
@@ -67,11 +65,6 @@ class Quantize(Blockwise):
     step: float | None = field(default=None, kw_only=True)
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
     one. Frequent codes take fewer bits, so it sets the size, and `bits`, which must be 8, the most of a code."""
-    clip: Clip | None = field(default=None, kw_only=True)
-    """The scale as a share of max|x|, or `mse` for the one that loses least; the few values beyond it are cut."""
-
-    outliers: float | None = field(default=None, kw_only=True)
-    """The share of each row's elements, the largest, that is sent apart in bf16, so that the rest has finer steps."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
@@ -83,12 +76,10 @@ class Quantize(Blockwise):
             super().__post_init__,
             lambda: require_choice(self, "grid", self._points, get_args(GridPoints)),
             self._check_step,
-            self._check_clip,
-            self._check_outliers,
         )
-        if not (self.scale == "absmax" and self.round == "nearest") and (self._points != "midrise" or self.clip):
+        if not (self.scale == "absmax" and self.round == "nearest") and self._points != "midrise":
             raise CodecError(
-                f'q\'s grid and clip are for scale="absmax" and round="nearest", got scale="{self.scale}" and '
+                f'q\'s grid is for scale="absmax" and round="nearest", got scale="{self.scale}" and '
                 f'round="{self.round}"'
             )
 
@@ -104,22 +95,11 @@ class Quantize(Blockwise):
             return
         if type(self.step) not in (int, float) or not 0 < self.step <= _LARGEST_STEP:
             raise CodecError(f"q's step must be above 0 and at most {_LARGEST_STEP:g}, got {self.step!r}")
-        if self.bits != 8 or self._points != "midtread" or self.clip or self.code:
+        if self.bits != 8 or self._points != "midtread" or self.code:
             raise CodecError(
-                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without clip "
-                f"and code, got {self}; write q(8, step={self.step})"
+                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without code, got "
+                f"{self}; write q(8, step={self.step})"
             )
-
-    def _check_outliers(self) -> None:
-        if self.outliers is not None and (type(self.outliers) is not float or not 0 < self.outliers <= 0.5):
-            raise CodecError(f"q's outliers must be a share above 0 and at most 0.5, got {self.outliers!r}")
-
-    def _check_clip(self) -> None:
-        if self.clip == "mse":
-            if self.bits in range(_MOST_BITS_TO_CLIP + 1, 9):
-                raise CodecError(f'q\'s clip="mse" is for 1 to 5 bits, as more gain nothing by it, got {self.bits}')
-        elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
-            raise CodecError(f'q\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
 
     @property
     def varies(self) -> bool:
@@ -134,11 +114,11 @@ class Quantize(Blockwise):
             return MinMaxGrid(self.bits, stochastic)
         if self.step is not None:
             return MidTreadGrid(self.bits, stochastic, step=float(self.step))
-        return _GRIDS[self._points](self.bits, stochastic, self.clip)
+        return _GRIDS[self._points](self.bits, stochastic)
 
     @property
     def _most_growth(self) -> int | None:
-        if self.scale != "absmax" or self.clip is not None or self.outliers is not None:
+        if self.scale != "absmax":
             return None
         return 1 if self._points == "midrise" else 2  # midtread cuts up to a step where it rounds by half of one
 
@@ -146,10 +126,4 @@ class Quantize(Blockwise):
     def _coded(self) -> Coded:
         if self.step is None:
             return super()._coded
-        rows = self.per == "row" and self.outliers is None
-        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"), rows)
-
-    @property
-    def _quantizer(self) -> Quantizer:
-        quantizer = super()._quantizer
-        return quantizer if self.outliers is None else OutliersApart(quantizer, self.outliers, self._blocks)
+        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"), self.per == "row")

@@ -1,6 +1,6 @@
 """For each block the grid that loses less: one with a point at zero, or q's without.
 
-    thinwire simulate quickstart --codec 'auto_grid.Auto(4, clip="mse")/q(8)'     in this folder
+    thinwire simulate quickstart --codec 'auto_grid.Auto(4)/q(8)'     in this folder
 
 It helps where some rows are mostly zeros and others are not, at 2 to 4 bits: of rows after a ReLU it has the 5 dB more
 of the first grid, of uniform ones those of the second. No training has shown a gain over `q(4)`, whose grid has a zero.
@@ -17,13 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import CodecError, require_int
+from thinwire.compress.codec import require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.clip import MIDRISE, MIDTREAD, Search, ends_of, least_square_scales, mean_magnitude
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import Clip, Grid, bfloat16_above
+from thinwire.compress.codecs.grid import Grid, bfloat16_above
 from thinwire.compress.codecs.grid_with_zero import Ends, MidTreadGrid
 from thinwire.errors import attempt
 
@@ -49,21 +48,15 @@ class Auto(Blockwise):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
-    clip: Clip | None = field(default=None, kw_only=True)
-    """The scale as a share of max|x|, or `mse` for the one that loses least, of at most 5 bits."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(lambda: require_int(self, "bits", self.bits, 1, 8), super().__post_init__)
-        if self.clip == "mse":
-            require_int(self, "bits with clip", self.bits, 1, 5)
-        elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
-            raise CodecError(f'{self.name}\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
 
     @property
     def _grid(self) -> Grid:
-        return AutoGrid(self.bits, stochastic=False, clip=self.clip)
+        return AutoGrid(self.bits, stochastic=False)
 
 
 @dataclass(frozen=True)
@@ -77,19 +70,11 @@ class AutoGrid(MidTreadGrid):
     risen: ClassVar[int] = 1
     """The bit of a scale that says mid-rise."""
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
-        if self.clip == "mse":
-            least, most, exact = search(values, self.bits, MIDTREAD)
-            risen = search(values, self.bits, MIDRISE)[2]
-            ends = Ends(least, most)
-            if self.bits == 1:
-                risen = 2 * mean_magnitude(values)
-        else:
-            ends = Ends(*ends_of(values))
-            exact = risen = self._clipped(ends.largest)
-        tread = ends.signed(_even(bfloat16_above(exact, _SMALLEST_SCALE)))
-        rise = _even(bfloat16_above(risen, _SMALLEST_SCALE))
+        ends = Ends.of(values)
+        scale = _even(bfloat16_above(ends.largest, _SMALLEST_SCALE))
+        tread, rise = ends.signed(scale), scale
         rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
         scales = torch.stack([rise, tread])
         of_rise, of_tread = _losses(values, self._steps(scales), self._shifts(scales), self.half)

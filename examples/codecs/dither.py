@@ -15,7 +15,6 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.clip import Search, least_square_scales
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import Grid, PointGrid, bfloat16_above, largest_magnitude
@@ -70,7 +69,7 @@ class DitherGrid(PointGrid):
         """The largest code without its sign."""
         return (1 << (self.bits - 1)) - 1
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """max|x| of each block, as bf16 rounded up: [count, 1]."""
         return bfloat16_above(largest_magnitude(values), _SMALLEST_SCALE)
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from thinwire.compress.codec import require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.clip import Search, least_square_scales
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import nonzero
 from thinwire.compress.codecs.granularity import Per
@@ -88,7 +87,7 @@ class Normal(Blockwise):
 class NormalGrid(PointGrid):
     """The levels of Lloyd and Max."""
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """The root mean square of each block, as bf16: [count, 1]."""
         n = values.shape[0] * values.shape[2]
         # in float32 eight times as fast, but its squares may overflow, and sums of many grow inexact

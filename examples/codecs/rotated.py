@@ -51,8 +51,8 @@ class Rotated(Codec):
 
     def __post_init__(self) -> None:
         found = parse(self.of)
-        if found.feedback or found.codec.reuses_indices or found.codec.warm_starts:
-            raise CodecError(f"{self.name} takes a codec without feedback, reuse or a warm start, got {found}")
+        if found.feedback or found.codec.reuses_indices:
+            raise CodecError(f"{self.name} takes a codec without feedback or reuse, got {found}")
 
     @property
     def _other(self) -> Codec:

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Key
-from thinwire.compress.codec import CodecError, require_int
+from thinwire.compress.codec import require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import saturating_copy
-from thinwire.compress.codecs.clip import Search, least_square_scales
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Clip, Grid, MinMaxGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import GridQuantizer, Quantizer
 from thinwire.errors import attempt
 
@@ -53,21 +52,15 @@ class ByteScales(Blockwise):
     """What shares one scale; `row` if neither this nor `group` is given."""
     group: int | None = field(default=None, kw_only=True)
     """Instead of `per`: how many consecutive elements share one scale."""
-    clip: Clip | None = field(default=None, kw_only=True)
-    """The scale as a share of max|x|, or `mse` for the one that loses least, of at most 5 bits."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(lambda: require_int(self, "bits", self.bits, 1, 8), super().__post_init__)
-        if self.clip == "mse":
-            require_int(self, "bits with clip", self.bits, 1, 5)
-        elif self.clip is not None and (type(self.clip) is not float or not 0 < self.clip < 1):
-            raise CodecError(f'{self.name}\'s clip must be "mse" or a share above 0 and below 1, got {self.clip!r}')
 
     @property
     def _grid(self) -> Grid:
-        return ByteScaledGrid(self.bits, stochastic=False, clip=self.clip)
+        return ByteScaledGrid(self.bits, stochastic=False)
 
     @property
     def _quantizer(self) -> Quantizer:
@@ -153,7 +146,7 @@ class ShortMinMaxGrid(MinMaxGrid):
     def measuring(self) -> None:
         """None: kernels write scales of float32."""
 
-    def measure(self, values: Tensor, search: Search = least_square_scales) -> Tensor:
+    def measure(self, values: Tensor) -> Tensor:
         """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""
         # of zeros with both signs, torch gives either; adding zero takes the sign away
         least, highest = values.amin((0, 2)) + 0.0, values.amax((0, 2)) + 0.0

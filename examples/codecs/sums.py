@@ -1,9 +1,9 @@
 """A sum of two codecs: the second sends what the first one loses.
 
-    thinwire simulate quickstart --codec 'sums.Sum("lowrank(32)", "q(2)")/q(8)'     in this folder
+    thinwire simulate quickstart --codec 'sums.Sum("topk(0.01)", "q(4)")/q(8)'     in this folder
 
-It helps where the two are unlike: `lowrank` takes what the rows of an activation have in common, and what is left suits
-a coarse grid. Of a small GPT-2 with few dimensions that was a few decibels for the same bits; its loss hardly gained.
+It helps where the two are unlike: `topk` takes the few largest elements, and what is left suits a finer grid;
+`low_rank.LowRank` takes what the rows of an activation have in common, and what is left suits a coarse grid.
 """
 
 from collections.abc import Sequence

@@ -160,10 +160,6 @@ def _rules_of_sums(method: compress.Method) -> list[tuple[bool, str]]:
             not method.codec.reuses_indices,
             f"{method} needs the indices of an activation, and the gradients of weights have none; use topk",
         ),
-        (
-            not method.codec.warm_starts,
-            f"{method} starts each message from the last one, which sums of gradients do not keep; use q or topk",
-        ),
     ]
     if feedback is not None:
         rules += [

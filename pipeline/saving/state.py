@@ -2,7 +2,6 @@
 
     weights/NAME                  parameters and buffers, named as in the unsplit model
     optimizer/NAME/KEY            what the optimizer keeps for a parameter
-    ends/CODER/warm-start/ROW     what the next message of a codec starts from
     stores/CODER-PURPOSE          the buffers of feedback
     replicas/worker/REPLICA/NAME/FIRST    the error of a replica's gradients; elements of a parameter from FIRST on
     replicas/owner/NAME/FIRST             the error of their sums
@@ -75,9 +74,6 @@ def collect(
     stores: dict[str, Store] = {}
     for name, coder in stage.all_ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
-        if coder.warm_starts is not None:
-            starts = coder.warm_starts.items()
-            tensors |= {f"ends/{name}/warm-start/{row}": copy_to_host(start) for row, start in starts}
     base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()}, lent=lent)
@@ -118,11 +114,6 @@ def restore(stage: CompressedStage, optimizer: Optimizer, saved: SavedStage) -> 
     restore_passes(stage, saved)
     with reading(saved.path / VALUES):
         stage.meter.load_state_dict(saved.values["meter"])
-    for name, coder in stage.all_ends.coders().items():
-        if coder.warm_starts is not None:
-            starts = saved.tensors(f"ends/{name}/warm-start/")
-            with reading(saved.path):
-                coder.warm_starts = {int(row): start for row, start in starts.items()}
 
 
 def restore_passes(stage: CompressedStage, saved: SavedStage) -> None:

@@ -30,7 +30,7 @@ class Pass:
     """How many tokens of each sample stand before its padding, int64 [samples], where no stage's output for a token
     depends on later ones, and each tensor that crosses has the tokens as its second dimension, if it has one. Then the
     padding behind the longest sample of a micro-batch does not cross: zeros arrive.
-    It does cross where feedback, `lowrank` or `reuse` keep something of each row."""
+    It does cross where feedback or `reuse` keep something of each row."""
 
     def __post_init__(self) -> None:
         if self.kind not in (kinds := get_args(PassKind)):

@@ -5,7 +5,7 @@ import torch
 from auto_grid import Auto
 
 from support.codec_contract import assert_contract, documented
-from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip, said_by, snr_db
+from support.codec_helpers import assert_identical, encode, gaussian, roundtrip, snr_db
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantize import Quantize
 
@@ -41,27 +41,8 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(bits):
         assert_identical(roundtrip(Auto(bits), x), torch.tensor(values).view(shape))
 
 
-@pytest.mark.parametrize("clip", ["mse", 0.5])
-def test_the_decoder_is_the_one_without_clipping(clip):
-    codec, x = Auto(3, clip=clip), gaussian(6, 40)
-    payload, y = encode(codec, x), torch.empty(6, 40)
-    Auto(3).decode(payload, y, KEY)
-    assert_identical(roundtrip(codec, x), y)
-    assert not torch.equal(payload, encode(Auto(3), x))
-
-
-@pytest.mark.parametrize(
-    "codec", [Auto(1), Auto(3, group=7), Auto(4, clip="mse"), Auto(8, clip=0.9), Auto(1, clip="mse")]
-)
+@pytest.mark.parametrize("codec", [Auto(1), Auto(3, group=7), Auto(4), Auto(8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_contract(codec, dtype):
     for shape in ((), (7,), (3, 40), (2, 3, 5)):
         assert_contract(codec, gaussian(*shape, dtype=dtype))
-
-
-def test_every_mistake_has_its_sentence():
-    assert (
-        said_by('auto_grid.Auto(6, clip="mse")')
-        == "auto_grid.Auto's bits with clip must be an integer from 1 to 5, got 6"
-    )
-    assert 'clip must be "mse" or a share above 0 and below 1, got 2' in said_by("auto_grid.Auto(6, clip=2)")

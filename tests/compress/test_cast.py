@@ -62,7 +62,7 @@ def test_the_bound_of_bf16_says_where_it_may_become_infinite():
     assert parse("bf16").error_bound(x).isinf().tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("expression", ["fp16", "bf16", "q(8)", "lowrank(2)"])
+@pytest.mark.parametrize("expression", ["fp16", "bf16", "q(8)"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn])
 def test_integers_and_8_bit_floats_are_refused(expression, dtype):
     with pytest.raises(CodecError) as error:

@@ -27,15 +27,12 @@ from thinwire.compress.expression import CODECS
 
 # They keep a part only, and some need a shared tensor: tests named after them hold them to a contract of their own.
 PARTS = (
-    'q(4, outliers=0.05, grid="midrise")',
     'short_scales.ByteScales(4, group=16, code="entropy")',
     'topk(0.1, values="q(4)")',
     'randk(0.3, values="means(2)")',
-    "lowrank(2)",
-    'lowrank(2, values="q(8)", per="sample")',
 )
 """Codecs with parts that no codec of EXPRESSIONS has."""
-TESTED_ELSEWHERE = {"topk", "randk", "reuse", "lowrank"}
+TESTED_ELSEWHERE = {"topk", "randk", "reuse"}
 codecs = st.sampled_from(EXPRESSIONS).map(parse)
 dtypes = st.sampled_from(FLOATING)
 

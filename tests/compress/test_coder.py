@@ -176,9 +176,7 @@ def test_a_store_is_made_by_the_first_pass_that_uses_it(kind, expression, passes
     assert set(made) <= set(end.buffers.layouts)
 
 
-@pytest.mark.parametrize(
-    "expression", ['q(4, grid="midrise")', 'ef21(q(4, grid="midrise"))', "topk(0.25)", "lowrank(2)"]
-)
+@pytest.mark.parametrize("expression", ['q(4, grid="midrise")', 'ef21(q(4, grid="midrise"))', "topk(0.25)"])
 @pytest.mark.parametrize("kind", ["warmup", "eval-off"])
 def test_what_goes_in_full_arrives_exactly_and_is_planned_so_at_both_ends(expression, kind):
     sender, receiver = coder(Encoder, expression), coder(Decoder, expression)
@@ -205,21 +203,6 @@ def test_reuse_reads_the_trace_of_its_own_micro_batch_and_lets_it_go():
     for end in back:
         with pytest.raises(KeyError):
             end.plan(places[0])  # one gradient for each activation, and then it is forgotten
-
-
-def test_lowrank_starts_from_the_last_training_message_of_the_same_place():
-    expression = "lowrank(2)"
-    ends = coder(Encoder, expression), coder(Decoder, expression)
-    assert ends[0].plan(microbatch()).shared is None
-    carry(*ends, random(), microbatch())
-    start = ends[0].plan(microbatch()).shared
-    assert torch.equal(start, ends[1].plan(microbatch()).shared)
-    assert ends[0].plan(microbatch(first=ROWS)).shared is None
-    carry(*ends, random(1), microbatch("eval-on"))
-    assert torch.equal(ends[0].plan(microbatch()).shared, start)
-    resumed = coder(Encoder, expression)
-    resumed.load_state_dict(ends[0].state_dict())
-    assert torch.equal(resumed.plan(microbatch()).shared, start)
 
 
 def test_what_is_missing_is_told_with_what_to_say():

@@ -33,8 +33,6 @@ def test_one_bit_with_minmax_is_not_contractive():
         ('q(8, grid="midrise")', 0.007, 0.009),
         ('q(4, grid="midrise")', 0.12, 0.13),
         ('q(2, grid="midrise")', 0.49, 0.52),
-        ("lowrank(8)", 0.9, 0.95),
-        ('q(4, outliers=0.01, grid="midrise")', 0.08, 0.1),
         ("randk(0.25, scaled=False)", 0.85, 0.88),
         ("randk(0.25)", 1.7, 1.77),
     ],

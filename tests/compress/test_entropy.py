@@ -22,7 +22,7 @@ CODED += [
 ]
 CODED += ['bf16(code="entropy")', 'fp16(code="entropy")']
 CODED += ['topk(0.1, code="entropy")', 'topk(0.7, code="entropy")', 'topk(0.01, values="q(8)", code="entropy")']
-CODED += ['q(4, outliers=0.01, code="entropy")', 'q(3, scale="minmax", group=5, code="entropy")']
+CODED += ['q(3, scale="minmax", group=5, code="entropy")']
 
 
 def plain(expression):
@@ -103,7 +103,7 @@ def test_codes_that_are_all_as_frequent_take_four_bytes_more():
 
 
 def test_a_codec_without_the_option_uses_all_bytes():
-    for expression in ("none", "q(4)", "topk(0.1)", "lowrank(1)"):
+    for expression in ("none", "q(4)", "topk(0.1)"):
         codec = parse(expression)
         assert not codec.varies and codec.used(encode(codec, gaussian(4, 8))) == codec.nbytes((4, 8), torch.float32)
     assert parse("aqsgd(q(4))").inner.varies is False and parse('aqsgd(q(4, code="entropy"))').inner.varies

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from support.codec_helpers import EXPRESSIONS, KEY
 from support.gpus import GPU, FakeGpu, fake_put
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
-from thinwire.compress.codecs import lowrank, sparse
+from thinwire.compress.codecs import sparse
 from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
@@ -26,12 +26,7 @@ SPARSE = (
     "randk(0.1)",
     'randk(0.1, values="bf16")',
 )
-OTHERS = (
-    "short_scales.ByteScales(4)",
-    'q(4, outliers=0.01, grid="midrise")',
-    "lowrank(2)",
-    'lowrank(2, values="q(8)")',
-)
+OTHERS = ("short_scales.ByteScales(4)",)
 WAITING = (
     'topk(0.1, code="entropy")',
     'q(4, code="entropy", grid="midrise")',
@@ -41,7 +36,7 @@ WAITING = (
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (codec, coder, lowrank, memory, plan, sparse, store):
+    for module in (codec, coder, memory, plan, sparse, store):
         monkeypatch.setattr(module, "put", fake_put)
 
 

@@ -52,24 +52,3 @@ def test_state_replaces_what_was_remembered():
         end.load_state_dict(saved.state_dict())
         assert end.buffers.digests() == {}
     assert torch.equal(pair.carry(random(2), ids, step=1), random(2)), "first visits again"
-
-
-@pytest.mark.parametrize("expression", ["lowrank(2)", "ef21(lowrank(2))"])
-def test_lowrank_goes_on_from_the_last_training_message_in_its_place(expression):
-    pair, evaluated = Pair(expression, positions=2 * ROWS), Pair(expression, positions=2 * ROWS)
-    x = random(0)
-    first = pair.carry(x)
-    evaluated.carry(x)
-    evaluated.carry(random(1), kind="eval-on")
-    resumed = Pair(expression, positions=2 * ROWS)
-    resumed.sender.load_state_dict(pair.sender.state_dict())
-    resumed.receiver.load_state_dict(pair.receiver.state_dict())
-    fresh = Pair(expression, positions=2 * ROWS)
-    again = pair.carry(x, step=1)
-    assert torch.equal(evaluated.carry(x, step=1), again)
-    assert torch.equal(resumed.carry(x, step=1), again)
-    assert not torch.equal(fresh.carry(x, step=1), again)
-    assert (again - x).norm() < (first - x).norm()
-    assert torch.equal(pair.carry(x, step=2, start=ROWS), fresh.carry(x, step=2, start=ROWS)), "of another place"
-    unaware = Pair(expression, positions=2 * ROWS)
-    assert not torch.equal(pair.carry(x, step=3, start=ROWS), unaware.carry(x, step=3, start=ROWS)), "of that place"

@@ -261,7 +261,6 @@ def test_the_usual_grids_have_kernels(expression):
         'q(3, grid="midrise")',
         'q(2, grid="midrise")',  # rows of 6 codes of 2 bits end inside a byte
         "fp8",
-        'q(4, clip=0.5, grid="midrise")',
         "short_scales.ByteScales(4)",
         'q(4, per="channel", grid="midrise")',
         'q(4, grid="midtread")',

@@ -12,7 +12,7 @@ from thinwire.compress import parse
 pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent / "golden"
 CASES = json.loads((FOLDER / "cases.json").read_text())
-SUMS = ('clip="mse"', "auto_grid", 'values="means"', "lowrank")
+SUMS = ("auto_grid", 'values="means"')
 """What adds many numbers, or multiplies matrices, while it encodes: the order of a sum is the device's own."""
 MORE = (
     "topk(0.1)",
@@ -20,7 +20,6 @@ MORE = (
     'topk(0.1, values="q(4)")',
     "randk(0.1)",
     "short_scales.ByteScales(4)",
-    'q(4, outliers=0.01, grid="midrise")',
 )
 
 
@@ -68,7 +67,7 @@ def test_random_tensors_are_encoded_and_decoded_as_on_the_cpu(expression, dtype)
     assert_identical(decoded_on_gpu(codec, payload, x), roundtrip(codec, x))
 
 
-@pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if not exact(each)] + ["lowrank(4)"])
+@pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if not exact(each)])
 def test_what_adds_up_in_another_order_keeps_its_bound(expression):
     codec, x = parse(expression), gaussian(4, 16, 64)
     decoded = decoded_on_gpu(codec, on_gpu(codec, x), x)

@@ -25,16 +25,10 @@ def test_the_grid_is_the_published_one_where_the_largest_is_negative():
     assert_identical(roundtrip('q(3, grid="midtread")', x), theirs)
 
 
-@pytest.mark.parametrize(
-    ("bits", "midrise", "midtread", "clipped"), [(2, 0.4, 6.5, 10.5), (3, 6.4, 12.5, 14.9), (4, 12.5, 18.5, 19.7)]
-)
-def test_what_rows_after_a_relu_gain(bits, midrise, midtread, clipped):
+@pytest.mark.parametrize(("bits", "midrise", "midtread"), [(2, 0.4, 6.5), (3, 6.4, 12.5), (4, 12.5, 18.5)])
+def test_what_rows_after_a_relu_gain(bits, midrise, midtread):
     x = gaussian(512, 1024).relu()
-    for codec, expected in (
-        (Quantize(bits, grid="midrise"), midrise),
-        (Quantize(bits, grid="midtread"), midtread),
-        (Quantize(bits, grid="midtread", clip="mse"), clipped),
-    ):
+    for codec, expected in ((Quantize(bits, grid="midrise"), midrise), (Quantize(bits, grid="midtread"), midtread)):
         assert snr_db(x, roundtrip(codec, x)) == pytest.approx(expected, abs=0.15)
     y = roundtrip(Quantize(bits, grid="midtread"), x)
     assert not y[x == 0].any()
@@ -48,9 +42,3 @@ def test_the_decoder_in_the_documentation_gets_the_same_bits(bits):
         x = torch.where(x.abs() < 0.6, 0.0, x)
         values = decode(bytes(encode(codec, x).tolist()), bits, False, x.numel(), blocks.count, blocks.inner)
         assert_identical(roundtrip(codec, x), torch.tensor(values).view(shape))
-
-
-def test_with_outliers():
-    x = gaussian(32, 512).relu()
-    plain = snr_db(x, roundtrip(Quantize(3, grid="midtread"), x))
-    assert snr_db(x, roundtrip(Quantize(3, grid="midtread", outliers=0.01), x)) > plain + 1

@@ -191,7 +191,7 @@ def test_zeros_come_back_as_zeros():
 def test_what_cannot_be_rotated_has_its_sentence():
     with pytest.raises(CodecError) as error:
         Rotated("ef(q(4))")
-    assert str(error.value) == "rotated.Rotated takes a codec without feedback, reuse or a warm start, got ef(q(4))"
+    assert str(error.value) == "rotated.Rotated takes a codec without feedback or reuse, got ef(q(4))"
 
 
 def test_tensors_in_a_graph():

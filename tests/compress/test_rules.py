@@ -8,9 +8,8 @@ from support.own_code import add_module
 from thinwire.compress import CodecError, ContractError, check, parse
 
 KEEPS = ["none", "fp16", "bf16", "fp8", "q(1)", "q(4)", 'q(3, scale="minmax", per="channel")', "q(4, group=5)"]
-KEEPS += ["q(4, outliers=0.05)", 'q(4, round="stochastic")']
-KEEPS += ["topk(0.1)", "topk(0.3)", 'topk(0.1, values="q(4)")', "randk(0.1)", "lowrank(2)"]
-KEEPS += ['lowrank(2, values="q(8)")', 'lowrank(2, per="sample")']
+KEEPS += ['q(4, round="stochastic")']
+KEEPS += ["topk(0.1)", "topk(0.3)", 'topk(0.1, values="q(4)")', "randk(0.1)"]
 KEEPS += ['q(4, code="entropy")', 'fp8(code="entropy")', "q(8, step=0.2)"]
 
 SIGN = '''

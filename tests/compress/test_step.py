@@ -149,7 +149,7 @@ def test_payloads_that_are_none_are_refused():
         ("q(8, step=0)", "q's step must be above 0 and at most 2, got 0"),
         ("q(8, step=3.0)", "q's step must be above 0 and at most 2, got 3.0"),
         ("q(4, step=0.2)", "needs 8 bits, .* got q\\(4, step=0.2\\); write q\\(8, step=0.2\\)"),
-        ('q(8, step=0.25, code="entropy")', "without clip and code, got"),
+        ('q(8, step=0.25, code="entropy")', "without code, got"),
         ('q(8, step=0.25, grid="midrise")', "a grid with zero"),
         ('q(8, step=0.25, scale="minmax")', "a grid with zero"),
     ],

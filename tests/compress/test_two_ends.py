@@ -21,12 +21,9 @@ CODECS = [
     "q(2)",
     'q(3, scale="minmax")',
     'q(3, per="channel", round="stochastic")',
-    "q(4, outliers=0.05)",
     "topk(0.25)",
     'topk(0.25, values="q(4)")',
     "randk(0.5)",
-    "lowrank(2)",
-    'lowrank(2, values="q(8)", per="sample")',
 ]
 RULES = ["ef21({})", 'ef21({}, slot="sample", store_bits=8)', "aqsgd({}, store_bits=16)", "aqsgd({}, store_bits=4)"]
 METHODS = [RULES[(place + half) % 4].format(codec) for place, codec in enumerate(CODECS) for half in (0, 2)]

@@ -173,7 +173,7 @@ def test_codes_are_set_against_their_entropy(expression, scale_bits):
     assert found.of_entropy > 1.05
 
 
-@pytest.mark.parametrize("expression", ["randk(0.1)", "none", "bf16", "lowrank(2)"])
+@pytest.mark.parametrize("expression", ["randk(0.1)", "none", "bf16"])
 def test_values_count_as_they_are_sent(expression):
     assert quality(parse(expression), [gaussian(2**13)]).of_entropy == 1.0
 

@@ -60,10 +60,6 @@ CASES = {
         *('aqsgd(q(2), store="disk", store_bits=8, first=q(8, step=0.2))', "efmixed(topk(0.2))"),
         *("--checkpoint.every", "1 steps", "--checkpoint.keep", "2", "--pipeline.schedule", "1f1b"),
     ],
-    "warm": [
-        *("lowrank(2)", "ef(q(2))", "--checkpoint.every", "1 epochs", "--checkpoint.keep", "1"),
-        *("--data.held_out", "0"),
-    ],
 }
 """Codecs of activations and gradients, and how often there are checkpoints."""
 SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")

@@ -21,9 +21,7 @@ def in_memory(layout, purpose):
     return MemoryStore(layout)
 
 
-@pytest.mark.parametrize(
-    "expression", ["none", "bf16", "q(3)", "topk(0.1)", "ef(topk(0.1))", "ef21(q(4))", "lowrank(2)"]
-)
+@pytest.mark.parametrize("expression", ["none", "bf16", "q(3)", "topk(0.1)", "ef(topk(0.1))", "ef21(q(4))"])
 @pytest.mark.parametrize("name", ["activations", "gradients"])
 def test_frames_are_as_long_as_the_boundary_plans_them(expression, name):
     examples = (HIDDEN, MASK) if name == "activations" else (HIDDEN,)

@@ -44,7 +44,7 @@ def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("activations", "gradients"),
-    [("none", "none"), ("aqsgd(topk(0.25))", "reuse"), ("ef21(lowrank(1))", "ef(topk(0.25))"), ("lowrank(1)", "q(8)")],
+    [("none", "none"), ("aqsgd(topk(0.25))", "reuse"), ("ef21(q(4))", "ef(topk(0.25))")],
 )
 def test_evaluation_changes_nothing_of_training(activations, gradients, alone):
     compression = {"activations": activations, "gradients": gradients}

@@ -29,18 +29,11 @@ SPARSE = [
     *(
         "randk(0.1)",
         'randk(0.3, values="q(8)")',
-        "lowrank(2)",
-        'lowrank(2, values="bf16")',
-        'lowrank(3, values="fp32")',
-        'lowrank(2, values="q(4)", per="sample")',
-        "lowrank(2)",
     ),
 ]
-AROUND = [
-    *("q(4, outliers=0.05)", "q(2, outliers=0.1)"),
-]
+AROUND = []
 KEPT_BY_BOTH = [
-    *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)", "ef21(lowrank(2))"),
+    *("ef21(topk(0.1))", "ef21(q(4))", 'ef21(q(2, scale="minmax"))', "ef21(fp8)"),
     *("aqsgd(q(4))", "aqsgd(topk(0.3))", "aqsgd(q(2), first=q(8))", "aqsgd(q(1), first=bf16)"),
     "aqsgd(q(2), first=q(8, step=0.2))",
 ]

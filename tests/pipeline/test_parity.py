@@ -40,12 +40,11 @@ FEEDBACK = {
     "aqsgd": {"activations": "aqsgd(q(2))", "gradients": "q(4)"},
     "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
     "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
-    "lowrank": {"activations": 'lowrank(2, values="q(8)")', "gradients": 'ef(q(4, round="stochastic"))'},
-    "ef21 and outliers": {"activations": "ef21(q(3))", "gradients": "q(4, outliers=0.05)"},
+    "stochastic": {"activations": "q(4)", "gradients": 'ef(q(4, round="stochastic"))'},
     "entropy": {"activations": 'aqsgd(q(2, code="entropy"))', "gradients": 'q(4, code="entropy")'},
     "warm-up": {
         "activations": "aqsgd(q(4))",
-        "gradients": "ef21(lowrank(1))",
+        "gradients": "ef21(q(4))",
         "warmup": "2 steps",
     },
 }

@@ -66,7 +66,7 @@ OTHERS = [
     *("none", "bf16", "fp16", "fp8", "q(1)", "q(8)", "randk(0.1)"),
     *(
         'q(4, grid="midtread")',
-        'q(4, clip="mse", code="entropy")',
+        'q(4, code="entropy")',
         "short_scales.ByteScales(4, group=64)",
     ),
     *('topk(0.1, values="q(8)")', 'topk(0.015625, values="means(2)", code="entropy")'),
@@ -207,7 +207,6 @@ def test_four_bits_are_four_bits():
         ('ef(q(4), slot="sample")', "keeps a buffer for each sample, and a gradient is the sum over many; drop slot"),
         ("ef21(q(4))", "keeps a buffer at both ends, and sums of gradients keep errors at the sender; use ef"),
         ("aqsgd(q(4))", "aqsgd(q(4)) keeps a buffer at both ends, and sums of gradients keep errors at the sender"),
-        ("lowrank(4)", "starts each message from the last one, which sums of gradients do not keep; use q or topk"),
         ('ef(q(4), store="disk")', "must keep its buffers in memory for sums of gradients; drop store"),
         ("ef(q(4), store_bits=8)", "must keep errors of sums in 32 or 16 bits, got store_bits=8"),
         ("q(99)", "q's bits must be an integer from 1 to 8, got 99"),

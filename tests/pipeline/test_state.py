@@ -28,7 +28,6 @@ METHODS = {
     "efmixed": ("efmixed(topk(0.25))", "efmixed(topk(0.25))"),
     "aqsgd": ("aqsgd(q(3))", "q(6)"),
     "aqsgd in 8 bits": ("aqsgd(topk(0.3), store_bits=8)", "reuse"),
-    "lowrank": ("lowrank(2)", "ef(lowrank(1))"),
     "randk": ("randk(0.3)", "reuse"),
 }
 

@@ -50,7 +50,7 @@ def test_the_state_of_before_the_first_step_empties_buffers(alone):
     assert [train(trained, 1), train(trained, 1)] == [first, second]
 
 
-@pytest.mark.parametrize("codecs", ["q(8)", "lowrank(1)", "ef21(q(4))", 'ef(q(4), slot="sample")'])
+@pytest.mark.parametrize("codecs", ["q(8)", "ef21(q(4))", 'ef(q(4), slot="sample")'])
 def test_the_state_of_other_codecs_is_refused(alone, codecs):
     """The sentence asked for the number of samples, which has nothing to do with it.
 

@@ -37,13 +37,12 @@ class ValueRule(IntEnum):
 class Measuring:
     """How a kernel measures the scale of a block, and codes with it.
 
-    FLOOR      max|x| * share, as bf16 rounded up
+    FLOOR      max|x|, as bf16 rounded up
     NEAREST    the same with the sign of the largest, or `wide` root mean squares if that is more
     RANGE      the least value and the range, float32
     """
 
     rule: CodeRule
-    share: float = 1.0
     wide: float = 0.0
 
 

@@ -1,13 +1,13 @@
 """What kernels do on a CPU: cpu_kernels.py, if Numba is installed.
 
-They encode and decode parts of tensors, search for scales, and advance an error while they encode.
+They encode and decode parts of tensors, and advance an error while they encode.
 
 The eager code is what the kernels must equal, and does everything else: short blocks, blocks that lie apart, noise,
 more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import NO_KEY
-from thinwire.compress.codecs.clip import Gaussian, slopes
 from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
@@ -88,7 +87,7 @@ def encode(
         )
         return
     if scales is None:
-        scales = part.measured(elements, partial(grid.measure, search=_least_square_scales))
+        scales = part.measured(elements, grid.measure)
         room.copy_(grid.pack_scales(scales))
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"
@@ -115,10 +114,10 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
 
 
 @cache
-def _measuring(grid: Grid) -> tuple[int, np.float32, np.float32] | None:
+def _measuring(grid: Grid) -> tuple[int, np.float32] | None:
     """What kernels are told of a grid whose scales they measure."""
     known = grid.measuring
-    return None if known is None else (int(known.rule), np.float32(known.share), np.float32(known.wide))
+    return None if known is None else (int(known.rule), np.float32(known.wide))
 
 
 def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
@@ -126,18 +125,6 @@ def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
     return (
         covers(grid, part, elements) and _measuring(grid) is not None and work("numba", "feedback", _errors_agree, grid)
     )
-
-
-def _least_square_scales(values: Tensor, bits: int, grid: Gaussian) -> tuple[Tensor, Tensor, Tensor]:
-    """The search of clip.py over `values` [1, count, inner], float32 and contiguous."""
-    from thinwire.compress.codecs.fused import cpu_kernels
-
-    _, count, inner = values.shape
-    found = least, most, scale = torch.empty(3, count, 1, dtype=torch.float32)
-    cpu_kernels.least_square_scales(
-        values.squeeze(0).numpy(), *map(float, slopes(bits, grid, inner)), *map(_array, found)
-    )
-    return least, most, scale
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:

@@ -2,7 +2,6 @@
 
     encode, decode              scales, codes and packing in one pass, and back; feedback too, while a block is cached
     encode_scaled, ..           the same with scales from elsewhere
-    least_square_scales         the search of clip.py, in one pass
 
 A tensor's part is [n]: blocks of `inner` consecutive elements, of which the last may be shorter. Codes go through a
 buffer that stays in the nearest cache, whatever the length of a block:
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thinwire.compress.codecs.clip import GAUSSIAN_BELOW, PARTS, POOLED, STEPS
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
 
 # What they mean is in arithmetic.py.
@@ -55,14 +53,14 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def encode(values, errors, decay, inner, rule, share, wide, bits, scale_bytes, out):
+def encode(values, errors, decay, inner, rule, wide, bits, scale_bytes, out):
     """Write the scales and the packed codes of float32 `values` [n], measured as Measuring says.
 
     With `errors` [n], not [0]: of u = values + decay * errors, and u - C(u) into `errors`.
     """
     count = (len(values) + inner - 1) // inner
     scales, shifts, divisors = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty(count, np.float32)
-    _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, bits, out)
+    _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, bits, out)
     if rule == _RANGE:
         _move(shifts, 4, scale_bytes, 8, False)
         _move(scales, 4, scale_bytes[4:], 8, False)
@@ -74,7 +72,7 @@ def encode(values, errors, decay, inner, rule, share, wide, bits, scale_bytes, o
 def encode_scaled(values, inner, rule, divisors, shifts, bits, out):
     """Write the packed codes of float32 `values` [n], with what Coding says of their blocks."""
     none, one = np.empty(0, np.float32), np.float32(1)
-    _encode(values, none, one, inner, rule, one, one, none, shifts, divisors, bits, out)
+    _encode(values, none, one, inner, rule, one, none, shifts, divisors, bits, out)
 
 
 @_compiled
@@ -111,7 +109,7 @@ def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, ou
 
 
 @_compiled
-def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, divisors, bits, out):
+def _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, bits, out):
     """Write packed codes, and into `errors` what they lose, if it has room; measure, if `scales` has room."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     half, size, feedback = 1 << (bits - 1), _BUFFER * bits // 8, len(errors) > 0
@@ -127,7 +125,7 @@ def _encode(values, errors, decay, inner, rule, share, wide, scales, shifts, div
             if feedback:
                 _add(values[at:end], decay, errors[at:end])
             whole = messages[at:end].reshape(blocks, (end - at) // blocks)
-            _measure(whole, rule, share, wide, half, scales[block:last], shifts[block:last], divisors[block:last])
+            _measure(whole, rule, wide, half, scales[block:last], shifts[block:last], divisors[block:last])
         some, place = messages[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
         _codes(some, rule, divisors[block:last], shifts[block:last], half, place)
         if feedback:
@@ -176,7 +174,7 @@ def _move(numbers, size, places, step, back):
 
 
 @_compiled
-def _measure(values, rule, share, wide, half, scales, shifts, divisors):
+def _measure(values, rule, wide, half, scales, shifts, divisors):
     """Write the scales of whole blocks, and what their values are divided by."""
     integers = values.view(np.int32)
     for block in range(len(values)):
@@ -188,7 +186,7 @@ def _measure(values, rule, share, wide, half, scales, shifts, divisors):
             divisor, instead = scales[block], np.float32(1)
         else:
             norm = _norm(values[block]) / np.sqrt(values.shape[1]) if wide > 0 else 0.0
-            scales[block] = _scale(least, most, share, np.float32(norm) * wide, rule == _NEAREST, half)
+            scales[block] = _scale(least, most, np.float32(norm) * wide, rule == _NEAREST, half)
             # slightly more than s/half, as AbsMaxGrid says
             unit = np.float32(-1 / half) if rule == _NEAREST else np.float32((1 + 2.0**-22) / half)
             divisor, instead = scales[block] * unit, np.float32(np.inf)
@@ -196,10 +194,10 @@ def _measure(values, rule, share, wide, half, scales, shifts, divisors):
 
 
 @_compiled
-def _scale(least, most, share, wide, signed, half):
+def _scale(least, most, wide, signed, half):
     """The scale of AbsMaxGrid or MidTreadGrid, up to the next bf16 and 0 below 2**-118; at least `wide`."""
     largest, wide = max(-least, most), min(wide, _LARGEST_BFLOAT16)
-    bits = np.int64(np.float32(max(largest * share, wide)).view(np.int32) & _NO_SIGN)
+    bits = np.int64(np.float32(max(largest, wide)).view(np.int32) & _NO_SIGN)
     above = (bits + 0xFFFF) & 0x7FFF0000
     scale = np.int32(0 if above < _SMALLEST else above).view(np.float32)
     if not (bits <= _INFINITY and largest == largest):
@@ -374,82 +372,6 @@ def _subtract(decoded, messages):
     """Turn messages into errors."""
     for i in range(len(messages)):
         messages[i] -= decoded[i]
-
-
-@_compiled
-def least_square_scales(values, of_gaussian, evenly, least, most, scales):
-    """Write the ends of each block of `values` [count, inner], and its best scale for these slopes.
-
-    Maxima and scales are integers here, of 1/PARTS of the largest magnitude.
-    """
-    count, inner = values.shape
-    integers, number = values.view(np.int32), inner // POOLED + inner % POOLED
-    # a step of many blocks at a time: each waits for the last of its own block
-    some = max(1, _BUFFER // number)
-    rows, slopes, found = np.empty((some, number), np.int32), np.empty(some), np.empty(some)
-    maxima = np.empty(number, np.float32)
-    for first in range(0, count, some):
-        blocks = min(some, count - first)
-        for i in range(blocks):
-            block = first + i
-            least[block], most[block] = _floats(*_ends(integers[block]))
-            _pool(integers, block, maxima.view(np.int32))
-            total, looks_gaussian = _count(maxima, max(-least[block], most[block]), rows[i])
-            slopes[i] = of_gaussian if looks_gaussian else evenly
-            found[i] = total / (number + slopes[i])
-        for _ in range(STEPS):
-            _step(rows[:blocks], slopes, found)
-        for i in range(blocks):
-            largest = max(-least[first + i], most[first + i])
-            share = np.float32(min(found[i] / PARTS, 1.0))
-            scales[first + i] = share * largest if largest < np.inf else np.float32(np.nan)
-
-
-@_compiled
-def _pool(integers, block, maxima):
-    """Write the bits of the largest of each 8 magnitudes, which are an eighth of a block apart, and of what is left."""
-    # a row of its own for the block would cost short blocks half as much again
-    inner = integers.shape[1]
-    size = inner // POOLED
-    for i in range(size):
-        maxima[i] = integers[block, i] & _NO_SIGN
-    for part in range(1, POOLED):
-        start = part * size
-        for i in range(size):
-            maxima[i] = max(maxima[i], np.int32(integers[block, start + i] & _NO_SIGN))
-    for i in range(POOLED * size, inner):
-        maxima[i - (POOLED - 1) * size] = integers[block, i] & _NO_SIGN
-
-
-@_compiled
-def _count(maxima, largest, row):
-    """Write maxima as integers of 1/PARTS of the largest; return their sum, and whether they look Gaussian."""
-    if not largest < np.inf:
-        maxima[:] = 0
-    unit = np.float32(1) if largest == 0 else largest
-    total = squares = np.int64(0)
-    for i in range(len(row)):
-        x = (maxima[i] / unit + np.float32(1)) - np.float32(1)
-        square = (x * x + np.float32(1)) - np.float32(1)
-        whole = np.int32(x * np.float32(PARTS))
-        row[i] = whole
-        total += whole
-        squares += np.int32(square * np.float32(PARTS))
-    mean = total / PARTS
-    return total, squares / PARTS * len(row) < GAUSSIAN_BELOW * (mean * mean)
-
-
-@_compiled
-def _step(rows, slopes, scales):
-    """A step of Newton's method for each of `rows`."""
-    for block in range(len(rows)):
-        scale, slope, row = np.rint(scales[block]), slopes[block], rows[block]
-        whole, excess, more = np.int32(scale), np.int64(0), np.int32(0)
-        for i in range(len(row)):
-            above = max(np.int32(row[i] - whole), np.int32(0))
-            excess += above
-            more = np.int32(more + np.int32(above > 0))
-        scales[block] = scale + (excess - slope * scale) / (more + slope)
 
 
 @_compiled

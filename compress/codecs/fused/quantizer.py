@@ -23,7 +23,7 @@ from thinwire.compress.codecs.quantizer import GridQuantizer
 _GRIDS: Mapping[Grid, bool] = MappingProxyType(
     {make(bits, False): make is MinMaxGrid for bits in (2, 4, 8) for make in (AbsMaxGrid, MinMaxGrid)}
 )
-"""The grids that have kernels, without noise and clip -> whether their scale is a minimum and a range."""
+"""The grids that have kernels, without noise -> whether their scale is a minimum and a range."""
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MOST_ELEMENTS = 1 << 30
 """Kernels count the elements of a block in 32 bits."""

@@ -40,14 +40,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             'q(4, per="channel")',
             "q(4, group=64)",
             'q(4, round="stochastic")',
-            "q(4, outliers=0.01)",
-            'q(4, clip="mse")',
-            'q(2, clip="mse")',
             'q(4, grid="midtread")',
         ),
         "topk": ("topk(0.3)", "topk(0.1)", 'topk(0.1, values="fp16")', 'topk(0.1, values="q(8)")', "topk(0.02)"),
         "randk": ("randk(0.1)",),
-        "lowrank": ("lowrank(8)",),
     }
 )
 """Expressions measured by default, by codec. `reuse` has none, because it needs an activation."""
