@@ -1,4 +1,4 @@
-"""What a run shows at its end: the summary, a picture, traces, and what slower links would cost."""
+"""What a run shows at its end: the summary, a picture, traces, and the digest of the weights."""
 
 from __future__ import annotations
 
