@@ -57,7 +57,7 @@ def test_the_known_payloads_are_those_of_a_gpu_too(case):
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("expression", [each for each in (*EXPRESSIONS, *MORE) if exact(each)])
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *MORE])
 def test_random_tensors_are_encoded_and_decoded_as_on_the_cpu(expression, dtype):
     codec, x = parse(expression), gaussian(5, 33, 130, dtype=dtype)
     payload = encode(codec, x)
@@ -65,13 +65,6 @@ def test_random_tensors_are_encoded_and_decoded_as_on_the_cpu(expression, dtype)
     # the scales of normal.py are sums, and one may round to the next bf16, which moves some of its block's codes
     assert differ <= (8 if expression.startswith("normal") else 0)
     assert_identical(decoded_on_gpu(codec, payload, x), roundtrip(codec, x))
-
-
-@pytest.mark.parametrize("expression", [each for each in EXPRESSIONS if not exact(each)])
-def test_what_adds_up_in_another_order_keeps_its_bound(expression):
-    codec, x = parse(expression), gaussian(4, 16, 64)
-    decoded = decoded_on_gpu(codec, on_gpu(codec, x), x)
-    assert ((decoded - x).abs() <= 1.001 * codec.error_bound(x) + 1e-6).all()
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *MORE])

@@ -170,7 +170,7 @@ def test_a_silent_process_is_killed_and_the_others_are_stopped(start, why, doing
 @pytest.mark.parametrize(("why", "doing"), [("stopped", "BUILDING"), ("holding Python's lock", "TRAINING")])
 def test_a_watcher_kills_its_silent_process(why, doing):
     """torchrun waited 30 s before it killed a stopped process, and a neighbour on another host could not."""
-    script = "from thinwire.launch.run import heartbeat; heartbeat.begin_watcher(0.5, 60)\n"
+    script = "from thinwire.launch.processes import heartbeat; heartbeat.begin_watcher(0.5, 60)\n"
     script += textwrap.dedent(SCRIPT).format(doing=doing, silent=SILENT[why])
     environment = {**os.environ, "RANK": "7", "NAME": "bad"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
@@ -179,7 +179,7 @@ def test_a_watcher_kills_its_silent_process(why, doing):
 
 
 def test_a_watcher_ends_with_its_process():
-    script = "import os; from thinwire.launch.run import heartbeat; heartbeat.begin_watcher(3.0, 60); heartbeat.begin()"
+    script = "import os; from thinwire.launch.processes import heartbeat; heartbeat.begin_watcher(3.0, 60); heartbeat.begin()"
     environment = {**os.environ, "RANK": "0"}
     # the pipe is held open by whoever has not ended
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)

@@ -13,6 +13,8 @@ CURES = {
     r"chromium": "a browser; install chromium",
     r"docker": "Docker with compose; install docker and its compose plugin",
     r"inductor": "torch 2.13 or later",
+    r"torch 2\.15 brings": "torch 2.15 or later",
+    r"this torch splits": "a torch whose schedules take micro-batches that are split already, as torch 2.13's do",
     r"learns no shapes": "a torch whose stages agree on their shapes before the first step, as torch 2.14's do",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a GPU",
