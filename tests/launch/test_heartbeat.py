@@ -179,7 +179,7 @@ def test_a_watcher_kills_its_silent_process(why, doing):
 
 
 def test_a_watcher_ends_with_its_process():
-    script = "import os; from thinwire.launch.processes import heartbeat; heartbeat.begin_watcher(3.0, 60); heartbeat.begin()"
+    script = "from thinwire.launch.processes import heartbeat; heartbeat.begin_watcher(3.0, 60); heartbeat.begin()"
     environment = {**os.environ, "RANK": "0"}
     # the pipe is held open by whoever has not ended
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)

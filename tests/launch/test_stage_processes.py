@@ -238,7 +238,8 @@ def test_a_folder_of_words_that_is_gone_is_told_at_once(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="needs Linux with /proc/self/autogroup")
 def test_a_low_priority_is_that_of_the_new_session_too():
-    script = "from thinwire.launch.processes import parent; parent.keep_priority(); print(open('/proc/self/autogroup').read())"
+    script = "from thinwire.launch.processes import parent; parent.keep_priority(); "
+    script += "print(open('/proc/self/autogroup').read())"
     words = ["nice", "-n", "3", sys.executable, "-c", script]
     wanted = ["nice", str(os.nice(0) + 3)]
     assert subprocess.check_output(words, text=True, start_new_session=True).split()[-2:] == wanted
