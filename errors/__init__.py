@@ -38,7 +38,9 @@ class ThinwireError(Exception):
     """Each mistake once: the rule, the value, what to change."""
 
     def __init__(self, mistakes: str | Iterable[str] = ()) -> None:
-        self.mistakes = (mistakes,) if isinstance(mistakes, str) else tuple(dict.fromkeys(mistakes))
+        each = (mistakes,) if isinstance(mistakes, str) else mistakes
+        # the bytes of a path may be no UTF-8, which nothing could print
+        self.mistakes = tuple(dict.fromkeys(said.encode(errors="backslashreplace").decode() for said in each))
         super().__init__(self.separator.join(self.mistakes))
 
     @classmethod

@@ -171,15 +171,17 @@ def _strict(schema: Any, checked: bool) -> Any:
 
 
 def _sentences(group: type[Any], values: Any, errors: Sequence[Any]) -> Iterator[str]:
-    """A sentence for each error of pydantic; unknown fields come first."""
+    """A sentence for each error of pydantic, but inside entries that are misnamed; unknown fields come first."""
     unknown = [error["loc"] for error in errors if error["type"] in _UNKNOWN]
     for above in sorted({loc[:-1] for loc in unknown}, key=len):
         yield from _unknown(group, above, [loc[-1] for loc in unknown if loc[:-1] == above])
+    misnamed = [error["loc"][:-1] for error in errors if error["loc"][-1:] == ("[key]",)]
     for error in errors:
+        loc = error["loc"]
         if error["type"] == "value_error":
-            yield from _own(group, error["loc"], error["ctx"]["error"])
-        elif error["type"] not in _UNKNOWN:
-            yield _sentence(group, values, error["loc"], error["type"])
+            yield from _own(group, loc, error["ctx"]["error"])
+        elif error["type"] not in _UNKNOWN and (loc[-1] == "[key]" or not any(loc[: len(at)] == at for at in misnamed)):
+            yield _sentence(group, values, loc, error["type"])
 
 
 def _unknown(group: type[Any], above: tuple[Any, ...], names: Sequence[Any]) -> list[str]:

@@ -40,6 +40,11 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--lr", "3"],
             "there is no option --lr (did you mean --optimizer.lr?); see thinwire train --help",
         ),
+        (["quickstart", "--wire.keys", "a\udc80"], r"because gloo encrypts nothing, got a\udc80; set"),
+        (
+            ["quickstart", "--data.mixture", "{yes: x, b: 1}"],
+            "data.mixture must be fields with values, such as {name: 4}, got the name 1",
+        ),
         (
             ["quickstart", "--learning_rate", "3"],
             "there is no option --learning_rate (did you mean --optimizer.lr?); see thinwire train --help",
