@@ -80,9 +80,10 @@ fuzz: $(VENV)/compiled-dev ## Train under SEEDS (10000) plans of faults in links
 soak: $(VENV)/compiled-dev ## Train STEPS (5000) steps: memory, threads, descriptors and disk must not grow.
 	THINWIRE_STEPS=$(or $(STEPS),5000) $(BIN)/pytest -rP tests/launch/test_bounded.py
 
-lint: $(VENV)/installed-dev ## Check the code's style and format.
+lint: $(VENV)/installed-dev ## Check the code's style and format, and print the lines of each package.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@$(BIN)/python docs/measured/house.py --lines
 
 format: $(VENV)/installed-dev ## Mend the code's style and format where that can be done mechanically.
 	$(BIN)/ruff check --fix

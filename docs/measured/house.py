@@ -1,12 +1,12 @@
 """How large the code is, how its rooms depend on each other, and how far it is from the command line to the first step.
 
-    python docs/measured/house.py [FOLDER]
+    python docs/measured/house.py [FOLDER] [--lines]
 
 A room is a file or a folder that lies directly in a package; an arrow goes from a room to one that it imports. Floors
 count the longest chain of arrows, rooms that import each other in a circle being on one floor. For these the code is
 read as text. Then processes import what is in FOLDER: one trains a step of quickstart as `thinwire simulate` does, and
 counts the functions of Thinwire that are called before; others measure the processor's seconds that an import takes,
-which other work on the machine changes little.
+which other work on the machine changes little. With --lines it only counts lines.
 """
 
 import ast
@@ -29,6 +29,14 @@ def modules(root: Path) -> dict[str, Path]:
     """Each module's name without `thinwire.`, and its file."""
     files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+def lines_of(root: Path) -> dict[str, int]:
+    """The lines of each package."""
+    return {
+        package: sum(len(path.read_text().splitlines()) for path in (root / package).rglob("*.py"))
+        for package in PACKAGES
+    }
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -138,29 +146,32 @@ def lay_out(root: Path, folder: Path) -> None:
         (folder / "thinwire" / package).symlink_to((root / package).resolve())
 
 
-def main(root: Path) -> None:
+def main(words: list[str]) -> None:
     """Print a line for each package, one for the files that a single other file imports, and what running it tells."""
+    root = Path(next((word for word in words if word != "--lines"), "."))
+    lines = lines_of(root)
+    if "--lines" in words:
+        print(", ".join(f"{package} {count:,}" for package, count in lines.items()) + f"; all {sum(lines.values()):,}")
+        return
     found = modules(root)
     graph = graph_of(found)
     rooms = rooms_of(graph, found)
     print(f"{'':10}{'lines':>8}{'files':>7}{'rooms':>7}{'floors':>8}{'arrows':>8}")
     for package in PACKAGES:
         own = {name: path for name, path in found.items() if name.split(".")[0] == package}
-        lines = sum(len(path.read_text().splitlines()) for path in own.values())
         inner = {
             room: {target for target in targets if target.split(".")[0] == package}
             for room, targets in rooms.items()
             if room.split(".")[0] == package
         }
         arrows = sum(map(len, inner.values()))
-        print(f"{package:10}{lines:8,}{len(own):7}{len(inner):7}{floors(inner):8}{arrows:8}")
+        print(f"{package:10}{lines[package]:8,}{len(own):7}{len(inner):7}{floors(inner):8}{arrows:8}")
     importers = defaultdict(set)
     for name, targets in graph.items():
         for target in targets:
             importers[target].add(name)
     once = sum(len(each) == 1 for each in importers.values())
-    total = sum(len(path.read_text().splitlines()) for path in found.values())
-    print(f"all: {total:,} lines in {len(found)} files, {once} of which one other file imports")
+    print(f"all: {sum(lines.values()):,} lines in {len(found)} files, {once} of which one other file imports")
     with TemporaryDirectory() as folder:
         lay_out(root, Path(folder))
         called, files, deep = steps_to_the_first_step(Path(folder), root)
@@ -170,4 +181,4 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    main(sys.argv[1:])
