@@ -152,7 +152,8 @@ def _warnings(
 
 
 def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | None) -> Table:
-    """One row for each run: its bytes, its scores, and their difference to the baseline."""
+    """One row for each run: its bytes, its scores, and their difference to the baseline of the same seed."""
+    bases = _bases(runs, baseline)
     measures = ["loss", *(["accuracy"] if any(run.score("on", "accuracy") is not None for run in runs) else [])]
     columns = [
         *("run", "activations/gradients", "bits, activations", "bits, gradients", "MB in training", "fewer bytes"),
@@ -166,16 +167,18 @@ def _costs(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles | 
             round(sent / 1e6, 2) or round(sent / 1e6, 6),
             round(run.ratio, 2),
             *(rounded(run.score(mode, measure), 4) for measure in measures for mode in MODES),
-            *(_change(run, baseline, mode, measure) for measure in measures for mode in MODES if baseline is not None),
+            *(_change(run, base, mode, measure) for measure in measures for mode in MODES if baseline is not None),
             *(run.summary["steps"], round(run.speed, 1)),
         ]
-        for name, run in zip(names, runs, strict=True)
+        for name, run, base in zip(names, runs, bases, strict=True)
         for sent in [training_bytes(run.sent)]
     ]
     if baseline is None:
         note = "All of these runs are compressed: name one with --baseline to see differences."
     else:
-        note = f"Differences are to {names[runs.index(baseline)]}. On: the evaluation compressed too. Off: it did not."
+        used = listed([name for name, run in zip(names, runs, strict=True) if any(run is base for base in bases)])
+        each = ", each to that of the same seed" * (len({_seed(run) for run in runs}) > 1)
+        note = f"Differences are to {used}{each}. On: the evaluation compressed too. Off: it did not."
     for name, run in zip(names, runs, strict=True):
         if counted := since(run.summary):
             note += f" Bytes of {name} are those{counted}."
@@ -190,7 +193,7 @@ def _by_seed(runs: Sequence[RunFiles], names: Sequence[str], baseline: RunFiles 
         return None
     from pandas import DataFrame  # takes half a second
 
-    seeds = [(kind, run.fields["training"]["seed"]) for kind, (_, run) in zip(kinds, finished, strict=True)]
+    seeds = [(kind, _seed(run)) for kind, (_, run) in zip(kinds, finished, strict=True)]
     again = [seed in seeds[:place] for place, seed in enumerate(seeds)]  # a run given twice, or a simulation of it
     diverged = [run.has_diverged and not known for known, (_, run) in zip(again, finished, strict=True)]
     left_out = [either or other for either, other in zip(diverged, again, strict=True)]
@@ -258,6 +261,24 @@ def _alike(run: RunFiles, *others: str) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _change(run: RunFiles, baseline: RunFiles, mode: str, key: str) -> float | None:
-    value, other = run.score(mode, key), baseline.score(mode, key)
+def _bases(runs: Sequence[RunFiles], baseline: RunFiles | None) -> list[RunFiles | None]:
+    """What each run is compared with: the run of its seed whose recipe is else that of the baseline; None without one.
+
+    What a seed does to a run is no cost of compression.
+    """
+    of_seed: dict[Any, RunFiles] = {}
+    for run in (baseline, *runs):
+        if run is not None and baseline is not None and _alike(run) == _alike(baseline):
+            of_seed.setdefault(_seed(run), run)
+    return [of_seed.get(_seed(run)) for run in runs]
+
+
+def _seed(run: RunFiles) -> Any:
+    return run.fields["training"]["seed"]
+
+
+def _change(run: RunFiles, base: RunFiles | None, mode: str, key: str) -> float | None:
+    if base is None:
+        return None
+    value, other = run.score(mode, key), base.score(mode, key)
     return None if value is None or other is None else round(value - other, 4)

@@ -141,6 +141,18 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_first_table_subtracts_the_baseline_of_the_same_seed(tmp_path):
+    """It subtracted seed 0's `none` from seed 1's runs, so what a seed does was said to be the cost of compression."""
+    nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
+    fours = [made(tmp_path, f"four-{seed}", on=3.25 + seed, seed=seed, codec="q(4)") for seed in range(3)]
+    found = compare([*nones, *fours], nones[0]).tables[0]
+    assert [row["loss on, difference"] for row in columns(found)] == [0.0, 0.0, 0.25, 0.25, None]
+    assert found.note.startswith("Differences are to none-0 and none-1, each to that of the same seed.")
+    [_, apart] = columns(compare([nones[0], fours[1]], nones[0]).tables[0])
+    assert apart["loss on, difference"] is None, "no run of this seed to compare with"
+
+
+@pytest.mark.slow
 def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     """The means of other seeds were subtracted, so what a seed does to both was said to be the cost of compression."""
     nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
