@@ -3,7 +3,7 @@
     PYTHONPATH=tests python docs/measured/connections.py
 
 The relay of the tests reads 64 KiB of a connection, waits, and passes them on. So a connection carries 64 KiB each
-20 ms at most, as over a path whose round trip its window does not fill. docs/how-to/transports.md has the numbers.
+20 ms at most, as over a path whose round trip its window does not fill. docs/how-to/security.md has the numbers.
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """The cases of torch's own pipelining tests, with PipelineStage and with CompressedStage, beside each other.
 
-    python docs/measured/torch_cases.py     # what docs/reference/torch-cases.md shows
+    python docs/measured/torch_cases.py
 
 The cases are those of torch's test_stage.py and test_schedule_multiproc.py, written anew for two processes on a CPU,
 with models and schedules of the same kinds, and torch's tolerances. Each runs in processes of its own, because where

@@ -16,7 +16,7 @@ OFTEN = [
     "test_forward_only",
     TORCH_FAILS,
 ]
-"""Those that no other test has; all are in docs/reference/torch-cases.md."""
+"""Those that no other test has; docs/measured/torch_cases.py has all."""
 
 
 def of_case(rank, case, *makes):

