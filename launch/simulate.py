@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if wanted.data.outline is not None:
         print(f"data.outline, {wanted.data.outline}, is not read: this process has the data", file=sys.stderr)
     with all_held(wanted), working():
-        simulate(replace(prepared, recipe=wanted.again))
+        simulate(replace(prepared, recipe=prepared.recipe.again))
         if wanted.debug.smoke:
             from thinwire.launch.run.smoke import check_export
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         if wanted.checkpoint.resume == "never":  # RECIPE may have been that of the run that is set aside
             mark(wanted.folder, uuid.uuid4().hex)
             save_recipe(wanted)
-        launch(replace(prepared, recipe=wanted.again), argv, descriptors)
+        launch(replace(prepared, recipe=prepared.recipe.again), argv, descriptors)
         if wanted.debug.smoke:
             from thinwire.launch.run.smoke import check_export
 

@@ -142,7 +142,7 @@ def test_a_client_out_of_turn_costs_no_checkpoint(here):
     again = ["--output", "run", "--overwrite", "--data.name", "b", "--training.steps", "4"]
     with pytest.raises(ModelError, match=r"in the turn of client 1, and data\.name are the data of client 2"):
         ran(*turns, *again)
-    assert sorted(path.parent.name for path in here.glob("run/checkpoints/step-*/manifest.json")) == kept
+    assert sorted(path.parent.name for path in here.glob("run.1/checkpoints/step-*/manifest.json")) == kept
 
 
 @pytest.mark.slow

@@ -5,13 +5,11 @@ import re
 import shutil
 import signal
 import time
-from contextlib import suppress
 
 import pytest
 
 from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
 from support.run_files import digest
-from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.folder.policy import mark
@@ -108,25 +106,6 @@ def test_a_stop_in_an_evaluation_ends_it_and_has_the_status_of_its_signal(folder
     passes = SavedStage(folder / "run/checkpoints", 3, 0).values["passes"]
     assert passes["eval-on"] == passes["eval-off"] == -1, "what is done again does not count"
     assert (folder / "run/evaluations.jsonl").read_text() == ""
-
-
-def test_a_stop_while_weights_wait_for_room_is_honoured_and_names_the_newest_checkpoint(folder):
-    """The run waited on, for an hour, and whoever asks it to stop kills it after half a minute."""
-    with mounted(folder / "disk", "size=4m"):
-        begun = completed([*THINWIRE, "train", *ENDLESS, "--training.steps", 3, "--output", "disk/run"], folder)
-        assert begun.status == 0, begun.stderr
-        again = ["--resume", "disk/run", "--training.steps", 100_000, "--save_every", 10]
-        with started([*THINWIRE, "train", *again], folder) as command:
-            command.wait_until(lambda: (folder / "disk/run/metrics.jsonl").read_text().count("\n") > 3)
-            with suppress(OSError):
-                (folder / "disk/full").write_bytes(bytes(1 << 23))
-            command.wait_until(lambda: "the run waits 3600 s" in command.stderr)
-            command.process.send_signal(signal.SIGTERM)
-            assert command.wait() == 143
-    assert command.stderr.splitlines()[-1] == (
-        "stopped by SIGTERM; the newest checkpoint is that of step 3; thinwire train --resume disk/run goes on from "
-        "there"
-    )
 
 
 def test_what_is_lost_without_checkpoints_is_said(folder):

@@ -56,7 +56,7 @@ class Log(Part):
         folder = self._recipe.folder
         with writing(folder):
             if self._trainer.reports:
-                with as_written(folder / "*.jsonl", OptionsError):
+                with as_written(folder / "*.jsonl", OptionsError), writing(folder):
                     self.lines = MetricsLog(
                         folder,
                         self._first,
