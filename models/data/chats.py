@@ -17,14 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.models.data.parts import ROLES, Conversation
+from thinwire.models.data.parts import ANSWERS, ROLES, Conversation
 from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import IGNORE
 
-ANSWERS = "assistant"
-"""The role whose messages count."""
 _ANSWER = f"an answer is a message of the role {ANSWERS} after another message, or tokens with labels"
 LAYOUTS = (
     ("messages",),

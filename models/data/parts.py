@@ -21,6 +21,8 @@ ROLES = {
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"},
 }
 """Who speaks in ShareGPT's `from`, and the role that this is."""
+ANSWERS = "assistant"
+"""The role whose messages count."""
 MAIN_SPLIT = "train"
 """The name of the only split of data without splits, such as a single file or bundled data."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -14,15 +14,14 @@ from torch import Tensor
 
 from thinwire.errors.calls import first_line
 from thinwire.models import hub
-from thinwire.models.data.chats import ANSWERS, ChatTokens
+from thinwire.models.data.chats import ChatTokens
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import Conversation, local_path
+from thinwire.models.data.templates import Template, counted
 from thinwire.models.errors import ModelError, require
 from thinwire.models.smollm2 import place_of
 
 _ROWS = 1000
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""What stands before an answer in a chat template that marks answers itself."""
 _RULE = f"data.tokenizer must be {BYTES!r}, or the name or folder of one that transformers can load"
 
 
@@ -205,139 +204,60 @@ class Pretrained:
         if not chat:
             tokens = self.tokens([checked]).long()
             return tokens[: len(tokens) - self._behind()]
-        self._require_template()
-        said = self._render([{"role": "user", "content": checked}], "the prompt", add_generation_prompt=True)
-        return torch.tensor(self._encode([said], add_special_tokens=False)["input_ids"][0], dtype=torch.int64)
+        said = self._template().render([{"role": "user", "content": checked}], "the prompt", add_generation_prompt=True)
+        return torch.tensor(self._encoded(said)["input_ids"][0], dtype=torch.int64)
 
     def chats(self, conversations: Sequence[Conversation], source: str) -> list[ChatTokens]:
         """The tokens of each conversation, in the words of the tokenizer's chat template.
 
         A token belongs to an answer if some of its text does: where a prompt ends in a space, the first token of the
-        answer may begin with it. Answers are where the template marks them, or else what
-        a message of the assistant adds to the template of the messages before it with its generation prompt. `source`
-        names the conversations in errors.
+        answer may begin with it. Answers are where the template marks them, or else where `Template` finds them.
+        `source` names the conversations in errors.
 
         Raises:
             ModelError: the tokenizer has no chat template, or it does not fit a conversation.
         """
-        self._require_template()
+        template = self._template()
         places = [f"row {row} of {source}" for row in range(len(conversations))]
         for chat, place in zip(conversations, places, strict=True):
-            self._check_parts(chat.messages, place)
-            self._check_calls(chat.messages, place)
-        if _GENERATION.search(self._tokenizer.get_chat_template()):
-            return list(map(self._marked, conversations, places))
+            template.check(chat, place)
+        if template.marks:
+            return list(map(partial(self._marked, template), conversations, places))
         encoded = []
         for rows in _in_parts(list(zip(conversations, places, strict=True))):
-            texts = [self._render(chat.messages, place) for chat, place in rows]
-            found = self._encode(_utf8(texts, self.name), add_special_tokens=False, return_offsets_mapping=True)
+            texts = [template.render(chat.messages, place) for chat, place in rows]
+            found = self._encoded(*texts)
             tokens, offsets = found["input_ids"], found["offset_mapping"]
             for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
                 begins, ends = torch.tensor(places_of, dtype=torch.int64).view(-1, 2).unbind(1)
-                counted = torch.zeros(len(begins), dtype=torch.bool)
-                for begin, end in self._answers(chat, text, place):
-                    counted |= ((begins >= begin) | (ends > begin)) & (begins < end)
-                encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counted))
+                counts = torch.zeros(len(begins), dtype=torch.bool)
+                for begin, end in template.answers(chat, text, place):
+                    counts |= ((begins >= begin) | (ends > begin)) & (begins < end)
+                encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counts))
         return encoded
 
-    def _require_template(self) -> None:
-        known = self._tokenizer.chat_template
-        require(
-            (
-                not isinstance(known, dict) or "default" in known,
-                f"tokenizer {self.name!r} must have one chat template, or one of them as the default, got "
-                f"{', '.join(sorted(known or ()))}; put one of them into its folder as chat_template.jinja",
-            ),
-            (
-                bool(known),
-                f"tokenizer {self.name!r} must have a chat template, got none; take that of a model for chats, or put "
-                "a chat_template.jinja into its folder",
-            ),
-            (
-                self._tokenizer.is_fast,
-                f"tokenizer {self.name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
-            ),
+    def _template(self) -> Template:
+        """Its chat template. ModelError if it has none."""
+        return Template(
+            self._tokenizer, self.name, lambda text: [end for _, end in self._encoded(text)["offset_mapping"][0]]
         )
 
-    def _check_parts(self, messages: Sequence[dict[str, Any]], place: str) -> None:
-        """Raise ModelError if the template writes a content of parts as Python shows a list."""
-        if lists := [message["content"] for message in messages if isinstance(message.get("content"), list)]:
-            text = self._render(messages, place)
-            require(
-                (
-                    not any(str(parts) in text for parts in lists),
-                    f"the chat template of tokenizer {self.name!r} must take contents that are lists of parts, as in "
-                    f"{place}, and writes {str(lists[0])[:60]}; give each content as one text",
-                )
-            )
+    def _encoded(self, *texts: str) -> Any:
+        """Texts of a chat template as tokens and their offsets."""
+        given = _utf8(texts, self.name)
+        return self._encode(given, add_special_tokens=False, return_offsets_mapping=True)
 
-    def _check_calls(self, messages: Sequence[dict[str, Any]], place: str) -> None:
-        """Raise ModelError if the template leaves calls of tools out: the answer to learn would be an empty one."""
-        if not any(message.get("tool_calls") for message in messages):
-            return
-        bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
-        try:
-            written = self._render(messages, place) != self._render([{"content": "", **each} for each in bare], place)
-        except ModelError:  # of the messages as they are it is told later
-            return
-        require(
-            (
-                written,
-                f"the chat template of tokenizer {self.name!r} must write tool_calls, as in {place}, and leaves them "
-                f"out; take that of a model for tools, or write the calls into the content",
-            )
-        )
-
-    def _marked(self, chat: Conversation, place: str) -> ChatTokens:
+    def _marked(self, template: Template, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""
         given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = self._render(chat.messages, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
-        begins = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2)[:, 0]
-        counted = torch.tensor(found["assistant_masks"]).bool()
-        if chat.first:
-            text = self._render(chat.messages, place)
-            counted &= begins >= self._length(text, chat.messages[: chat.first], place)
-        return ChatTokens(torch.tensor(found["input_ids"], dtype=torch.int32), counted)
-
-    def _answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
-        """From where to where each answer goes in the text that the template makes of a conversation."""
-        begun = range(max(chat.first, 1), len(chat.messages))  # to begin with, nothing is asked
-        places = [index for index in begun if chat.messages[index]["role"] == ANSWERS]
-        fewer = ", or take conversations of one answer" if len(places) > 1 else ""
-        return [
-            (
-                self._length(text, chat.messages[:index], place, fewer, add_generation_prompt=True),
-                self._length(text, chat.messages[: index + 1], place, fewer),
-            )
-            for index in places
-        ]
-
-    def _length(
-        self, whole: str, messages: Sequence[dict[str, Any]], place: str, fewer: str = "", **options: Any
-    ) -> int:
-        """The length of the first messages by themselves, which must be the beginning of the whole conversation.
-
-        `fewer` is what the user can do beside marking answers in the template.
-        """
-        text = self._render(messages, place, **options)
-        require(
-            (
-                whole.startswith(text),
-                f"the chat template of tokenizer {self.name!r} must write the first {len(messages)} messages of "
-                f"{place} alike whatever follows, and does not, so it is not known where answers begin and end; put "
-                "{% generation %} and {% endgeneration %} around answers in its chat_template.jinja" + fewer,
-            )
-        )
-        return len(text)
-
-    def _render(self, messages: Sequence[dict[str, Any]], place: str, **options: Any) -> Any:
-        """What the chat template makes of messages: a text, or what the options say."""
-        try:
-            return self._tokenizer.apply_chat_template(list(messages), **{"tokenize": False, **options})
-        except Exception as error:  # of the template, which says what it does not allow
-            raise ModelError(
-                f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}"
-            ) from error
+        found = template.render(chat.messages, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
+        counts = torch.tensor(found["assistant_masks"]).bool()
+        if chat.first and (answers := counted(chat)):
+            words, _ = template.words(chat.messages, answers[0], template.render(chat.messages, place), place)
+            begins = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2)[:, 0]
+            earlier = (~counts & (begins < words)).nonzero()  # the last of them is before what opens the answer
+            counts[: int(earlier.max()) + 1 if len(earlier) else 0] = False
+        return ChatTokens(torch.tensor(found["input_ids"], dtype=torch.int32), counts)
 
 
 def load_tokenizer(name: str) -> Any:

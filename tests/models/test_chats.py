@@ -184,13 +184,48 @@ def test_the_first_token_of_an_answer_counts_where_it_begins_with_a_space_of_the
     assert found.tokens[found.counted].tolist() == [3, 4, 5] and not found.counted[:4].any()
 
 
-def test_a_template_that_changes_earlier_turns_is_refused(tmp_path):
+LAST = "loop.last and message['role'] == 'assistant'"
+FIRST_THINKS = CHAT.replace("message['content'] +", f"('the dog ' if {LAST} else '') + message['content'] +")
+ENDS_OTHERWISE = CHAT.replace("' [SEP] '", f"(' ran ' if {LAST} else ' dog ')")
+ENDS_THE_WHOLE = CHAT.replace("{% endif %}", "{% else %}{{ 'ran ' }}{% endif %}")
+OPENS_WITH_MORE = CHAT.replace("'assistant '", "'assistant the '")
+FORGETS_THINKING = (
+    "{% set asked = namespace(last=0) %}{% for message in messages %}{% if message.role == 'user' %}"
+    "{% set asked.last = loop.index0 %}{% endif %}{% endfor %}"
+    + CHAT.replace(
+        "message['content']", "(message.thinking or '' if loop.index0 > asked.last else '') + message.content"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (FIRST_THINKS, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant THE DOG ON THE MAT [SEP]"),
+        (ENDS_OTHERWISE, "user why dog assistant A MAT dog user did it dog assistant ON THE MAT RAN"),
+        (ENDS_THE_WHOLE, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP] RAN"),
+        (OPENS_WITH_MORE, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP]"),
+    ],
+    ids=["Qwen3", "gpt-oss", "Phi-3", "DeepSeek"],
+)
+def test_answers_are_found_where_a_template_writes_earlier_turns_otherwise(tmp_path, template, told):
+    """What these families do, in words. Conversations of several answers were refused."""
+    assert counted_words(tmp_path, Conversation(TWICE), template) == told
+
+
+def test_an_answer_is_found_behind_messages_that_are_written_otherwise_once_more_follow(tmp_path):
+    chat = said("why", "a mat", "ran", "on", "did it", "the mat", roles=("user", "assistant", "system", "assistant"))
+    chat[4]["role"], chat[1]["thinking"] = "user", "dog "
+    assert counted_words(tmp_path, Conversation(chat), FORGETS_THINKING) == (
+        "user why [SEP] assistant A MAT [SEP] system ran [SEP] assistant ON [SEP] user did it [SEP] assistant THE MAT "
+        "[SEP]"
+    )
+
+
+def test_a_template_that_leaves_earlier_turns_out_is_refused(tmp_path):
     assert counted_words(tmp_path, Conversation(ASKED), FORGETS) == "user why did it [SEP] assistant THE CAT SAT [SEP]"
-    with pytest.raises(ModelError, match=r"write the first 2 messages of row 0 of a\.jsonl alike whatever follows"):
+    with pytest.raises(ModelError, match=r"write message 1 of row 0 of a\.jsonl where it can be found, and does"):
         counted_words(tmp_path, Conversation(TWICE), FORGETS)
-    opens = CHAT.replace("'assistant '", "'assistant the '")
-    with pytest.raises(ModelError, match=r"around answers in its chat_template\.jinja$"):
-        counted_words(tmp_path, Conversation(ASKED[:1] + said("it", roles=("assistant",))), opens)
 
 
 @pytest.mark.parametrize("template", [CHAT, GENERATION])
