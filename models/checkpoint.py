@@ -36,6 +36,7 @@ _OTHERS = (
 )
 """What a folder may hold in place of weights, and what to do with it."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_NARROW = {"bfloat16": "BF16", "float16": "F16"}
 _QUANTIZED = re.compile(r"(scales?(_inv)?|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB)$")
 """The ends of the names of tensors without which quantized weights mean nothing."""
 _PART_BYTES = 8 * 2**20
@@ -125,6 +126,16 @@ class Checkpoint:
                 row = part[:1] if part.get_shape() else file.get_tensor(name)
             hashed.update(tensor_lines({name: row})[0].encode())
         return hashed.hexdigest()
+
+    def wide(self, dtype: str) -> list[str]:
+        """As that of `Weights`."""
+        if dtype not in _NARROW or not Path(self.source).is_dir():
+            return []
+        files = {file for place in self.stored.values() for file, _ in place.parts}
+        headers = {file: _headers(locate(self.source, file)) for file in files}
+        found = {name: {headers[file][key][1] for file, key in place.parts} for name, place in self.stored.items()}
+        mixed = {_NARROW[dtype]} in found.values()
+        return sorted(name for name, kinds in found.items() if mixed and kinds == {"F32"})
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the stored values into tensors on the CPU, in the tensors' own dtype.

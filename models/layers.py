@@ -56,6 +56,15 @@ class Layer(nn.Module):
         A layer of `Blueprint.remembers` does; any other needs all tokens each time.
         """
 
+    def hold(self, model: "Blueprint") -> None:
+        """Keep the weights, or those that do not train, in the model's dtype from now on. Batch norms stay."""
+        for part_name, part in self.parts.items():
+
+            def wide(name: str, part_name: str = part_name) -> bool:
+                return _full_name(part_name, name) in model.wide
+
+            hold_weights(part, model.weights_dtype, frozen_only=bool(model.trained), wide=wide)
+
     def full_state(self) -> dict[str, Tensor]:
         """The parameters and persistent buffers by full name; they share memory with the layer."""
         return {
@@ -129,6 +138,13 @@ class Weights(Protocol):
         """A hash by which processes see that they read the same files; empty where they need not."""
         return ""
 
+    def wide(self, dtype: str) -> list[str]:
+        """The full names of what is float32 here beside values of a narrower dtype, as far as that needs no download.
+
+        `dtype` is a name of torch's.
+        """
+        return []
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into these tensors, by full name.
 
@@ -200,6 +216,8 @@ class Blueprint:
     weights_dtype: torch.dtype = torch.float32
     """The dtype of the weights while the model trains; batch norms stay float32, and so does what trains beside a
     frozen model."""
+    wide: AbstractSet[str] = frozenset()
+    """The full names of tensors that stay float32 beside narrower ones, as the library has them: routers."""
     narrow: Callable[[int, Layer], None] = lambda index, layer: None
     """Makes of the frozen weights of a layer, by its index, what takes less memory: 4 bits."""
     trained: tuple[str, ...] = ()
@@ -273,11 +291,6 @@ class Stage(nn.Module):
 
     def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
         return layer(*tensors, **side) if self.recompute == "none" else in_backward(layer, tensors, side)
-
-    def hold(self, dtype: torch.dtype, *, frozen_only: bool) -> None:
-        """Keep the weights, or those that do not train, in this dtype from now on. Batch norms stay as they are."""
-        hold_weights(self, dtype, frozen_only=frozen_only)
-        self.weights_dtype = dtype
 
     def _own(self) -> Iterator[Layer]:
         return (layer for layer in self.layers if isinstance(layer, Layer))
@@ -400,7 +413,9 @@ def stage_output_examples(
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for index, stage in enumerate(stages):
             replace_tensors(stage, without_data)
-            stage.hold(blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+            stage.weights_dtype = blueprint.weights_dtype
+            for layer in stage._own():
+                layer.hold(blueprint)
             with around(index):
                 tensors = as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
@@ -449,7 +464,7 @@ def _fill(layer: Layer, blueprint: Blueprint, seed: int, filled: AbstractSet[str
     lacking = names if checkpoint is None else checkpoint.lacking(names)
     _draw(layer.full_modules(), set(lacking), blueprint.initialize, seed)
     # after the draw, whose numbers are those of float32; before the files are read into weights as narrow as these
-    hold_weights(layer, blueprint.weights_dtype, frozen_only=bool(blueprint.trained))
+    layer.hold(blueprint)
     if checkpoint is None:
         return []
     state = {name: tensor for name, tensor in layer.full_state().items() if name not in filled}

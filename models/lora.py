@@ -113,6 +113,10 @@ class AdaptedWeights:
         """As that of `Weights`."""
         return self.base.digest() + ("" if self.adapter is None else self.adapter.digest())
 
+    def wide(self, dtype: str) -> list[str]:
+        """As that of `Weights`."""
+        return self.base.wide(dtype)
+
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """As that of `Weights`."""
         for source, wanted in self._by_source(tensors):
@@ -171,6 +175,7 @@ def with_lora(model: Blueprint, options: LoraOptions, base: str, task_type: str,
             *(f"{target}.lora_{side}.default.weight" for target in sorted(targets) for side in "AB"),
             *sorted(heads),
         ),
+        wide=frozenset(_beside(name, targets) for name in model.wide),
     )
 
 
@@ -199,6 +204,12 @@ def is_adapter(name: str) -> bool:
 def without_adapter(name: str) -> str:
     """What the model itself calls a weight that stands beside an adapter."""
     return name.replace(".base_layer.", ".")
+
+
+def _beside(name: str, targets: Collection[str]) -> str:
+    """What a weight of the model is called where an adapter stands beside it."""
+    module, _, last = name.rpartition(".")
+    return f"{module}.base_layer.{last}" if module in targets else name
 
 
 def for_peft(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -378,18 +389,21 @@ _BLOCK = 64
 """Weights with one scale, a number of float32: 4.5 bits a weight."""
 
 
-def linears(layer: Layer) -> list[nn.Linear]:
-    """The linear modules of a layer whose weights do not train."""
-    modules = layer.full_modules().values()
+def linears(layer: Layer, kept: Collection[str] = ()) -> list[nn.Linear]:
+    """The linear modules of a layer whose weights do not train, but those whose weights are `kept`."""
+    modules = [each for name, each in layer.full_modules().items() if without_adapter(f"{name}.weight") not in kept]
     linear = [each for each in modules if isinstance(each, nn.Linear) and is_linear(each)]
     return [each for each in linear if not each.weight.requires_grad]
 
 
-def to_four_bits(blocks: range, index: int, layer: Layer) -> None:
-    """Replace the linear modules of a layer that do not train by such with weights of 4 bits, if it is a block."""
+def to_four_bits(blocks: range, kept: Collection[str], index: int, layer: Layer) -> None:
+    """Replace the linear modules of a layer that do not train by such with weights of 4 bits, if it is a block.
+
+    `kept` are the full names of weights that stay as they are.
+    """
     if index not in blocks:
         return
-    for linear in linears(layer):
+    for linear in linears(layer, kept):
         replace_module(layer, linear, FourBits(linear))
 
 

@@ -33,7 +33,7 @@ from thinwire.launch.results.figures import scores_of
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table
-from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library
+from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library, wide_in
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import is_split
 from thinwire.models.data.sources import BUNDLED
@@ -116,8 +116,11 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
     kept = {name: tensor for name, tensor in run.weights.items() if name not in tied}
-    rounded = {name: _of_dtype(tensor, chosen) for name, tensor in kept.items()}
-    if (folder / "config.json").is_file():
+    by_library = (folder / "config.json").is_file()
+    wide = {*run.facts.wide, *(wide_in(folder, run.recipe.data.task, getattr(torch, chosen)) if by_library else ())}
+    dtypes = {name: "float32" if name in wide else chosen for name in kept}
+    rounded = {name: _of_dtype(tensor, dtypes[name]) for name, tensor in kept.items()}
+    if by_library:
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
         ties = {"tie_word_embeddings": True} if tied else {}
         change_config(folder, {"dtype": chosen, **ties, **_of_classes(run)})
@@ -125,7 +128,7 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
     ]
-    if any(_rounds(tensor, chosen) for tensor in kept.values()):
+    if any(_rounds(tensor, dtypes[name]) for name, tensor in kept.items()):
         notes.append(f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits")
     return [*notes, *_of_another_tokenizer(folder)]
 

@@ -49,6 +49,8 @@ class ModelFacts:
     """The full names of what trains beside a frozen model; empty without an adapter."""
     inside: str = ""
     """The type of the model of text and images whose text model it is; empty for others."""
+    wide: Sequence[str] = ()
+    """The full names of weights that came in float32 beside those of the narrower `dtype`."""
 
 
 def save_model_files(run: Path, prepared: Prepared) -> None:
@@ -66,6 +68,7 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
         classes=prepared.data.classes,
         trained=blueprint.trained,
         inside=blueprint.inside,
+        wide=blueprint.checkpoint.wide(blueprint.dtype) if blueprint.checkpoint is not None else (),
     )
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:
@@ -93,8 +96,9 @@ def read_facts(folder: Path) -> ModelFacts:
         facts = ModelFacts(**read_object(path))
         if not isinstance(facts.num_labels, int | None) or not hasattr(torch, facts.dtype):
             raise ValueError("its fields have other types")
-        if not isinstance(facts.classes, list | tuple) or not all(isinstance(name, str) for name in facts.classes):
-            raise ValueError("its classes are no list of names")
+        for what, names in (("classes", facts.classes), ("wide weights", facts.wide)):
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"its {what} are no list of names")
         if (facts.num_labels or 0) > MOST_CLASSES:
             raise ValueError(f"it has more than {MOST_CLASSES} classes")
         return replace(facts, tied={str(name): str(other) for name, other in facts.tied.items()})

@@ -20,6 +20,7 @@ from thinwire.models.architectures.library import (
     tasks_of,
     text_model_of,
     unsplit,
+    wide_names,
 )
 from thinwire.models.architectures.parity import check_parity, remembers
 from thinwire.models.checkpoint import in_place_of_weights
@@ -150,7 +151,9 @@ class LibrarySource(ModelSource):
         some = any(linears(layer) for layer in adapted.on_meta[1:-1])
         name = self.options.name
         require((some, f"model.dtype nf4 needs linear modules, and the blocks of {name} have none; take bf16"))
-        return replace(adapted, narrow=partial(to_four_bits, blocks))
+        # what the library never quantizes is what it would keep wide in float16
+        kept = wide_names(self.config, use.task, torch.float16)
+        return replace(adapted, narrow=partial(to_four_bits, blocks, kept))
 
     def _whole(self, use: Use) -> Blueprint:
         """The model in layers, without an adapter."""
@@ -178,6 +181,7 @@ class LibrarySource(ModelSource):
         return replace(
             made,
             inside=self.inside,
+            wide=frozenset() if self.options.dtype == "fp32" else wide_names(config, task, torch.bfloat16),
             compare=partial(check_parity, config, task),
             remembers=partial(remembers, config, task),
             padding=padding if reads_padding else None,

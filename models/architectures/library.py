@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 import shutil
 import sys
 from collections import defaultdict
@@ -301,7 +302,7 @@ class Stretch(Layer):
         ids_BT = x if self.first else self._stand_in(x, side.get("attention_mask"))
         # beside an adapter, in the type of the frozen weights
         numbers = (p for p in self.parameters() if p.is_floating_point())
-        weight = min(numbers, key=lambda p: p.requires_grad, default=None)
+        weight = min(numbers, key=lambda p: (p.requires_grad, p.element_size()), default=None)
         zero = torch.zeros((), dtype=torch.float32 if weight is None else weight.dtype, device=x.device)
         for module, name, shape in self.absent:
             setattr(module, name, zero.expand(shape))
@@ -719,14 +720,14 @@ def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
     return {**shortened, config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
 
 
-def unsplit(config: Any, task: TaskName) -> Any:
+def unsplit(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
     """The whole model, as the library builds it."""
     import transformers
 
     auto: Any = getattr(transformers, AUTO_CLASSES[task])
     # scaled dot-product attention cannot bend its scores
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
-    return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **hub.NO_CODE)
+    return auto.from_config(config, dtype=dtype, attn_implementation=attention, **hub.NO_CODE)
 
 
 def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -740,11 +741,32 @@ def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -
     return as_stored(_without_weights(hub.load(AutoConfig, str(folder)), task), state)
 
 
-def _without_weights(config: Any, task: TaskName) -> Any:
+def wide_names(config: Any, task: TaskName, dtype: torch.dtype) -> frozenset[str]:
+    """The tensors that `from_pretrained` keeps float32 in a model of a narrower dtype, by full name.
+
+    Raises:
+        ModelError: the library refuses the configuration.
+    """
+    if dtype == torch.float32:
+        return frozenset()
+    whole = _without_weights(config, task, dtype)
+    kept = [re.compile(pattern.replace("*", ".*")) for pattern in whole._get_dtype_plan(dtype)]
+    floats = {name: each.dtype for name, each in whole.state_dict().items() if each.is_floating_point()}
+    return frozenset(n for n, own in floats.items() if own == torch.float32 or any(k.search(n) for k in kept))
+
+
+def wide_in(folder: Path, task: TaskName, dtype: torch.dtype) -> frozenset[str]:
+    """As `wide_names`, of the configuration in a folder."""
+    from transformers import AutoConfig
+
+    return wide_names(hub.load(AutoConfig, str(folder)), task, dtype)
+
+
+def _without_weights(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
     """The whole model, its weights on the meta device, as the library builds it."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta(), _NeverReal():
-            return unsplit(config, task)
+            return unsplit(config, task, dtype)
     except Exception as error:  # of the library, whose modules check fields in their own ways
         raise ModelError(
             f"transformers cannot build {config.model_type} of this configuration: {first_line(error)}"

@@ -9,6 +9,7 @@ import torch
 import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from support.data_files import random_pixels, write_images, write_reviews, write_tokenizer
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
@@ -147,7 +148,7 @@ GENERATION = {"eos_token_id": [7, 9], "do_sample": True, "temperature": 0.6, "to
 @pytest.fixture
 def pretrained(tmp_path):
     """The folder of a tied bfloat16 model that says how it generates."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     config = AutoConfig.for_model(
         "gpt2", vocab_size=256, n_layer=2, n_embd=16, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2
@@ -203,6 +204,36 @@ def test_experts_leave_under_the_names_that_the_library_stores(folder, tmp_path,
     with torch.no_grad():
         torch.testing.assert_close(loaded_as_its_readme_says(exported)(inputs).logits, outputs, rtol=0, atol=0)
     assert evaluated(exported, tmp_path / "elsewhere", capsys) == summary(run)["held_out"]
+
+
+def test_weights_leave_in_the_types_in_which_they_came(folder, tmp_path, monkeypatch):
+    """A router in float32 was rounded to bfloat16, and so was what only the files had wide."""
+    monkeypatch.chdir(folder)
+    latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    groups = {
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+    sizes = {name: EXPERTS[name] for name in EXPERTS if name != "num_local_experts"} | {"num_key_value_heads": 2}
+    config = AutoConfig.for_model("deepseek_v3", **sizes, **latent, **groups, moe_intermediate_size=8, dtype="bfloat16")
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    router, norm = made.model.layers[1].mlp.gate, made.model.layers[0].input_layernorm
+    router.float(), norm.float()
+    for tensor in (router.weight, router.e_score_correction_bias, norm.weight):
+        torch.nn.init.normal_(tensor)
+    made.save_pretrained(tmp_path / "came")
+    given = ["--model.name", tmp_path / "came", "--model.weights", "pretrained", "--model.config", "{}"]
+    run = simulate("tiny.yaml", tmp_path / "run", *given, "--training.steps", "0")
+    came, stored = (
+        load_file(place / "model.safetensors") for place in (tmp_path / "came", export(run, tmp_path / "to"))
+    )
+    assert {came[f"model.layers.{name}"].dtype for name in ("1.mlp.gate.weight", "0.input_layernorm.weight")} == {
+        torch.float32
+    }
+    torch.testing.assert_close(stored, came, rtol=0, atol=0)
 
 
 QWEN = {name: value for name, value in EXPERTS.items() if name != "num_local_experts"}

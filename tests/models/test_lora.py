@@ -14,7 +14,7 @@ from support.models import blueprint
 from support.pipelined import as_tuple, drawn
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights, stage_output_examples
-from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, check_config, for_peft, is_adapter, merged_state
+from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, check_config, for_peft, is_adapter, linears, merged_state
 from thinwire.models.model import find_model
 from thinwire.models.options import LoraOptions, ModelOptions
 from thinwire.models.partition import partition
@@ -193,6 +193,15 @@ def test_a_base_of_4_bits_never_lies_in_memory_as_a_whole(folder, monkeypatch):
     assert {each.dtype for each in stage.saved_state().values()} == {torch.float32}
     whole_base = build_stage(adapted(folder, "llama", dtype="bf16"), range(5), seed=0).base
     assert stage.base == whole_base, "named as before it was packed: an adapter may be merged into the model itself"
+
+
+def test_what_the_library_does_not_quantize_is_not_quantized(folder):
+    model = adapted(folder, "deepseek_v3", dtype="bf16", targets=["o_proj"])
+    name = "model.layers.1.self_attn.kv_b_proj.weight"
+    linear, fewer = (linears(model.layers[2].build(), kept) for kept in ((), (name,)))
+    assert len(linear) == len(fewer) + 1 and "model.layers.1.mlp.gate.weight" in model.wide
+    frozen = {name: each for stage in split(model) for name, each in stage.full_state().items()}
+    assert {name for name, each in frozen.items() if each.dtype == torch.float32 and ".lora_" not in name} == model.wide
 
 
 def test_weights_of_4_bits_are_for_lora_and_for_linear_modules(folder, monkeypatch):

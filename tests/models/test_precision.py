@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
-from support.family_cases import LENGTH, apart, inputs
+from support.family_cases import LENGTH, apart, inputs, whole
+from support.models import blueprint
 from support.pipelined import drawn, reset
 from thinwire.models import precision as module
 from thinwire.models.costs import measure
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Chain, LayerSpec, build_stage, stage_output_examples
+from thinwire.models.options import ModelOptions
 from thinwire.models.precision import arithmetic_note, check_precision
 
 CPU = torch.device("cpu")
@@ -41,10 +44,10 @@ def test_a_hidden_state_crosses_in_the_type_of_the_products(precision, dtype):
 def test_a_whole_model_keeps_what_autocast_leaves_wide():
     """Nothing crosses a boundary there: the sum of an embedding and a product stays float32."""
     model, (ids, _) = apart("gpt2"), inputs("gpt2")
-    whole = build_stage(model, range(5), seed=0, precision="bf16")
+    stage = build_stage(model, range(5), seed=0, precision="bf16")
     kept = []
-    whole.layers[1].register_forward_hook(lambda *arguments: kept.append(arguments[2].dtype))
-    assert whole(ids).shape[:2] == ids.shape == (len(ids), LENGTH)
+    stage.layers[1].register_forward_hook(lambda *arguments: kept.append(arguments[2].dtype))
+    assert stage(ids).shape[:2] == ids.shape == (len(ids), LENGTH)
     assert kept == [torch.float32]
 
 
@@ -80,8 +83,27 @@ def test_weights_in_bfloat16_are_the_rounded_ones_and_compute_in_bfloat16(name, 
     assert result.dtype == torch.bfloat16
     result.float().square().mean().backward()
     assert {parameter.grad.dtype for parameter in first.parameters()} == {torch.bfloat16}
-    whole = build_stage(wide, range(5), seed=0)(ids, **side)
-    assert 0 < (result.float() - whole).abs().max() < 0.05 * whole.abs().max()
+    exact = build_stage(wide, range(5), seed=0)(ids, **side)
+    assert 0 < (result.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama"])
+def test_weights_that_the_library_keeps_wide_stay_wide(name, tmp_path):
+    """Routers were rounded, so that other experts were chosen."""
+    whole(name).save_pretrained(tmp_path)
+    theirs, (ids, _) = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).train(), inputs(name)
+    options = ModelOptions(name=str(tmp_path), weights="pretrained", dtype="bf16", tied="untie")
+    narrow = blueprint(options, task="causal-lm", block_size=LENGTH)
+    [hidden], _ = stage_output_examples(narrow, CUTS, ids.to("meta"), "fp32")
+    first, last = (build_stage(narrow, cut, seed=0) for cut in CUTS)
+    expected, sent = theirs.state_dict(), first(ids)
+    for full_name, tensor in {**first.full_state(), **last.full_state()}.items():
+        assert tensor.dtype == expected[full_name].dtype, full_name
+        assert torch.equal(tensor, expected[full_name]), full_name
+    assert (torch.float32 in {tensor.dtype for tensor in expected.values()}) == (name == "deepseek_v3")
+    assert hidden.dtype == sent.dtype
+    assert torch.equal(last(sent), theirs(input_ids=ids).logits)
 
 
 def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow():
