@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
     "trace": ("trace", "turn the recorded steps of a run into a trace for Perfetto"),
-    "report": ("report.command", "write one HTML page about runs and measurements"),
+    "report": ("report", "write one HTML page about runs and measurements"),
     "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "generate": ("generate", "let the cut model of a run or a recipe write text"),

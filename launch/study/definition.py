@@ -19,8 +19,6 @@ PACKAGED = files("thinwire.launch") / "studies"
 Mode = Literal["on", "off"]
 SCORES = ("loss", "perplexity", "accuracy", "matthews")
 """What trained cells may be compared by; which of them there are, the task of the recipe says."""
-MODES: tuple[Mode, ...] = ("off", "on")
-"""How the boundaries compress in evaluation, in the order of the papers' tables."""
 
 Options = dict[str, Any]
 """Options of a recipe by dotted name, without the dashes of the command line."""
@@ -155,16 +153,6 @@ class Study:
     def own_options(self, scale: Scale, row: str) -> Options:
         """The options that a row sets itself, at a scale."""
         return {**self.all_rows[row].options, **scale.row_options.get(row, {})}
-
-    @property
-    def unit(self) -> str:
-        """What scores are multiplied to."""
-        return "%" if self.score == "accuracy" else ""
-
-    @property
-    def factor(self) -> float:
-        """What a run's score is multiplied by to be in that unit."""
-        return 100.0 if self.unit == "%" else 1.0
 
     def scaled(self, name: str | None) -> tuple[str, Scale]:
         """A scale and its name: the one asked for, else the first; one without any change where there is none."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from thinwire.compress.stores.durable import write_durably
 from thinwire.errors.files import open_regular
+from thinwire.launch.comparison.runs import MODES, factor_of, unit_of
 from thinwire.launch.folder.policy import clear, held
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.environment import environment
@@ -22,7 +23,7 @@ from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
-from thinwire.launch.study.definition import MODES, Study
+from thinwire.launch.study.definition import Study
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
 
@@ -116,8 +117,8 @@ class Job:
             return f"{self.name} failed after {took}: {self.trouble}{see}"
         held_out = read_json(folder / "summary.json").get("held_out", {})
         scores = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
-        digits = 2 if study.unit == "%" else 4
-        said = (f"{'-' if one is None else f'{study.factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
+        digits, factor = 2 if unit_of(study.score) else 4, factor_of(study.score)
+        said = (f"{'-' if one is None else f'{factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
         return f"{self.name} finished in {took}: {study.score} {', '.join(said)}"
 
 

@@ -1,8 +1,8 @@
 """`thinwire study report NAME`: published numbers beside ours, claims judged, curves, and what is missing.
 
-FOLDER/report.md                 to read
-FOLDER/report.json               the tables, for programs, and for `thinwire report`, which makes a page of HTML
-FOLDER/curves.png, curves.svg    the learning curves
+FOLDER/report.html    a page in one file
+FOLDER/report.md      its tables, to quote
+FOLDER/report.json    the same for programs, and for `thinwire report`, which shows them on a page of several
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from pandas import DataFrame
 
 from thinwire.compress.stores.durable import write_own
 from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.errors.words import listed
+from thinwire.launch.comparison.comparison import Comparison, Groups, cost_table, loss_charts, scores_of
+from thinwire.launch.comparison.page import render
+from thinwire.launch.comparison.runs import MODES, RunFiles, factor_of, read_run, unit_of
 from thinwire.launch.recipe.fields import is_among
 from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, Value, document, rounded, show
-from thinwire.launch.study.cells import Cell, cells_of
-from thinwire.launch.study.definition import MODES, Claim, Options, Row, Scale, Study, read_study
+from thinwire.launch.study.cells import (
+    Cell,
+    asked_of,
+    cells_of,
+    changed_fields,
+    has_other_start,
+    is_finished,
+    last_line,
+    read_json,
+)
+from thinwire.launch.study.definition import Claim, Options, Row, Scale, Study, read_study
 from thinwire.launch.study.judge import RULE, Judged, bound_of, judge
-from thinwire.launch.study.results import draw, read_results
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS
 
 PROG = "thinwire study report"
 
@@ -46,20 +54,6 @@ _NO_OPTIONS = ("training.seed", "data", "code", "model's files", "own code", "st
 """What an origin has beside options, and what each cell has of its own."""
 
 
-@dataclass(frozen=True)
-class StudyReport:
-    """What a report says, before it is written in one form or another."""
-
-    title: str
-    words: Sequence[str]
-    """Sentences that stand at the top."""
-    tables: Sequence[Table]
-    curves: Mapping[str, bytes]
-    """A picture as `png` and as `svg`; empty without a curve."""
-    beside: dict[str, Any]
-    """What programs may want as well."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Write a report; the exit status."""
     options = make_parser().parse_args(argv)
@@ -67,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
     _check_folder(folder, cells_of(study, scale, folder))
-    made = make(study, scale_name, scale, folder)
-    write_and_show(made, options.out or folder, "--out" if options.out or not options.folder else "--folder")
+    made, beside = make(study, scale_name, scale, folder)
+    write_and_show(made, beside, options.out or folder, "--out" if options.out or not options.folder else "--folder")
     return OK
 
 
@@ -83,54 +77,89 @@ def make_parser() -> Parser:
     return parser
 
 
-def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> StudyReport:
-    """The report of a study, finished or not."""
-    rows = study.rows_at(scale)
-    words = [study.description, *([f"Scale {scale_name}: {scale.about}"] if scale.about else [])]
-    cells = cells_of(study, scale, folder)
+def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Comparison, dict[str, Any]]:
+    """The report of a study, finished or not, and what programs may want as well."""
+    rows, cells = study.rows_at(scale), cells_of(study, scale, folder)
+    missing = missing_cells(cells, PROG)
     with as_written(folder, OptionsError):
-        results, missing = read_results(study, cells, PROG)
-        curves = draw(study, rows, results)
+        runs = {cell: read_run(cell.folder) for cell in cells if cell not in missing}
+    groups = {row: [run for cell, run in runs.items() if cell.row == row] for row in rows}
+    scores = scores_of(groups, [study.score])[study.score].reset_index()
     without = {cell.row for cell in missing}
-    judged = [judge(claim, results, study.all_rows, missing=without) for claim in study.claims]
+    judged = [judge(claim, scores, study.all_rows, missing=without) for claim in study.claims]
+    made = {cell: read_json(cell.folder / "cell.json") for cell in runs}
     tables = [
-        scores_table(study, rows, results),
+        scores_table(study, rows, groups),
         *([claims_table(study, judged)] if judged else []),
-        *([cells_table(study, results)] if len(results) else []),
-        *([missing_table(missing)] if missing else []),
+        *([cells_table(study, runs, made)] if runs else []),
+        *(
+            [Table("Missing cells", ["row", "seed", "why"], [[c.row, c.seed, why] for c, why in missing.items()])]
+            if missing
+            else []
+        ),
     ]
     lost = f" {len(missing)} are missing: the last table names them." if missing else ""
-    words.append(f"{len(results)} of {len(cells)} cells are finished.{lost}")
-    words += circumstances(study, scale, results)
-    beside = {"study": study.name, "scale": scale_name, "finished": len(results), "missing": len(missing)}
-    return StudyReport(f"{study.name}, {scale_name}", words, tables, curves, {**beside, **_claims_json(judged)})
+    words = [
+        study.description,
+        *([f"Scale {scale_name}: {scale.about}"] if scale.about else []),
+        f"{len(runs)} of {len(cells)} cells are finished.{lost}",
+        *circumstances(study, scale, made, sum(run.summary["seconds"] for run in runs.values()) / 3600),
+    ]
+    charts = loss_charts({row: its for row, its in groups.items() if its}) if runs else []
+    beside = {"study": study.name, "scale": scale_name, "finished": len(runs), "missing": len(missing)}
+    return Comparison(f"{study.name}, {scale_name}", tables, charts, words=words), {**beside, **_claims_json(judged)}
 
 
-def circumstances(study: Study, scale: Scale, results: DataFrame) -> list[str]:
-    """How the finished cells were made, and which should not be compared, a sentence each; empty without cells."""
-    if results.empty:
+def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
+    """The cells without a result that the study would keep, and why.
+
+    Those of another version of the code, or of other data, have one. OptionsError if recipes cannot be read.
+    """
+    missing = {}
+    found = [read_json(cell.folder / "cell.json") for cell in cells]
+    # what was typed when a cell was made is no change of the study
+    as_made = [replace(cell, given=tuple(made.get("given", ()))) for cell, made in zip(cells, found, strict=True)]
+    for cell, made, asked in zip(cells, found, asked_of(as_made, prog), strict=True):
+        if made and has_other_start(cell, made):
+            missing[cell] = "the row that it starts with has other weights now; run it again"
+        elif made and changed_fields(made.get("origin", {}), asked, any_code=True):
+            missing[cell] = "what is there was made by other options of the study; run it again"
+        elif not is_finished(cell.folder):
+            said = last_line(cell.folder / "log.txt")
+            begun = (cell.folder / "cell.json").exists()
+            missing[cell] = f"not finished{f'; its last line: {said}' if said else ''}" if begun else "not begun"
+        elif "origin" not in made:
+            missing[cell] = "cell.json, which says what it was made from, is damaged; run it again"
+    return missing
+
+
+def circumstances(study: Study, scale: Scale, made: Mapping[Cell, Mapping[str, Any]], hours: float) -> list[str]:
+    """How the finished cells were made, and which should not be compared, a sentence each; empty without cells.
+
+    `made` has the values of each cell.json, and `hours` is what all cells took.
+    """
+    if not made:
         return []
-    made = results["made"]
-    machines = {f"{one['machine']['cpu']}, {one['machine']['cores']} cores" for one in made if "machine" in one}
-    versions = {f"torch {one['torch']}" for one in made if "torch" in one}
-    hours = results["seconds"].sum() / 3600
+    machines = {
+        f"{one['machine']['cpu']}, {one['machine']['cores']} cores" for one in made.values() if "machine" in one
+    }
+    versions = {f"torch {one['torch']}" for one in made.values() if "torch" in one}
     said = [f"The finished cells took {hours:.1f} hours, on {'; '.join(sorted(machines | versions))}."]
-    origins = made.map(lambda one: {name: json.dumps(value) for name, value in one.get("origin", {}).items()})
-    codes = sorted({str(json.loads(one["code"])) for one in origins if "code" in one})
-    if len(codes) > 1:
-        said.append(f"They were made by {len(codes)} versions of the code: {', '.join(codes)}.")
-    by_data = results["row"].groupby(origins.map(lambda one: one.get("data", "")), sort=False).unique()
-    if len(by_data) > 1:
-        groups = " | ".join(map("; ".join, by_data))
-        said.append(f"There are {len(by_data)} sets of data; compare only rows that have the same: {groups}.")
-    values: dict[str, set[str]] = {}
-    for cell, origin in zip(results["cell"], origins, strict=True):
-        own = study.own_options(scale, cell.row)
+    codes, values = set[str](), dict[str, set[str]]()
+    by_data: dict[str, dict[str, None]] = {}
+    for cell, one in made.items():
+        origin, own = one.get("origin", {}), study.own_options(scale, cell.row)
+        codes |= {origin["code"]} if "code" in origin else set()
+        by_data.setdefault(json.dumps(origin.get("data")), {})[cell.row] = None
         for name in origin.keys() - ({"model.weights"} if cell.base else set()):
             if not is_among(name, _NO_OPTIONS) and not _is_set(name, own):
-                values.setdefault(name, set()).add(origin[name])
-    differ = [f"{name} ({', '.join(sorted(found))})" for name, found in sorted(values.items()) if len(found) > 1]
-    if differ:
+                values.setdefault(name, set()).add(json.dumps(origin[name]))
+    if len(codes) > 1:
+        said.append(f"They were made by {len(codes)} versions of the code: {', '.join(sorted(codes))}.")
+    if len(by_data) > 1:
+        groups = " | ".join(map("; ".join, by_data.values()))
+        said.append(f"There are {len(by_data)} sets of data; compare only rows that have the same: {groups}.")
+    if differ := [f"{name} ({', '.join(sorted(found))})" for name, found in sorted(values.items()) if len(found) > 1]:
         said.append(
             f"The cells differ in options that no row sets, so do not compare their scores: {'; '.join(differ)}."
         )
@@ -170,45 +199,14 @@ def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
     return {"verdicts": dict(Counter(one.verdict for one in judged)), "claims": claims}
 
 
-def scores_table(study: Study, rows: Mapping[str, Row], results: DataFrame) -> Table:
-    """A row of the study a line: published scores, ours with their spread, and the bits that were sent."""
-    score = f"{study.score}, {study.unit}" if study.unit else study.score
-    published = any(row.published for row in rows.values())
-    columns = [
-        "row",
-        *(f"published {mode}" for mode in MODES if published),
-        *(f"{score} {mode}, {what}" for mode in MODES for what in ("mean", "std", "best")),
-        "on - off",
-        *(f"bits, {channel}" for channel in CHANNELS),
-        "in full, %",
-        "seeds",
-    ]
-    lines: list[list[Value]] = []
-    diverged = dict[str, int]()
-    for name, row in rows.items():
-        of_row = results[results["row"] == name]
-        own = of_row.dropna(subset=[*MODES])
-        diverged[name] = len(of_row) - len(own)
-        best = own[[*MODES]].min() if study.score in ("loss", "perplexity") else own[[*MODES]].max()
-        spread = [number for mode in MODES for number in (own[mode].mean(), own[mode].std(), best[mode])]
-        lines.append(
-            [
-                name,
-                *(row.published.get(mode) for mode in MODES if published),
-                *(rounded(number, 3) for number in [*spread, (own["on"] - own["off"]).mean()]),
-                *(rounded(of_row[channel].mean(), 2) for channel in CHANNELS),
-                rounded(100 * of_row["full"].mean(), 1),
-                len(own),
-            ]
-        )
-    note = (
-        "Off and on: whether evaluation compressed. Mean, standard deviation and best are over seeds, after the last "
-        "step. Bits an element were really sent in training: frames with their headers, warm-up and first visits "
-        "included; in full is the share of rows that went uncompressed."
-    )
-    lost = [f"{name}: diverged seeds, which have no score: {count}." for name, count in diverged.items() if count]
+def scores_table(study: Study, rows: Mapping[str, Row], groups: Groups) -> Table:
+    """A row of the study a line, beside the published scores; the first uncompressed row is the baseline."""
+    published = {name: dict(row.published) for name, row in rows.items() if row.published}
+    against = next((name for name, its in groups.items() if its and all(run.is_uncompressed for run in its)), "")
     title = f"{study.source or study.name}: {'published and ours' if published else 'scores'}"
-    return Table(title, columns, lines, " ".join([note, *lost, *_notes(rows)]))
+    notes = [f"{name}: {row.note}." for name, row in rows.items() if row.note]
+    bases = groups.get(against, [])
+    return cost_table(title, "row", groups, against, bases, scores=[study.score], published=published, notes=notes)
 
 
 def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
@@ -220,7 +218,7 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
         bound = f"{'above' if side > 0 else 'below'} {number:g}"
         numbers = map(_in_digits, (one.published, one.mean, one.error))
         lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
-    unit = " in percentage points" if study.unit == "%" else ""
+    unit = " in percentage points" if unit_of(study.score) else ""
     return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}. {RULE}")
 
 
@@ -236,48 +234,35 @@ def _in_digits(number: float | None) -> float | None:
     return rounded(number, max(3, 1 - math.floor(math.log10(abs(number)))) if number else 3)
 
 
-def cells_table(study: Study, results: DataFrame) -> Table:
+def cells_table(study: Study, runs: Mapping[Cell, RunFiles], made: Mapping[Cell, Mapping[str, Any]]) -> Table:
     """A finished cell a line."""
     columns = ["row", "seed", *(f"{study.score} {mode}" for mode in MODES), "minutes", "weights digest", "code"]
-    lines: list[list[Value]] = [
-        [
-            *(one.row, one.seed, *(rounded(getattr(one, mode), 3) for mode in MODES)),
-            *(round(one.seconds / 60, 1), one.digest[:16], one.made.get("origin", {}).get("code")),
-        ]
-        for one in results.itertuples()
-    ]
+    lines: list[list[Value]] = []
+    for cell, run in runs.items():
+        scores = [run.score(mode, study.score) for mode in MODES]
+        ours = [None if score is None else round(factor_of(study.score) * score, 3) for score in scores]
+        took, digest = round(run.summary["seconds"] / 60, 1), run.summary["weights_digest"][:16]
+        lines.append([cell.row, cell.seed, *ours, took, digest, made[cell].get("origin", {}).get("code")])
     note = "Minutes of a run, with evaluations and saves, on a machine that may have had other work."
     return Table("Finished cells", columns, lines, note)
 
 
-def missing_table(missing: Mapping[Cell, str]) -> Table:
-    """A cell without a result a line."""
-    lines: list[list[Value]] = [[cell.row, cell.seed, why] for cell, why in missing.items()]
-    return Table("Missing cells", ["row", "seed", "why"], lines)
-
-
-def _notes(rows: Mapping[str, Row]) -> list[str]:
-    """The notes of the rows, a sentence each."""
-    return [f"{name}: {row.note}." for name, row in rows.items() if row.note]
-
-
-def write_and_show(made: StudyReport, folder: Path, option: str) -> None:
+def write_and_show(made: Comparison, beside: Mapping[str, Any], folder: Path, option: str) -> None:
     """Write every form of a report, and print its first tables.
 
     OptionsError where it cannot be written; `option` is the one that names another folder.
     """
     head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
-    pictures = ["![Learning curves](curves.png)"] if made.curves else []
-    values = document(made.title, made.tables, words=list(made.words), **made.beside)
+    values = document(made.title, made.tables, words=list(made.words), **beside)
     forms = {
-        "report.md": ("\n\n".join([*head, *(table.markdown for table in made.tables), *pictures]) + "\n").encode(),
-        "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n".encode(),
-        **{f"curves.{kind}": picture for kind, picture in made.curves.items()},
+        "report.html": render([], [], made),
+        "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables)]) + "\n",
+        "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n",
     }
     with written(option, folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, content in forms.items():
         with written(option, folder / name, "folder"):
-            write_own(folder / name, content)
+            write_own(folder / name, content.encode())
     show(made.tables[:2])
     print(f"{listed([*forms])} are in {folder}")

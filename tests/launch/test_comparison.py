@@ -8,10 +8,10 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 
+from thinwire.launch.comparison.comparison import compare, differences, find_baseline
+from thinwire.launch.comparison.plots import Curve, curves
+from thinwire.launch.comparison.runs import RunFiles
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
-from thinwire.launch.report.comparison import compare, differences, find_baseline
-from thinwire.launch.report.plots import Curve, curves
-from thinwire.launch.report.reading import RunFiles
 from thinwire.pipeline.errors import OptionsError
 
 STEPS, MICROBATCHES, FRAMES = 4, 2, 8
@@ -33,6 +33,8 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
             "bytes": FRAMES * NBYTES[codec],
             "uncompressed": FRAMES * 4000,
             "elements": FRAMES * 1000,
+            "rows": FRAMES,
+            "full_rows": FRAMES // 4,
         }
         for channel in ("activations", "gradients")
     ]
@@ -77,10 +79,11 @@ def test_the_first_table_says_what_compression_cost(tmp_path):
     none, four = columns(table)
     assert (four["activations/gradients"], four["bits, activations"], four["MB in training"]) == ("q(4)", 4.0, 0.01)
     assert four["fewer bytes"] == 8.0 and none["bits, gradients"] == 32.0
-    assert (four["held-out loss, on"], four["held-out loss, off"], four["held-out accuracy, on"]) == (3.25, 3.5, 0.8)
-    assert (four["loss on, difference"], four["loss off, difference"]) == (0.25, 0.5)
-    assert four["accuracy on, difference"] == -0.1 and none["loss on, difference"] == 0
-    assert table.note.startswith("Differences are to none.")
+    assert (four["loss on, mean"], four["loss off, mean"], four["accuracy, % on, mean"]) == (3.25, 3.5, 80)
+    assert (four["loss on, mean difference"], four["loss off, mean difference"], four["on - off"]) == (0.25, 0.5, -0.25)
+    assert four["accuracy, % on, mean difference"] == -10 and none["loss on, mean difference"] == 0
+    assert (four["in full, %"], four["steps"], four["seeds"]) == (25, STEPS, 1)
+    assert "Differences are to none, to the run of the same seed" in table.note and "std" not in str(table.columns)
 
 
 @pytest.mark.slow
@@ -94,7 +97,8 @@ def test_what_replicas_and_stages_with_the_same_weights_sent_counts_too(tmp_path
     for name, codec, nbytes in (("coded", "ef(q(4))", 16_000), ("plain", "none", 128_000)):
         run = made(tmp_path, name)
         rows = [{"stage": stage, "codec": codec, "bytes": nbytes, "uncompressed": 128_000} for stage in range(2)]
-        runs.append(replace(run, summary=run.summary | {who: rows}))
+        recipe = run.recipe.replace("count: 1", f"count: 1\n  gradients: {codec}")
+        runs.append(replace(run, summary=run.summary | {who: rows}, recipe=recipe))
     coded, plain = runs
     assert find_baseline(runs, None) is plain
     found = columns(compare(runs, plain).tables[0])
@@ -132,24 +136,20 @@ def test_runs_that_differ_by_seed_alone_have_a_mean_and_a_spread(tmp_path):
         *(made(tmp_path, f"four-{seed}", on=4.0 + 3 * seed, seed=seed, codec="q(4)") for seed in range(2)),
     ]
     found = compare(runs, runs[0])
-    none, four = columns(found.tables[1])
+    none, four = columns(found.tables[0])
     assert (four["runs"], four["seeds"], four["loss on, mean"]) == ("four-0, four-1", 2, 5.5)
     assert four["loss on, std"] == round(3 / math.sqrt(2), 4) and none["loss on, std"] == round(1 / math.sqrt(2), 4)
     assert four["loss on, mean difference"] == 2.0
-    assert found.warning == ""
-    assert [table.title for table in compare(runs[::2], runs[0]).tables][1] == "What differs between the recipes"
+    assert (four["loss on, best"], none["loss on, best"]) == (4.0, 3.0)
+    assert found.warning == "" and found.tables[1].title == "What differs between the recipes"
 
 
 @pytest.mark.slow
-def test_the_first_table_subtracts_the_baseline_of_the_same_seed(tmp_path):
+def test_a_run_of_another_seed_than_the_baseline_has_no_difference(tmp_path):
     """It subtracted seed 0's `none` from seed 1's runs, so what a seed does was said to be the cost of compression."""
-    nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
-    fours = [made(tmp_path, f"four-{seed}", on=3.25 + seed, seed=seed, codec="q(4)") for seed in range(3)]
-    found = compare([*nones, *fours], nones[0]).tables[0]
-    assert [row["loss on, difference"] for row in columns(found)] == [0.0, 0.0, 0.25, 0.25, None]
-    assert found.note.startswith("Differences are to none-0 and none-1, each to that of the same seed.")
-    [_, apart] = columns(compare([nones[0], fours[1]], nones[0]).tables[0])
-    assert apart["loss on, difference"] is None, "no run of this seed to compare with"
+    none, four = made(tmp_path, "none"), made(tmp_path, "four", on=3.25, seed=1, codec="q(4)")
+    [_, apart] = columns(compare([none, four], none).tables[0])
+    assert apart["loss on, mean difference"] is None
 
 
 @pytest.mark.slow
@@ -157,12 +157,12 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     """The means of other seeds were subtracted, so what a seed does to both was said to be the cost of compression."""
     nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
     fours = [made(tmp_path, f"four-{seed}", on=3.5 + seed, seed=seed, codec="q(4)") for seed in (1, 2, 5)]
-    found = compare([*nones, *fours], nones[0]).tables[1]
+    found = compare([*nones, *fours], nones[0]).tables[0]
     none, four = columns(found)
     assert (none["loss on, mean difference"], four["loss on, mean difference"]) == (0.0, 0.5)
     assert (four["seeds"], four["loss on, mean"]) == (3, round(3.5 + 8 / 3, 4))
-    assert "Differences are to the run of the same seed" in found.note
-    [_, apart] = columns(compare([*nones[:2], *fours[1:]], nones[0]).tables[1])
+    assert "Differences are to none-0, none-1, none-2, to the run of the same seed" in found.note
+    [_, apart] = columns(compare([*nones[:2], *fours[1:]], nones[0]).tables[0])
     assert apart["loss on, mean difference"] is None
 
 
@@ -217,7 +217,7 @@ def test_fields_that_no_loss_depends_on_are_listed_and_not_warned_of(tmp_path):
     names = {"save_every", "checkpoint.every", "data.outline", "training.recompute"}
     assert set(differences(runs)) == names and all(is_among(name, WITHOUT_EFFECT) for name in names)
     found = compare(runs, runs[0])
-    assert found.warning == "" and found.tables[1].title == "Over seeds"
+    assert found.warning == "" and found.tables[0].rows[0][0] == "none, often"
 
 
 @pytest.mark.slow
@@ -226,13 +226,13 @@ def test_seeds_that_diverged_are_counted_apart(tmp_path):
     nones = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
     fours = [made(tmp_path, f"four-{seed}", on=4.0 + seed, seed=seed, codec="q(4)") for seed in range(3)]
     fours.append(made(tmp_path, "four-3", on=None, off=9.0, seed=3, codec="q(4)"))
-    found = compare([*nones, *fours], nones[0]).tables[1]
+    found = compare([*nones, *fours], nones[0]).tables[0]
     none, four = columns(found)
     assert (none["seeds"], none["diverged"]) == (2, 0) and (four["seeds"], four["diverged"]) == (3, 1)
     assert (four["loss on, mean"], four["loss off, mean"]) == (5.0, 3.0), "both are of the same seeds"
     assert found.note.endswith("no number have diverged.")
-    assert "diverged" not in compare(nones, nones[0]).tables[1].columns
-    [lost] = columns(compare([replace(run, summary=fours[-1].summary) for run in nones], None).tables[1])
+    assert "diverged" not in compare(nones, nones[0]).tables[0].columns
+    [lost] = columns(compare([replace(run, summary=fours[-1].summary) for run in nones], None).tables[0])
     assert (lost["seeds"], lost["diverged"], lost["loss on, mean"], lost["loss on, std"]) == (0, 2, None, None)
 
 
@@ -240,12 +240,12 @@ def test_seeds_that_diverged_are_counted_apart(tmp_path):
 def test_a_seed_counts_once(tmp_path):
     """A run that was given twice, or beside its simulation, was a mean of two seeds with a spread of zero."""
     runs = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
-    once, again = (compare([*runs, *more], None).tables[1] for more in ([], runs))
+    once, again = (compare([*runs, *more], None).tables[0] for more in ([], runs))
     [alone], [both] = columns(once), columns(again)
     assert {**both, "runs": ""} == {**alone, "runs": ""} and alone["seeds"] == 2
     assert "the first one counts" in again.note and "the first one counts" not in once.note
-    [twice] = columns(compare([runs[0], runs[0]], None).tables[1])
-    assert (twice["seeds"], twice["loss on, mean"], twice["loss on, std"]) == (1, 3.0, None)
+    [twice] = columns(compare([runs[0], runs[0]], None).tables[0])
+    assert (twice["seeds"], twice["loss on, mean"]) == (1, 3.0)
 
 
 def still_training(run, steps):
@@ -265,12 +265,10 @@ def test_a_run_that_is_not_finished_is_told_and_counts_in_no_mean(tmp_path):
     seeds = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(3)]
     seeds[2] = still_training(seeds[2], 2)
     for baseline in (seeds[0], seeds[2]):
-        [means] = columns(compare(seeds, baseline).tables[1])
+        [means, left] = columns(compare(seeds, baseline).tables[0])
+        assert (left["runs"], left["loss on, mean"]) == ("none-2", 5.0)
         assert (means["runs"], means["seeds"], means["loss on, mean"]) == ("none-0, none-1", 2, 3.5)
         assert means["loss on, mean difference"] == 0
-    assert [table.title for table in compare(seeds[1:], None).tables][1:] == ["What differs between the recipes"]
-    left = [still_training(run, 2) for run in seeds]
-    assert "mean difference" not in str([table.columns for table in compare(left, left[0]).tables])
 
 
 @pytest.mark.slow
@@ -316,7 +314,7 @@ def test_what_was_metered_with_the_last_cut_is_divided_by_its_steps(tmp_path):
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
     assert cut.progress_in_megabytes[-1] == pytest.approx(total * (12 + STEPS) / STEPS)
     found = compare([whole, cut], whole)
-    assert found.tables[0].note.endswith(" Bytes of cut are those since step 12, where the cut changed.")
+    assert " Bytes of cut are those since step 12, where the cut changed." in found.tables[0].note
     assert "busy" not in found.warning
 
 

@@ -14,7 +14,7 @@ from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
 from thinwire.launch import cli
-from thinwire.launch.report.reading import read
+from thinwire.launch.comparison.runs import read
 from thinwire.launch.results.log_file import LogFile, keep_lines, read_lines
 from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from thinwire.launch.cli import main
+from thinwire.launch.comparison import runs
 from thinwire.launch.predict import profile
-from thinwire.launch.report import reading
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
 from thinwire.pipeline.options.compression import FAST, MILD
@@ -59,7 +59,7 @@ def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path,
 def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
     (tmp_path / "predict.json").write_text(json.dumps(told))
-    [document] = reading.read([tmp_path / "predict.json"])[1]
+    [document] = runs.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
     speeds, needed, stages, schedules = document.tables
     codecs = ["none", "q(8, step=0.2)", "q(2)/q(4)"]

@@ -13,9 +13,9 @@ import pytest
 
 from support.tiny_run import SMALL
 from thinwire.launch import cli
-from thinwire.launch.report.page import render
-from thinwire.launch.report.plots import ROLES, STAND_INS, running_mean
-from thinwire.launch.report.reading import read
+from thinwire.launch.comparison.page import render
+from thinwire.launch.comparison.plots import ROLES, STAND_INS, running_mean
+from thinwire.launch.comparison.runs import read
 from thinwire.launch.shared.tables import Table, document
 
 RECIPE = f"""

@@ -16,6 +16,7 @@ from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
 from thinwire.launch import cli
+from thinwire.launch.comparison.runs import RunFiles
 from thinwire.launch.folder import policy
 from thinwire.launch.folder.policy import mark
 from thinwire.launch.recipe.yaml_text import packaged_names
@@ -25,8 +26,7 @@ from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weigh
 from thinwire.launch.study.definition import PACKAGED, Claim, Row, Scale, Side, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.report import claims_table, scores_table
-from thinwire.launch.study.results import COLUMNS, read_results
+from thinwire.launch.study.report import claims_table, missing_cells, scores_table
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -43,7 +43,19 @@ claims:
 def results(**scores):
     """Results of rows, a seed for each score."""
     lines = [{"row": row, "seed": seed, "on": on} for row, own in scores.items() for seed, on in enumerate(own)]
-    return DataFrame(lines, columns=COLUMNS)
+    return DataFrame(lines, columns=["row", "seed", "on"])
+
+
+def run_of(row, seed, on):
+    """A finished run, as far as a table reads it."""
+    scores = {mode: {"loss": None if math.isnan(on) else on} for mode in ("on", "off")}
+    codec = {"none": "none", "two bits": "q(2)"}[row]
+    channels = [
+        {"channel": channel, "codec": codec, "bytes": 10, "uncompressed": 20, "elements": 10, "rows": 1, "full_rows": 0}
+        for channel in ("activations", "gradients")
+    ]
+    summary = {"held_out": scores, "channels": channels, "steps": 6}
+    return RunFiles(Path(row), summary, f"training: {{seed: {int(seed)}}}", [{"samples": 1, "seconds": 1.0}], [], [])
 
 
 def made(cell, origin=None, **beside):
@@ -182,9 +194,13 @@ def test_a_seed_that_diverged_or_is_missing_is_not_left_out_of_a_verdict():
     study = parse_study(STUDY, "s", "s")
     found = results(**{"none": [3.0] * 4, "two bits": [3.5, 3.5, math.nan, math.nan]})
     found["off"] = found["on"]
-    table = scores_table(study, study.all_rows, found)
-    assert [row[-1] for row in table.rows] == [4, 2]
-    assert "two bits: diverged seeds, which have no score: 2." in table.note and "none: diverged" not in table.note
+    runs = {
+        row: [run_of(row, *line) for line in found[found["row"] == row][["seed", "on"]].values] for row in study.rows
+    }
+    table = scores_table(study, study.all_rows, runs)
+    none, two = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (none["seeds"], none["diverged"], two["seeds"], two["diverged"]) == (4, 0, 2, 2)
+    assert (two["published on"], two["loss on, mean"], two["loss on, mean difference"]) == (3.5, 3.5, 0.5)
     judged = judge(study.claims[0], found, study.all_rows)
     assert (judged.verdict, judged.seeds, judged.mean) == ("cannot tell", (0, 1), 0.5)
     whole = found[found["seed"] < 2]
@@ -274,8 +290,7 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert find(changed, any_code=False) == ("begins", [])
-    results, missing = read_results(study, [cell], "prog")
-    assert results.empty and cell in missing
+    assert cell in missing_cells([cell], "prog")
 
 
 def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkeypatch):
@@ -301,8 +316,7 @@ def test_a_report_takes_no_cell_of_other_options(here):
     for cell, origin in zip(cells, asked_of(cells, "prog"), strict=True):
         made(cell, origin, given=cell.given)
     changed = parse_study(STUDY.replace("q(2)/q(8)", "q(3)/q(8)"), "s", "s")
-    results, missing = read_results(changed, cells_of(changed, Scale(), here), "prog")
-    assert results.empty
+    missing = missing_cells(cells_of(changed, Scale(), here), "prog")
     assert {cell.row: why for cell, why in missing.items()} == {
         "none": "not finished",
         "two bits": "what is there was made by other options of the study; run it again",
@@ -362,8 +376,7 @@ def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, 
             for cell, origin in zip(found, origins, strict=True)
         ]
         assert [cell.row for cell, state in zip(found, states, strict=True) if state == "finished"] == kept
-    results, missing = read_results(study, cells_of(study, Scale(), here), "prog")
-    assert results["row"].tolist() == kept
+    missing = missing_cells(cells_of(study, Scale(), here), "prog")
     assert {cell.row for cell in missing} == {"none", "two bits"} - {*kept}
 
 
@@ -590,5 +603,5 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert cli.main(["report", str(folder / "report.json")]) == 0
     assert "two bits" in Path("report.html").read_text()
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (folder / "curves.svg").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page and "2 of 2 cells are finished." in page

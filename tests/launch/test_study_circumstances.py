@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from pandas import DataFrame
-
 from thinwire.launch.study.cells import cells_of
 from thinwire.launch.study.definition import Scale, parse_study
 from thinwire.launch.study.report import circumstances
@@ -24,7 +22,7 @@ rows:
 
 def said(by_row):
     """What is said of two cells of each row, whose origins have these values beside common ones."""
-    results = []
+    made = {}
     for cell in cells_of(STUDY, Scale(), Path("f")):
         origin = {
             "code": "c",
@@ -34,9 +32,8 @@ def said(by_row):
             "model.weights": "w",
         }
         origin |= by_row(cell)
-        made = {"origin": origin, "torch": "2.14"}
-        results.append({"cell": cell, "row": cell.row, "seconds": 1800.0, "made": made})
-    return circumstances(STUDY, Scale(), DataFrame(results))
+        made[cell] = {"origin": origin, "torch": "2.14"}
+    return circumstances(STUDY, Scale(), made, 3.0)
 
 
 def test_what_rows_and_seeds_set_may_differ():

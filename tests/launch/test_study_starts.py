@@ -14,7 +14,7 @@ from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
 from thinwire.launch.study.judge import judge
-from thinwire.launch.study.results import read_results
+from thinwire.launch.study.report import missing_cells
 from thinwire.pipeline.errors import OptionsError
 
 STUDY = """
@@ -86,8 +86,7 @@ def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, monkeypatch, 
         first.folder.mkdir(parents=True, exist_ok=True)
         (first.folder / name).write_text(text)
     assert not is_finished(first.folder)
-    results, missing = read_results(study, [first, second], "prog")
-    assert results.empty and len(missing) == 2
+    assert [*missing_cells([first, second], "prog")] == [first, second]
 
 
 def test_a_chosen_row_brings_the_row_that_it_starts_with():
@@ -106,7 +105,7 @@ def test_a_report_takes_no_cell_whose_first_weights_are_others_now_and_the_study
         made = {"origin": origin, "base": "old" if cell.base else None}
         (cell.folder / "cell.json").write_text(json.dumps(made))
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
-    _, missing = read_results(study, [first, second], "prog")
+    missing = missing_cells([first, second], "prog")
     assert missing[second] == "the row that it starts with has other weights now; run it again"
     found = find(Checked(second, origins[1], steps=2, processes=2, threads=1), any_code=False)
     assert found == ("begins anew", ["the weights that it starts with"])

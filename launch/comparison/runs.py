@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -26,6 +26,10 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
 Points = list[tuple[float, float]]
+MODES: tuple[Literal["on", "off"], ...] = ("off", "on")
+"""How the boundaries compress in evaluation, in the order of the papers' tables."""
+UNITS = {"accuracy": ("%", 100.0)}
+"""The scores that tables show in another unit than a summary, and what one is multiplied by."""
 OF_WEIGHTS = ("replicas", "shared")
 """Where a summary has the gradients of weights that were sent: between replicas, and stages that hold the same."""
 
@@ -57,6 +61,12 @@ class RunFiles:
     def fields(self) -> Mapping[str, Any]:
         """The recipe's fields."""
         found: Mapping[str, Any] = yaml.safe_load(self.recipe)
+        return found
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        found: int = self.fields["training"]["seed"]
         return found
 
     @property
@@ -95,10 +105,15 @@ class RunFiles:
         """Whether the run has come to its end; one that trains still, or was killed, has not."""
         return not self.summary["running"]
 
+    def has_diverged(self, name: str = "loss") -> bool:
+        """Whether a score of the last evaluation was NaN or infinite."""
+        return any(score.get(name) is None for score in self.summary["held_out"].values())
+
     @property
-    def has_diverged(self) -> bool:
-        """Whether a loss of the last evaluation was NaN or infinite."""
-        return any(score["loss"] is None for score in self.summary["held_out"].values())
+    def full_share(self) -> float:
+        """The share of the rows of boundaries that training sent uncompressed."""
+        rows, full = (sum(row[name] for row in self.summary["channels"]) for name in ("rows", "full_rows"))
+        return float(full / max(1, rows))
 
     def bits(self, channel: str) -> float | None:
         """Bits for each element on the wire, over all boundaries; None if nothing crossed."""
@@ -153,6 +168,16 @@ class RunFiles:
         return [row for row in self.summary["channels"] if row["channel"] == channel]
 
 
+def unit_of(score: str) -> str:
+    """The unit of a score in tables; empty for none."""
+    return UNITS.get(score, ("", 1.0))[0]
+
+
+def factor_of(score: str) -> float:
+    """What a run's score is multiplied by to be in that unit."""
+    return UNITS.get(score, ("", 1.0))[1]
+
+
 def training_bytes(channels: Sequence[Mapping[str, Any]]) -> int:
     """Bytes of all training frames, headers included."""
     return sum(channel["bytes"] for channel in channels)
@@ -167,7 +192,7 @@ def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
 
 def _read_place(path: Path) -> RunFiles | list[Document]:
     if (path / "summary.json").exists():
-        return _read_run(path)
+        return read_run(path)
     if path.is_dir():
         if inside := _documents_in(path):
             return inside
@@ -182,7 +207,8 @@ def _read_place(path: Path) -> RunFiles | list[Document]:
     return [_read_document(path)]
 
 
-def _read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunFiles:
+    """The files of a run. OptionsError names each that cannot be read."""
     torn = list[str]()
 
     def part(name: str, take: Callable[[Path], Any], missing: Any = None) -> Any:

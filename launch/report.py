@@ -13,9 +13,9 @@ from pathlib import Path
 
 from thinwire.compress.stores.durable import write_for_user
 from thinwire.errors.files import as_written
-from thinwire.launch.report.comparison import compare, find_baseline
-from thinwire.launch.report.page import render
-from thinwire.launch.report.reading import read
+from thinwire.launch.comparison.comparison import compare, find_baseline
+from thinwire.launch.comparison.page import render
+from thinwire.launch.comparison.runs import read
 from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.progress import showing

@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from thinwire.launch.report.comparison import Comparison, distinct_names
-from thinwire.launch.report.plots import Curve, curves
-from thinwire.launch.report.reading import Document, RunFiles, training_bytes
+from thinwire.launch.comparison.comparison import Comparison, distinct_names
+from thinwire.launch.comparison.plots import Curve, curves
+from thinwire.launch.comparison.runs import Document, RunFiles, training_bytes
 from thinwire.launch.results import figures
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
@@ -21,7 +21,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
     """The page as HTML, which needs nothing but itself; `comparison` compares the same runs."""
     names = [*distinct_names(runs), *(document.title for document in documents)]
     environment = Environment(
-        loader=PackageLoader("thinwire.launch.report", "templates"),
+        loader=PackageLoader("thinwire.launch.comparison", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -29,7 +29,7 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
     )
     environment.filters["svg"] = Markup  # only for pictures of ours, which escape all text
     return environment.get_template("report.html").render(
-        title=", ".join(dict.fromkeys(names)),
+        title=", ".join(dict.fromkeys(names)) or (comparison.title if comparison else ""),
         runs=[_view(run, name) for run, name in zip(runs, names, strict=False)],
         comparison=comparison,
         documents=documents,

@@ -1,0 +1,1 @@
+"""Finished runs and tables of numbers: read, compared, and shown on one page."""

@@ -1,1 +1,0 @@
-"""`thinwire report`: it reads the files of runs and benches, and trains nothing."""
