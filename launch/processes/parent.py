@@ -12,7 +12,8 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from thinwire.launch.shared import variables
 
@@ -34,6 +35,18 @@ def end_with_parent() -> None:
     if launcher_is_gone():
         os._exit(STOPPED)
     keep_priority()
+
+
+@contextmanager
+def ending_with_parent() -> Iterator[None]:
+    """Around code that keeps Python's lock: the kernel ends this process with its launcher, as no thread of it can."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if launcher_is_gone():
+        os._exit(STOPPED)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def keep_priority() -> None:

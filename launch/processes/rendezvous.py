@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.processes import parent
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.rank import is_spread
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
@@ -41,7 +42,7 @@ def join(prepared: Prepared, rank: int) -> None:
     group = group_arguments(wire, found)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
-            store, _, _ = next(rendezvous(f"file://{file}" if file else "env://", rank, found, timeout=timeout))
+            store = _of_launcher(file, found) if file else next(rendezvous("env://", rank, found, timeout=timeout))[0]
             store.set_timeout(timeout)
             fresh = store if file else of_this_start(store, rank, found, timeout)
             # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
@@ -55,6 +56,12 @@ def join(prepared: Prepared, rank: int) -> None:
             f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
             "every machine"
         ) from error
+
+
+def _of_launcher(file: str, size: int) -> dist.Store:
+    """The store in a file of the launcher. It is opened with Python's lock held, for minutes if its folder is gone."""
+    with parent.ending_with_parent():
+        return dist.FileStore(file, size)
 
 
 def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:

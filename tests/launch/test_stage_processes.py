@@ -166,21 +166,48 @@ ORPHAN = """
 """
 
 
+def orphaned(script):
+    """A command that runs a script in a child, and waits."""
+    launcher = f"""
+        import subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {textwrap.dedent(script)!r}], start_new_session=True)
+        time.sleep(600)
+    """
+    return [sys.executable, "-c", textwrap.dedent(launcher)]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 def test_a_process_that_watches_its_parent_ends_with_it():
     """Stages that still imported torch when their launcher was killed lived on until the time-out."""
-    launcher = f"""
-        import subprocess, sys, time
-        child = subprocess.Popen([sys.executable, "-c", {textwrap.dedent(ORPHAN)!r}], start_new_session=True)
-        time.sleep(600)
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(launcher)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(orphaned(ORPHAN), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "watching\n"
         process.kill()
         # the pipe closes when its last writer, the child, has ended
         assert process.communicate(timeout=300)[0] == ""
+
+
+LOCKED = """
+    import os, signal, sys
+    from thinwire.launch.processes import parent
+    from thinwire.launch.processes.failures import stop_on_signals
+    from torch.distributed import FileStore
+    parent.end_with_parent()
+    stop_on_signals(lambda: None, [signal.SIGTERM])
+    print("watching", flush=True)
+    with parent.ending_with_parent():
+        FileStore("/gone/rendezvous", 2)  # tries for minutes, with Python's lock
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+@pytest.mark.processes
+def test_a_process_that_waits_with_pythons_lock_ends_with_its_launcher():
+    """One whose rendezvous was removed by another stage, as their launcher was killed, went on for five minutes."""
+    with subprocess.Popen(orphaned(LOCKED), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "watching\n"
+        time.sleep(0.2)
+        process.kill()
+        assert process.stdout.read() == "", "its end closes the pipe"
 
 
 def test_a_process_whose_launcher_is_gone_already_ends_at_once():
