@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from support.pages import DOCS
 from thinwire.launch.recipe.recipe import Recipe, parse
 from thinwire.pipeline.options import BoundaryOptions
 
@@ -67,3 +68,14 @@ def test_help_says_how_to_call(capsys, monkeypatch):
     text = help_text(capsys, monkeypatch, "quickstart", "--help")
     assert text.startswith("usage: thinwire train RECIPE [--option value ...]")
     assert "thinwire recipes" in text
+
+
+def test_the_page_for_those_who_come_from_other_programs_names_our_fields(tmp_path):
+    page = (DOCS / "how-to/from-trl.md").read_text()
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    named = [re.split("[: ]", name)[0] for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(named) > 40
+    assert [name for name in named if f"--{name}" not in sentences(Recipe)] == []
+    [recipe] = re.findall(r"(?:^    \w+: \{.*\n)+", page, re.MULTILINE)
+    (tmp_path / "own.yaml").write_text(recipe)
+    assert parse([str(tmp_path / "own.yaml")]).model.lora.rank == 16
