@@ -8,9 +8,11 @@ import torch
 
 from support.commands import THINWIRE, completed
 from support.data_files import CHAT, WORDS, write_json, write_tokenizer
+from support.pages import DOCS, blocks
 from support.recipe_runs import simulate
 from support.run_files import summary
 from support.tiny_run import alone
+from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe import recipe
@@ -188,3 +190,11 @@ def test_processes_train_on_conversations_as_a_simulation_does(chats, tmp_path, 
     wanted, got = summary(simulated), summary(tmp_path / "real")
     for name in ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent"):
         assert got[name] == wanted[name]
+
+
+@pytest.mark.slow
+def test_the_line_that_serves_an_export_answers_a_message(chats, tmp_path):
+    assert cli.main(["export", str(simulate("chat.yaml", tmp_path / "run")), "--to", "tuned"]) == 0
+    (page,) = blocks(DOCS / "start" / "serve.md", "python")
+    exec(page, said := {})
+    assert said["answer"]["role"] == "assistant" and said["answer"]["content"]
