@@ -150,8 +150,6 @@ class Loan:
 class Snapshot:
     """The rows of a store at one moment that changed since the last snapshot."""
 
-    known: Tensor
-    """The slots that held a row, bool [num_slots]."""
     slots: list[int]
     """The slots written since the last snapshot, ascending."""
     rows: Iterator[Tensor]
@@ -254,7 +252,7 @@ class Store(ABC):
         """
         slots: list[int] = self._unsaved.nonzero().flatten().tolist()
         self._unsaved.zero_()
-        return Snapshot(self._known.clone(), slots, self._capture(slots))
+        return Snapshot(slots, self._capture(slots))
 
     def unsave(self, snapshot: Snapshot) -> None:
         """Give up a snapshot, read or not: the next one has its rows too."""

@@ -65,8 +65,8 @@ class Room:
     def _checkpoints(self) -> list[SpaceNeed]:
         """The kept checkpoints and a new one, without those on the disk already; and the rows of stores.
 
-        Those are there twice at most if each sample comes once an epoch: rows of retired checkpoints stay until later
-        ones have all of them.
+        Those are there twice at most if each sample comes once an epoch: a file of rows stays as long as a checkpoint
+        links to it for one of them.
         """
         options, folder = self._recipe.checkpoint, checkpoint_folder(self._recipe)
         if not options.wanted:

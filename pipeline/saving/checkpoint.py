@@ -6,11 +6,8 @@ FOLDER/
     stage-0/          what that stage alone knows
       model-00001-of-00001.safetensors    weights, optimizer and small state; torch.distributed.checkpoint reads it
       values.json     counters
-      NAME.rows, NAME.slots               the rows of a store that changed since the checkpoint before
-  step-00000400/
-    retired.json      the manifest of a checkpoint that is older than those that stay
-    stage-0/          its rows, as long as no later checkpoint has all of them
-  base/stage-0/NAME.slots                 the rows of checkpoints that are gone
+      NAME.00000500.rows                  the rows of a store that changed since the checkpoint before
+      NAME.00000400.rows                  a link to rows that an older checkpoint wrote (`rows.py`)
 
 The order keeps a checkpoint complete:
 
@@ -18,11 +15,11 @@ The order keeps a checkpoint complete:
 2. A thread writes it, waits until it is on disk, and posts its digests. What it has not begun to write when the next
    step changes the weights is copied first.
 3. A process that has seen the digests of all stages writes the manifest, under another name first.
-4. The checkpoint before is retired.
+4. The oldest checkpoint is removed.
 
 So a folder with a manifest is complete, and one without is ignored. Reading a checkpoint runs no code:
-it is safetensors, JSON and plain rows. Every `step-` and `base` has the mark of its run
-(`compress/stores/marks.py`), and without that mark nothing is replaced or removed.
+it is safetensors, JSON and plain rows. Every `step-` has the mark of its run (`compress/stores/marks.py`), and without
+that mark nothing is replaced or removed.
 
 The weights that a run saves are a checkpoint with nothing else in it, in a folder of their own. They are written to
 `new-00000500`, which is renamed when it is whole.
@@ -38,22 +35,20 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync, write_durably
 from thinwire.compress.stores.marks import claim, remove, run_of
-from thinwire.compress.stores.saved import SavedRows
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.errors.files import MARK, opened
 from thinwire.models.checkpoint import WEIGHTS
@@ -63,20 +58,17 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     DIGEST,
     MANIFEST,
     NEW,
-    RETIRED,
     TENSORS,
     VALUES,
     Manifest,
     SavedStage,
-    base_of,
-    cut_of,
     digest_of,
-    keep_needed,
     manifests,
     step_folder,
     step_of,
     steps_of,
 )
+from thinwire.pipeline.saving.rows import ROWS, file_of, link, steps_in, table_of
 
 _POLL_SECONDS = 0.02
 _PIECE = 2**18
@@ -95,6 +87,22 @@ class StageState:
     """The stores of feedback by name."""
     lent: bool = False
     """Whether the training changes these tensors after it has called `release`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What a stage has in a checkpoint that is whole."""
+
+    path: Path = Path()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of its files, by name."""
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of its stores, by name: where their rows are, as in `rows.py`."""
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether somebody has removed a file of rows."""
+        return any(name.endswith(ROWS) and not (self.path / name).exists() for name in self.digests)
 
 
 class WordStore(Protocol):
@@ -143,13 +151,11 @@ class Checkpoints:
         self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
         self._words, self._timeout = words, timeout
         self._everyone = range(num_stages)
-        self._checksums: dict[tuple[int, str], Tensor] = {}
+        self._last: dict[int, _Part] = {}
         self._posted: set[str] = set()
         self._stores: dict[tuple[int, str], Store] = {}
-        self._earlier: list[Path] = []
         self._lent: dict[int, StageState] = {}
         self._taking = threading.Lock()
-        self._lost = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._all_wrote: int | None = None  # the newest step whose parts all stages are known to have written
@@ -174,11 +180,11 @@ class Checkpoints:
             CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
-        self._notice_lost_parts()
-        if self._lost:
-            for store in self._stores.values():
-                store.unsave_all()
-            self._earlier, self._lost = self._own_parts(), False
+        for stage in [stage for stage, part in self._last.items() if part.lacks_rows]:
+            del self._last[stage]  # somebody made room by hand: the next checkpoint writes all rows
+            for (of, _), store in self._stores.items():
+                if of == stage:
+                    store.unsave_all()
         states = collect()
         self._lent = {stage: state for stage, state in states.items() if state.lent}
         self._thread = threading.Thread(
@@ -224,10 +230,9 @@ class Checkpoints:
         """
         self.go_on_from(manifest)
         saved = SavedStage(self.folder, manifest.step, stage)
-        for name, store in stores.items():
-            self._checksums[stage, name] = saved.restore(name, store)
-            self._stores[stage, name] = store
-        self._earlier = self._own_parts()
+        tables = {name: saved.restore(name, store) for name, store in stores.items()}
+        self._stores |= {(stage, name): store for name, store in stores.items()}
+        self._last[stage] = _Part(saved.path, manifest.files[str(stage)], tables)
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
@@ -251,11 +256,8 @@ class Checkpoints:
         Call it before the first step: until every process has, none can write a checkpoint.
         """
         for path in self._own_steps():
-            if step_of(path) > step or (not (path / MANIFEST).exists() and not (path / RETIRED).exists()):
-                _remove(path / MANIFEST)
-                remove(path, self._runs)
-        if not steps_of(self.folder):
-            remove(self.folder / "base", self._runs)
+            if step_of(path) > step or not (path / MANIFEST).exists():
+                self._discard(path)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None], trains: bool) -> None:
         if trains:
@@ -281,13 +283,17 @@ class Checkpoints:
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
         self._claim(target)
+        parts = dict[int, _Part]()
         for stage, state in states.items():
-            self._post(step, stage, {"files": self._write_stage(target / f"stage-{stage}", stage, state)})
+            parts[stage] = self._write_stage(target / f"stage-{stage}", step, stage, state)
+            self._post(step, stage, {"files": parts[stage].digests})
         manifest = Manifest(step, self._header, self._await_everyone(step))
         self._all_wrote = step
         self._forget_words_before(step)
         write_durably(target / MANIFEST, manifest.text().encode())
-        self._prune(target)
+        self._last |= parts
+        for path in [path for path in self._own_steps() if (path / MANIFEST).exists()][: -self._keep]:
+            self._discard(path)
 
     def _claim(self, folder: Path) -> None:
         """As `claim`; OSError if another run made the folder."""
@@ -296,22 +302,27 @@ class Checkpoints:
             raise OSError(errno.EEXIST, said, str(folder))
         claim(folder, self._runs[0])
 
-    def _write_stage(self, folder: Path, stage: int, state: StageState) -> dict[str, str]:
-        """Write one stage's files and wait until they are on disk; their digests by name."""
+    def _write_stage(self, folder: Path, step: int, stage: int, state: StageState) -> _Part:
+        """Write one stage's files, with links to older rows, and wait until they are on disk."""
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that stopped while it wrote
         make_folder(folder)
-        of_stores, digests = dict[str, Tensor](), dict[str, str]()
+        before, digests, tables = self._last.get(stage, _Part()), dict[str, str](), dict[str, Tensor]()
         for name, (store, snapshot) in state.snapshots.items():
-            empty = torch.zeros(store.layout.num_slots, dtype=torch.int64)
-            checksums = self._checksums.setdefault((stage, name), empty)
             self._stores[stage, name] = store
-            _, digests[f"{name}.rows"] = SavedRows.write(folder / f"{name}.rows", snapshot, checksums)
-            write_durably(folder / f"{name}.slots", np.asarray(snapshot.slots, np.int64).tobytes())
-            of_stores |= {f"stores/{name}/known": snapshot.known, f"stores/{name}/checksums": checksums}
+            table = before.tables[name].clone() if name in before.tables else table_of(store.layout.num_slots)
+            if snapshot.slots:
+                rows = (row.numpy().data for row in snapshot.rows)
+                digests[file_of(name, step)] = _write_hashed(folder / file_of(name, step), rows)
+                table[snapshot.slots] = torch.tensor([[step, place] for place in range(len(snapshot.slots))])
+            for older in (file_of(name, each) for each in steps_in(table) if each != step):
+                link(before.path / older, folder / older)
+                digests[older] = before.digests[older]
+            tables[name] = table
         with self._taking:
+            of_stores = {f"stores/{name}/rows": table for name, table in tables.items()}
             digests[TENSORS] = write_tensors(folder / TENSORS, state.tensors | of_stores)
             self._lent.pop(stage, None)
-        return _complete_part(folder, state.values, digests)
+        return _Part(folder, _complete_part(folder, state.values, digests), tables)
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), posts.written(word))
@@ -337,63 +348,14 @@ class Checkpoints:
             time.sleep(_POLL_SECONDS)
         return {str(stage): _files_of(self._words.get(key), stage) for stage, key in enumerate(keys)}
 
-    def _prune(self, newest: Path) -> None:
-        """Retire all but the newest checkpoints, and delete what nobody needs. Of another cut nothing stays."""
-        self._notice_lost_parts()  # before anything is listed anew: a part lost while this checkpoint was written
-        whole = [path for path in self._own_steps() if (path / MANIFEST).exists()]
-        kept = [path for path in whole if self._is_of_this_cut(path)][-self._keep :]
-        # retire before folding: a process that stops in between leaves a name that says to fold again
-        for path in whole:
-            if path not in kept:
-                with suppress(FileNotFoundError):  # another process removed it first
-                    (path / MANIFEST).rename(path / RETIRED)
-        here = {*self._stages, *map(_stage_of, _parts_of(newest))}
-        retired = [path for path in self._own_steps() if (path / RETIRED).exists()]
-        same = list(filter(self._is_of_this_cut, retired))
-        for path in retired:
-            if path not in same:  # before anything is folded into a base of this cut
-                self._discard_base(path)
-                self._delete(path, here)
-        needed = keep_needed(self.folder, self._stages, same, (kept or [newest])[0], self._claim)
-        for path in same:
-            self._delete(path, here, but=needed)
-        for part in _parts_of(self.folder / "base") if run_of(self.folder / "base") in self._runs else ():
-            if _stage_of(part) not in here:
-                shutil.rmtree(part, ignore_errors=True)
-        self._earlier = self._own_parts()
-
-    def _notice_lost_parts(self) -> None:
-        """Note whether somebody made room by hand since the parts were listed: the next checkpoint needs all rows."""
-        self._lost |= not all(part.is_dir() for part in self._earlier)
-
     def _own_steps(self) -> list[Path]:
         """The folders of checkpoints that this run made, whole or not, the oldest first."""
         return [path for path in steps_of(self.folder) if run_of(path) in self._runs]
 
-    def _own_parts(self) -> list[Path]:
-        """The parts of this process: the next checkpoint has only the rows that these do not have."""
-        folders = [*steps_of(self.folder), self.folder / "base"]
-        return [part for folder in folders for part in _parts_of(folder) if _stage_of(part) in self._stages]
-
-    def _is_of_this_cut(self, path: Path) -> bool:
-        return cut_of(path) in (self._header.get("cuts"), None)
-
-    def _discard_base(self, path: Path) -> None:
-        """Delete the base of another cut, that of a retired checkpoint, while its parts are still there."""
-        for stage in {*self._stages} & {*map(_stage_of, _parts_of(path))}:
-            shutil.rmtree(base_of(self.folder, stage, "").parent, ignore_errors=True)
-
-    def _delete(self, path: Path, here: Collection[int], but: Collection[Path] = ()) -> None:
-        """Delete the parts of this process but these, and the folder behind the last part.
-
-        A part that no process removes goes too: `here` are the stages that write to this disk. Another cut may have had
-        more stages, or its parts were copied here.
-        """
-        for part in _parts_of(path):
-            if part not in but and (_stage_of(part) in self._stages or _stage_of(part) not in here):
-                shutil.rmtree(part, ignore_errors=True)
-        if not _parts_of(path):
-            remove(path, self._runs)
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint, its manifest first. Other processes may do so as well."""
+        _remove(path / MANIFEST)
+        remove(path, self._runs)
 
 
 class WeightsCheckpoint:
@@ -462,7 +424,7 @@ def _let_training_go_first() -> None:
 
 
 def _parts_of(path: Path) -> list[Path]:
-    """The folders of stages in that of a checkpoint, or in the base. None if the folder is not there.
+    """The folders of stages in that of a checkpoint. None if the folder is not there.
 
     Another process may be removing the folder; `Path.glob` fails then.
     """
@@ -486,11 +448,11 @@ def _remove(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors as a safetensors file, and wait until it is on the disk; its digest, as `digest_of` reads it.
+    """Write tensors as a safetensors file, as `_write_hashed` does.
 
-    The file is hashed while it is written, in pieces of 256 KiB. The writer of safetensors takes whole tensors, for
-    which Linux may need several times as long, and its file would be read again; that of torch.distributed.checkpoint
-    keeps Python's lock (the GIL) for seconds a gigabyte, so that the stage would neither train nor beat.
+    The writer of safetensors takes whole tensors, for which Linux may need several times as long, and its file would
+    be read again; that of torch.distributed.checkpoint keeps Python's lock (the GIL) for seconds a gigabyte, so that
+    the stage would neither train nor beat.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # so that all lie at multiples of it
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -501,9 +463,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = memoryview(len(text).to_bytes(8, "little") + text)
+    return _write_hashed(path, chain([head], (_bytes_of(tensor) for _, tensor in ordered)))
+
+
+def _write_hashed(path: Path, content: Iterable[memoryview]) -> str:
+    """Write a file, and wait until it is on the disk; its digest, as `digest_of` reads it.
+
+    It is hashed while it is written, in pieces of 256 KiB.
+    """
     hashed = DIGEST()
     with path.open("wb", buffering=0) as file:
-        for whole in chain([head], (_bytes_of(tensor) for _, tensor in ordered)):
+        for whole in content:
             for begin in range(0, len(whole), _PIECE):
                 piece = whole[begin : begin + _PIECE]
                 hashed.update(piece)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,15 +25,11 @@ from thinwire.pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.compress.stores.saved import SavedRows
     from thinwire.compress.stores.store import Store
 
-MANIFEST, RETIRED = "manifest.json", "retired.json"
-"""The name of a manifest, and its name once its checkpoint is retired: only rows of stores stay of it."""
+MANIFEST = "manifest.json"
 NEW = "new-"
 """How the name of a checkpoint of weights begins until it is whole."""
-MOST_RETIRED = 64
-"""Parts of a stage in retired checkpoints; if there are more, the oldest are folded into the base."""
 MANIFEST_FORMAT = 3
 DIGEST = xxhash.xxh3_128
 """It tells damage, not an attack, and takes a tenth of the time of SHA-256."""
@@ -132,52 +126,15 @@ class SavedStage:
                 yield file
 
     def restore(self, name: str, store: Store) -> Tensor:
-        """Give a store its rows; their checksums, int64 [num_slots]. StoreError where a row is damaged."""
-        from thinwire.compress.stores.saved import restored
+        """Give a store its rows; the table of them, as in `rows.py`. CheckpointError where a row is missing."""
+        from thinwire.pipeline.saving.rows import read_rows
 
-        known, checksums = self._tables(name)
-        if len(known) != store.layout.num_slots:
+        table = self.tensors(f"stores/{name}/").get("rows")
+        if table is None or table.shape != (store.layout.num_slots, 2):
             raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
-        chain = [*self._earlier_rows(name, cut_of(step_folder(self.folder, self.step))), *self._own_rows(name)]
-        base = base_of(self.folder, self.stage, name)
-        store.restore(known, restored(store.layout, known, checksums, base, chain))
-        return checksums
-
-    def check_stores(self, cut: object) -> None:
-        """Read the rows of all stores that older checkpoints and the base must have for this part of a cut.
-
-        The part itself must be as it was written. CheckpointError or StoreError where a row is missing or damaged.
-        """
-        from thinwire.compress.stores.saved import check_earlier
-
-        for name in sorted({key.rpartition("/")[0] for key in self.names("stores/")}):
-            known, checksums = self._tables(name)
-            own = self._own_rows(name)
-            if not own:
-                raise CheckpointError(f"{self.path} holds no rows of the store {name}")
-            base = base_of(self.folder, self.stage, name)
-            check_earlier(known, checksums, base, self._earlier_rows(name, cut), own[0])
-
-    def _tables(self, name: str) -> tuple[Tensor, Tensor]:
-        """Of a store, which slots are known, and their checksums."""
-        tables = self.tensors(f"stores/{name}/")
-        if tables.keys() != {"known", "checksums"}:
-            raise CheckpointError(f"{self.path} holds no store {name}")
-        return tables["known"], tables["checksums"]
-
-    def _own_rows(self, name: str) -> list[SavedRows]:
-        return [saved for saved in saved_rows(self.path) if saved.path.stem == name]
-
-    def _earlier_rows(self, name: str, cut: object) -> list[SavedRows]:
-        """The rows of a store in older checkpoints of a cut, the oldest first."""
-        return [
-            saved
-            for path in steps_of(self.folder)
-            if step_of(path) < self.step and ((path / MANIFEST).exists() or (path / RETIRED).exists())
-            if cut_of(path) in (cut, None)  # rows of another cut belong to other boundaries
-            for saved in saved_rows(path / f"stage-{self.stage}")
-            if saved.path.stem == name
-        ]
+        with reading(self.path):
+            store.restore(table[:, 0] >= 0, read_rows(self.path, name, table, store.layout.row_bytes))
+        return table
 
 
 def manifests(folder: Path) -> list[Manifest]:
@@ -202,20 +159,13 @@ def unreadable(folder: Path) -> dict[int, str]:
 def trouble(folder: Path, manifest: Manifest, stages: Sequence[int], *, stores: bool = True) -> str | None:
     """What is missing or damaged of the parts of some stages; None if all of it can be restored.
 
-    The rows of stores may be in older checkpoints and in the base. Without `stores` they are not asked for.
+    Without `stores` their rows are not asked for.
     """
-    from thinwire.compress.stores.store import StoreError
-
-    for stage in stages:
-        part = SavedStage(folder, manifest.step, stage)
-        try:
-            if (found := _changed(part.path, manifest.files.get(str(stage), {}), stores)) is not None:
-                return found
-            if stores:
-                part.check_stores(manifest.cut)
-        except (CheckpointError, StoreError) as error:
-            return str(error)
-    return None
+    found = (
+        _changed(SavedStage(folder, manifest.step, stage).path, manifest.files.get(str(stage), {}), stores)
+        for stage in stages
+    )
+    return next(filter(None, found), None)
 
 
 def passed_over(troubles: Mapping[int, str]) -> list[str]:
@@ -228,22 +178,16 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def cut_of(path: Path) -> object:
-    """The cut of a checkpoint, also of one that is being removed; None if its manifest is damaged or names none."""
-    manifest = _readable(path) or _readable(path, RETIRED)
-    return None if manifest is None else manifest.cut
-
-
-def _readable(path: Path, name: str = MANIFEST) -> Manifest | None:
+def _readable(path: Path) -> Manifest | None:
     try:
-        manifest = Manifest.parse(read_text(path / name), str(path / name))
+        manifest = Manifest.parse(read_text(path / MANIFEST), str(path / MANIFEST))
     except (OSError, ValueError, CheckpointError):
         return None
     return manifest if manifest.step == step_of(path) else None
 
 
 def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
-    """What is wrong with the files of a part; None if they are as they were written. StoreError as `digest_of`."""
+    """What is wrong with the files of a part; None if they are as they were written."""
     if not files:
         return f"{part} is of a stage that its manifest does not name"
     if (said := stray(part)) is not None:
@@ -251,6 +195,8 @@ def _changed(part: Path, files: Mapping[str, str], stores: bool) -> str | None:
     for name, digest in files.items():
         if not stores and Path(name).suffix in (".rows", ".slots"):
             continue
+        if Path(name).suffix == ".slots":
+            return f"{part} is of an earlier release, which kept the rows of a checkpoint in several folders"
         try:
             if digest_of(part / name) != digest:
                 return f"{part / name} is not as it was written"
@@ -269,14 +215,9 @@ def is_step(path: Path) -> bool:
     return _STEP.fullmatch(path.name) is not None
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a path has the name of something in a folder of checkpoints."""
-    return is_step(path) or path.name == "base"
-
-
 def remove_checkpoints(folder: Path) -> None:
     """Remove all checkpoints that a run made, and their folder if nothing else is in it."""
-    for path in filter(is_checkpoint, folder.glob("*")):
+    for path in filter(is_step, folder.glob("*")):
         remove(path)
     with suppress(OSError):
         folder.rmdir()
@@ -287,92 +228,8 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def base_of(folder: Path, stage: int, name: str) -> Path:
-    """The file for the rows of a store from checkpoints that were removed."""
-    return folder / "base" / f"stage-{stage}" / f"{name}.slots"
-
-
-def saved_rows(part: Path) -> Iterator[SavedRows]:
-    """The rows in one stage's part. Of a part that is being deleted, half of a pair may be left: the base has its rows.
-
-    Where the base has not, a row differs from its checksum.
-    """
-    from thinwire.compress.stores.saved import SavedRows
-
-    for path in sorted(part.glob("*.rows")):
-        if path.with_suffix(".slots").exists():
-            with reading(part):
-                yield SavedRows.open(path)
-
-
-def keep_needed(
-    folder: Path,
-    stages: Sequence[int],
-    retired: Sequence[Path],
-    oldest: Path,
-    claim: Callable[[Path], None],
-) -> list[Path]:
-    """The parts of some stages in retired checkpoints that stay. They lose all but their rows: weights take most room.
-
-    AQ-SGD writes every row of its stores anew in each epoch. So a row mostly needs no copy: it stays where it is until
-    later checkpoints have all rows of its part, and then the part goes. Only if there are many, the oldest go into the
-    base.
-
-    Args:
-        retired: the folders of retired checkpoints of this cut, the oldest first.
-        oldest: the folder of the oldest checkpoint that stays.
-        claim: makes a folder of this run, or takes one that it made before.
-
-    Raises:
-        CheckpointError, StoreError: rows cannot be read, or not be written to the base.
-    """
-    from thinwire.compress.stores.saved import fold
-
-    stay = []
-    for stage in stages:
-        name = f"stage-{stage}"
-        needed = _needed([path / name for path in retired], oldest / name)
-        surplus = max(0, len(needed) - MOST_RETIRED)
-        if surplus:
-            claim(folder / "base")
-        for part in needed[:surplus]:
-            for saved in saved_rows(part):
-                fold(base_of(folder, stage, saved.path.stem), saved)
-            shutil.rmtree(part, ignore_errors=True)  # before the next one is folded over it
-        for part in needed[surplus:]:
-            for unneeded in (TENSORS, VALUES):
-                (part / unneeded).unlink(missing_ok=True)
-        stay += needed[surplus:]
-    return stay
-
-
-def _needed(retired: Sequence[Path], oldest: Path) -> list[Path]:
-    """The parts of a stage in retired checkpoints that have a row which no later part has, the oldest first.
-
-    Args:
-        retired: its parts, the oldest first.
-        oldest: its part in the oldest checkpoint that stays. What is later does not count: that one must be restored.
-    """
-    later: dict[str, set[int]] = defaultdict(set)
-    needed = []
-    for part in (oldest, *reversed(retired)):
-        rows = {saved.path.stem: set(saved.slots) for saved in saved_rows(part)}
-        if any(slots - later[store] for store, slots in rows.items()):
-            needed.append(part)
-        for store, slots in rows.items():
-            later[store] |= slots
-    return [part for part in reversed(needed) if part != oldest]
-
-
 def digest_of(path: Path) -> str:
-    """The XXH3 of a file in hex, 128 bits; of a file of rows, the SHA-256 of their CRC-32.
-
-    Raises OSError, or StoreError if a file of rows has not the size of its rows.
-    """
-    if path.suffix == ".rows":
-        from thinwire.compress.stores.saved import SavedRows
-
-        return SavedRows.open(path).digest()
+    """The XXH3 of a file in hex, 128 bits. Raises OSError."""
     with opened(path) as file:
         return hashlib.file_digest(file, DIGEST).hexdigest()
 

@@ -35,9 +35,7 @@ from thinwire.pipeline.saving.checkpoint_folder import MANIFEST, TENSORS, digest
 @pytest.mark.parametrize("medium", ["memory", "disk"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("keep", [1, 2])
-# whether rows of retired checkpoints are folded
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep, seed):
+def test_any_step_goes_on_as_if_nothing_had_happened(tmp_path, medium, every, keep):
     wanted = undisturbed(tmp_path, 14)
     process = Process(tmp_path / "run", dist.HashStore(), keep=keep, medium=medium)
     for stop in (4, 9, 14):
@@ -325,7 +323,7 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
     process.checkpoints.wait()
     draw, folder = random.Random(seed), process.checkpoints.folder
     victim = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-    retired = [path.parent for path in folder.glob("*/retired.json")]
+    of_all = victim.stat().st_nlink == 3
     content = bytearray(victim.read_bytes())
     match draw.choice(["flip", "cut", "remove", "empty"]):
         case "flip" if content:
@@ -340,8 +338,7 @@ def test_damage_is_told_or_the_checkpoint_before_is_taken(tmp_path, seed):
     again = Process(tmp_path / "run", dist.HashStore())
     manifest = newest(folder)
     if manifest is None:
-        needed_by_all = folder / "base", step_folder(folder, 3), *retired
-        assert any(map(victim.is_relative_to, needed_by_all)), "three checkpoints were there, and one file was damaged"
+        assert of_all, "three checkpoints were there, and one file was damaged"
         return
     again.resume(manifest)
     assert again.content() == wanted[again.step]

@@ -1,17 +1,18 @@
 """The folder of checkpoints over several hosts, cuts and runs: what stays, what goes, and what somebody removed."""
 
+import errno
+import os
 import random
 import shutil
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 
-from support.checkpoint_process import Process, newest, saved_by_two, train_and_save, undisturbed
+from support.checkpoint_process import LAYOUT, NAME, Process, newest, saved_by_two, train_and_save, undisturbed
 from support.faults.disk import Disk
 from support.faults.process import Crash
 from support.faults.process import Process as Machine
@@ -23,7 +24,6 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     Manifest,
     manifests,
     step_folder,
-    step_of,
     trouble,
 )
 
@@ -80,8 +80,7 @@ def test_the_checkpoint_of_another_cut_stays_until_a_new_one_is_complete(tmp_pat
                 disk.settle()
         process.store.close()
     assert [manifest.cut for manifest in manifests(files)] == [1, 1]
-    rest = [*files.glob("base"), *files.glob("*/retired.json")]
-    assert [path.name for path in files.glob("**/stage-*")] == ["stage-0"] * (2 + len(rest)), "nothing of another cut"
+    assert [path.name for path in files.glob("**/stage-*")] == ["stage-0"] * 2, "nothing of another cut"
 
 
 @pytest.mark.slow
@@ -108,55 +107,47 @@ def test_parts_of_another_cut_go_from_every_disk_once_a_new_checkpoint_is_comple
     assert again.content() == both[1].content()
 
 
-def rows_of(folder):
-    """The slots in each retired checkpoint, by its step."""
-    return {
-        step_of(path.parents[1]): set(np.fromfile(path, np.int64).tolist())
-        for path in folder.glob("step-*/stage-0/*.slots")
-        if (path.parents[1] / "retired.json").exists()
-    }
+@pytest.mark.parametrize("links", [True, False])
+def test_each_checkpoint_is_whole_alone_and_writes_only_the_rows_that_changed(tmp_path, monkeypatch, links):
+    """Where the disk gives a file no second name, a checkpoint has copies of older rows."""
+    if not links:
 
+        def refused(*_):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-@pytest.mark.slow
-def test_rows_of_retired_checkpoints_stay_where_they_are_until_later_ones_have_them(tmp_path, monkeypatch):
-    """All rows of a retired checkpoint were copied once more, although the next epoch writes them anew."""
-    monkeypatch.setattr(checkpoint_folder, "MOST_RETIRED", 64)
-    process = Process(tmp_path / "run", dist.HashStore(), keep=1)
+        monkeypatch.setattr(os, "link", refused)
+    wanted, process = undisturbed(tmp_path, 12), Process(tmp_path / "run", dist.HashStore(), keep=2)
     folder = process.checkpoints.folder
-    for _ in range(12):
+    for step in range(1, 13):
         train_and_save([process])
-        kept = rows_of(folder)
-        # each has a row that no later one has, nor the checkpoint that stays
-        (own,) = (set(np.fromfile(path, np.int64).tolist()) for path in newest_part(folder).glob("*.slots"))
-        for step, slots in kept.items():
-            assert slots - own.union(*(others for later, others in kept.items() if later > step))
-        assert not (folder / "base").exists()
-        assert {path.suffix for step in kept for path in step_folder(folder, step).rglob("stage-0/*")} <= {
-            ".rows",
-            ".slots",
-        }
-        again = Process(tmp_path / "run", dist.HashStore(), keep=1)
-        again.checkpoints.folder = folder
-        again.resume(newest(folder))
-        assert again.content() == process.content()
-    assert len(rows_of(folder)) < 6, "most parts are gone"
+        part = step_folder(folder, step) / "stage-0"
+        assert (part / f"{NAME}.{step:08d}.rows").stat().st_size == 4 * LAYOUT.row_bytes, "4 rows change in a step"
+        alone = Process(tmp_path / f"alone-{step}", dist.HashStore())
+        shutil.copytree(part.parent, step_folder(alone.checkpoints.folder, step))
+        alone.resume(newest(alone.checkpoints.folder))
+        assert alone.content() == wanted[step]
+        train_and_save([alone])  # what it links to is its own
+        if step < 12:
+            assert alone.content() == wanted[step + 1]
+    assert len(manifests(folder)) == 2
+    files = {path.stat().st_ino for path in folder.rglob("*.rows")}
+    assert not links or len(files) < 8, "rows that were all written anew take no room"
 
 
-def newest_part(folder):
-    """The part of stage 0 in the newest checkpoint."""
-    return step_folder(folder, manifests(folder)[-1].step) / "stage-0"
+def test_rows_of_an_earlier_release_are_one_sentence(tmp_path):
+    process = Process(tmp_path / "run", dist.HashStore())
+    train_and_save([process])
+    [manifest], folder = manifests(process.checkpoints.folder), process.checkpoints.folder
+    slots = step_folder(folder, 1) / f"stage-0/{NAME}.slots"
+    slots.write_bytes(b"")
+    earlier = Manifest(1, manifest.header, {"0": {slots.name: checkpoint_folder.digest_of(slots)}})
+    assert trouble(folder, earlier, [0]).endswith(
+        "is of an earlier release, which kept the rows of a checkpoint in several folders"
+    )
+    assert trouble(folder, earlier, [0], stores=False) is None
 
 
-def test_a_new_run_leaves_no_rows_of_the_one_before(tmp_path):
-    process = Process(tmp_path / "run", dist.HashStore(), keep=1)
-    for _ in range(3):
-        train_and_save([process])
-    assert (process.checkpoints.folder / "base").exists()
-    process.checkpoints.discard_after(-1)
-    assert list(process.checkpoints.folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("removed", ["step-00000003", "step-00000004", "base", "."])
+@pytest.mark.parametrize("removed", ["step-00000003", "step-00000004", "."])
 def test_a_checkpoint_holds_the_rows_of_those_that_somebody_removed_by_hand(tmp_path, removed):
     """Every later checkpoint was said to be complete, and none could be resumed: the rows saved once were gone."""
     wanted = undisturbed(tmp_path, 5)
@@ -175,7 +166,7 @@ def test_a_checkpoint_holds_the_rows_of_those_that_somebody_removed_by_hand(tmp_
     assert last.content() == again.content()
 
 
-@pytest.mark.parametrize("removed", ["step-00000003", "step-00000004", "base", "."])
+@pytest.mark.parametrize("removed", ["step-00000003", "step-00000004", "."])
 def test_the_next_checkpoint_holds_the_rows_of_those_removed_while_one_was_written(tmp_path, removed):
     """The loss was never noticed, because the parts were listed anew: no later checkpoint could be resumed."""
     wanted = undisturbed(tmp_path, 7)
@@ -185,7 +176,8 @@ def test_the_next_checkpoint_holds_the_rows_of_those_removed_while_one_was_writt
     process.train()
     folder = process.checkpoints.folder
     process.checkpoints.save(process.step, process.state, logged=lambda: shutil.rmtree(folder / removed))
-    process.checkpoints.wait()
+    with nullcontext() if removed == "step-00000003" else pytest.raises(CheckpointError, match="No such file"):
+        process.checkpoints.wait()
     for step in (6, 7):
         train_and_save([process])
         again = Process(tmp_path / f"again-{step}", dist.HashStore())

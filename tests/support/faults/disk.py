@@ -12,9 +12,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-OPERATIONS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
+OPERATIONS = ("fsync", "replace", "rename", "link", "mkdir", "unlink", "rmdir")
 """The functions of `os` that checkpoints and sets of weights are made with."""
-_NEED_ROOM = ("fsync", "replace", "mkdir")
+_NEED_ROOM = ("fsync", "replace", "link", "mkdir")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Disk:
 
     def _watched(self, name, real):
         def operation(*args, **kwargs):
-            path = self._path_of(args[0], kwargs)
+            path = self._path_of(args[1 if name == "link" else 0], kwargs)
             if not self._active or not path.is_relative_to(self._root):
                 return real(*args, **kwargs)
             self._process.moment()
@@ -112,7 +112,8 @@ class Disk:
         self._note(path.parent)
         number = self._number(path)
         self._removed[number] = None if path.is_dir() else path.read_bytes()
-        del self._numbers[path.stat().st_ino]
+        if path.is_dir() or path.stat().st_nlink == 1:
+            del self._numbers[path.stat().st_ino]
 
     def _note(self, folder):
         """Keep the names in a folder after a change, by the number of what they name."""
