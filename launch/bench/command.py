@@ -10,7 +10,7 @@ from thinwire.launch.shared.exit_codes import OK
 _HELP = """usage: thinwire bench codecs ...
        thinwire cluster run --hosts 2 --bandwidth 100mbit -- thinwire bench RECIPE ...
 
-  codecs     bits, error and speed of codecs, on Gaussian data and on the tensors of a recipe
+  codecs     bits, noise and speed of codecs on Gaussian data
   RECIPE     speed of a recipe over the links between its processes: each codec, no compression, and plain torch
 
 If your own recipe is called codecs, give its path: thinwire bench ./codecs.yaml.

@@ -40,7 +40,6 @@ from thinwire.pipeline.training.runner import Runner
 from thinwire.pipeline.training.sync import sync_of
 from thinwire.pipeline.training.trainer import Trainer
 from thinwire.pipeline.wire import nccl
-from thinwire.pipeline.wire.boundary import Observer
 from thinwire.pipeline.wire.wire import Wire
 
 
@@ -66,16 +65,8 @@ class Assembly:
                 wire.discard_stores()
 
 
-def assemble(
-    prepared: Prepared,
-    where: Placement,
-    rank: int,
-    observer: Observer | None = None,
-) -> Assembly:
-    """Build and connect the stages of process `rank`. Collective over the default process group.
-
-    `observer` is called with every tuple of tensors that these stages send.
-    """
+def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
+    """Build and connect the stages of process `rank`. Collective over the default process group."""
     recipe, data = prepared.recipe, prepared.data
     pipeline, training = recipe.pipeline, recipe.training
     torch.set_num_threads(training.threads)
@@ -85,7 +76,7 @@ def assemble(
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data, prepared.blueprint)
     of_all = agreement | agreed_by_replicas(recipe)
-    wire = _make_wire(recipe, data, where.replica_of(rank), agreement, observer, where.pipeline)
+    wire = _make_wire(recipe, data, where.replica_of(rank), agreement, where.pipeline)
     stages = _stages(prepared, where, rank, device, wire)
     loss = WholeBatchLoss(data.task, stages[-1].meter)
     shared = _shared_weights(prepared, stages, where)
@@ -185,7 +176,6 @@ def _make_wire(
     data: Data,
     replica: int | None,
     agreement: Mapping[str, Any],
-    observer: Observer | None,
     group: dist.ProcessGroup | None,
 ) -> Wire:
     """The wire of one process; collective over its pipeline.
@@ -203,7 +193,6 @@ def _make_wire(
         seed=recipe.training.seed,
         agreement=agreement,
         slots=SlotCounts(positions=positions, samples=len(data.training), evaluation_samples=scored),
-        observer=observer,
         group=group,
     )
 

@@ -1,7 +1,6 @@
-"""`thinwire bench codecs`: the bits, the noise and the speed of each codec on this machine.
+"""`thinwire bench codecs`: the bits, the noise and the speed of each codec on this machine, on Gaussian data.
 
-Each codec is measured on Gaussian data, for which theory gives bounds, and on tensors that cross the boundaries of a
-recipe, for which it does not.
+What a codec costs a model is the loss that a run prints with compression on and off, before training and in it.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.arguments import Parser, at_least_one
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import document, show
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.frames import CHANNELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,37 +55,19 @@ SAMPLES, ROW = 8, 1024
 def main(argv: Sequence[str]) -> int:
     """Measure codecs, print a table or JSON, and return the exit status."""
     options = make_parser().parse_args(argv)
-    wanted = recipe.parse([options.recipe], prog=PROG)
     OptionsError.require(
         (
             options.elements % (SAMPLES * ROW) == 0,
             f"--elements must be a multiple of {SAMPLES * ROW} ({SAMPLES} samples with rows of {ROW}), "
             f"got {options.elements}",
-        ),
-        (
-            wanted.replicas.count == 1,
-            f"--recipe must be one pipeline, got {wanted.name} with replicas.count {wanted.replicas.count}",
-        ),
-        (
-            wanted.num_boundaries > 0,
-            f"--recipe must have at least 2 stages, got {wanted.name} with 1: it sends nothing",
-        ),
+        )
     )
     methods = [parse_method(expression) for expression in options.codec or [*default_codecs(), *FEEDBACK_EXAMPLES]]
     found = environment(shlex.join([*PROG.split(), *argv]))
-    from rich.console import Console
+    from thinwire.launch.bench.codecs.trial import measure
 
-    from thinwire.launch.bench.codecs.capture import snapshot
-    from thinwire.launch.bench.codecs.trial import GAUSSIAN, measure
-
-    aside = Console(stderr=True)
-    with aside.status(f"training {wanted.name} for a moment, to capture tensors"):
-        crossed = snapshot(wanted, options.steps)
-    data = {GAUSSIAN: [gaussian(options.elements)]}
-    for name in CHANNELS:
-        data[name] = [tensor for passage, tensor in crossed.items() if passage.channel == name]
-    with aside.status(f"measuring {len(methods)} codecs"):
-        table = measure(methods, data, options.threads, options.rounds)
+    with showing(f"measuring {len(methods)} codecs"):
+        table = measure(methods, [gaussian(options.elements)], options.threads, options.rounds)
     if options.json:
         print(dumps(document("bench of codecs", [table], **found), indent=2))
     else:
@@ -97,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the bench."""
-    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data and on the tensors that a recipe sends.")
+    parser = Parser(prog=PROG, description="Measure codecs on Gaussian data.")
     add = parser.add_argument
     add(
         "--codec",
@@ -108,13 +88,6 @@ def make_parser() -> Parser:
     )
     add("--threads", type=at_least_one, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add("--elements", type=at_least_one, default=2**20, help="elements of the Gaussian tensor (default: %(default)s)")
-    add("--recipe", default="quickstart", help="a recipe that gives tensors to measure on (default: %(default)s)")
-    add(
-        "--steps",
-        type=at_least_one,
-        default=40,
-        help="training steps of the recipe before its tensors are captured (default: %(default)s)",
-    )
     add(
         "--rounds",
         type=at_least_one,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,6 @@ from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.models.precision import threads
 
-GAUSSIAN = "gaussian"
-"""The data whose size and speed a row shows; of other data, it shows the noise."""
 MEMCPY_BYTES = 2**28
 GIVEN_BACK_BYTES = 30 * 10**6
 CALLS = 4
@@ -125,8 +123,8 @@ def quality(codec: Codec, messages: Sequence[Tensor]) -> Quality:
     )
 
 
-def measure(methods: Sequence[Method], data: Mapping[str, Sequence[Tensor]], count: int, rounds: int) -> Table:
-    """A row for each codec and each rule of feedback: size and speed on Gaussian data, and the noise on all data.
+def measure(methods: Sequence[Method], messages: Sequence[Tensor], count: int, rounds: int) -> Table:
+    """A row for each codec and each rule of feedback: size, noise and speed on these messages, which have one shape.
 
     `count` is the number of threads. In each of `rounds` rounds memcpy and all methods take turns.
     """
@@ -134,7 +132,6 @@ def measure(methods: Sequence[Method], data: Mapping[str, Sequence[Tensor]], cou
     # mapped again and pays for its page faults. This ends when a block of almost 32 MB is freed, the largest size that
     # glibc learns from.
     torch.ones(GIVEN_BACK_BYTES, dtype=torch.uint8)
-    messages = data[GAUSSIAN]
     trials = [
         FeedbackTrial(method.feedback, messages) if method.feedback else CodecTrial(method.codec, messages)
         for method in methods
@@ -143,27 +140,25 @@ def measure(methods: Sequence[Method], data: Mapping[str, Sequence[Tensor]], cou
         memcpy, seconds = timed(trials, count, rounds)
     size = _elements(messages) * messages[0].element_size() / 1e9
     rows = [
-        [str(method), *_noise(method, trial, data), *(size / each for each in spent)]
+        [str(method), *_noise(method, trial, messages), *(size / each for each in spent)]
         for method, trial, spent in zip(methods, trials, seconds, strict=True)
     ]
-    shapes = ", ".join(f"{name} {len(its)} of {'x'.join(map(str, its[0].shape))}" for name, its in data.items())
     return Table(
-        f"codecs with {count} thread{'s' * (count > 1)}: {shapes}",
-        ["codec", "bits", "x bound", *(f"SNR {name}, dB" for name in data), "encode, GB/s", "decode, GB/s"],
+        f"codecs with {count} thread{'s' * (count > 1)}: Gaussian {'x'.join(map(str, messages[0].shape))}",
+        ["codec", "bits", "x bound", "SNR, dB", "encode, GB/s", "decode, GB/s"],
         rows,
-        f"Bits and speed are those of Gaussian data. x bound: bytes over the entropy bound. GB/s are of the tensor; "
-        f"memcpy ran at {MEMCPY_BYTES / memcpy / 1e9:.1f}. An empty SNR: all values came back exactly, or a rule "
-        f"remembers what it sent.",
+        f"x bound: bytes over the entropy bound. GB/s are of the tensor; memcpy ran at "
+        f"{MEMCPY_BYTES / memcpy / 1e9:.1f}. An empty SNR: all values came back exactly, or a rule remembers what it "
+        f"sent.",
     )
 
 
-def _noise(method: Method, trial: CodecTrial | FeedbackTrial, data: Mapping[str, Sequence[Tensor]]) -> Sequence[Value]:
-    """Bits an element, payload over its bound, and signal to noise on each kind of data."""
+def _noise(method: Method, trial: CodecTrial | FeedbackTrial, messages: Sequence[Tensor]) -> Sequence[Value]:
+    """Bits an element, payload over its bound, and signal to noise."""
     if isinstance(trial, FeedbackTrial):
-        return [8 * trial.nbytes / _elements(data[GAUSSIAN]), *[None] * (1 + len(data))]
-    found = {name: quality(method.codec, messages) for name, messages in data.items()}
-    plain = found[GAUSSIAN]
-    return [plain.bits_per_element, plain.of_entropy, *(one.snr_db for one in found.values())]
+        return [8 * trial.nbytes / _elements(messages), None, None]
+    found = quality(method.codec, messages)
+    return [found.bits_per_element, found.of_entropy, found.snr_db]
 
 
 def timed(

@@ -1,1 +1,1 @@
-"""`thinwire bench RECIPE`: codecs over slow links, beside plain torch and the LIMIT."""
+"""`thinwire bench RECIPE`: codecs over slow links, beside plain torch."""

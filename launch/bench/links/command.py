@@ -213,7 +213,7 @@ def make_parser() -> Parser:
         "--codec",
         nargs="+",
         action="extend",
-        help="codecs as activations/gradients, none, 'torch fp32' or 'torch bf16' (default: none, those of the recipe, "
+        help="codecs as activations/gradients, none, 'torch fp32' or 'torch bf16' (default: none, the recipe's, "
         "some examples, and both of torch)",
     )
     add(
@@ -221,7 +221,7 @@ def make_parser() -> Parser:
         nargs="+",
         action="extend",
         metavar="CODEC",
-        help="codecs of the gradients between replicas, such as 'ef(q(4))' (default: none, and that of the recipe)",
+        help="codecs of the gradients between replicas, such as 'ef(q(4))' (default: none, and the recipe's)",
     )
     add("--repetitions", type=at_least_one, default=5, help="turns of each contender (default: %(default)s)")
     add(

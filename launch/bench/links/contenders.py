@@ -32,7 +32,6 @@ from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.schedules import build
-from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
 from thinwire.pipeline.training.trainer import StepRecord
 
@@ -62,13 +61,8 @@ class StepMeasures:
     """Seconds of its stages by section; sections do not overlap."""
     forward: float
     """Median seconds of the forward of a micro-batch through a stage of this process; of a GPU, of its launch alone."""
-    frames: list[tuple[int, str, float, float]]
-    """Boundary (between replicas: stage), channel, frames, bytes: what its stages sent."""
-
-    @property
-    def sent(self) -> float:
-        """Bytes of all frames."""
-        return sum(nbytes for _, _, _, nbytes in self.frames)
+    sent: float
+    """Bytes of all frames that its stages sent."""
 
 
 class Contender(Protocol):
@@ -118,11 +112,6 @@ class Thinwire(Contender):
             self._take(torch.arange(recipe.batch_size))
             self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
 
-    @property
-    def stages(self) -> list[CompressedStage]:
-        """The stages of this process."""
-        return list(self._trainer.stages)
-
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
         stages, steps = self._trainer.stages, self.round
@@ -137,11 +126,7 @@ class Thinwire(Contender):
         return StepMeasures(
             sections={name: sum(record.sections[name] for record in taken) / steps for name in SECTIONS},
             forward=_forward(recordings),
-            frames=[
-                (boundary, channel, traffic.frames / steps, traffic.bytes / steps)
-                for stage in stages
-                for (boundary, channel, _), traffic in stage.meter.sent.items()
-            ],
+            sent=sum(traffic.bytes for stage in stages for traffic in stage.meter.sent.values()) / steps,
         )
 
     def _take(self, ids: Tensor) -> StepRecord:
@@ -248,7 +233,7 @@ class PlainTorch(Contender):
             kwargs = {"target": targets.to(self._device), "losses": []}
         self._schedule.step(*args, **kwargs, **samples.side(ids))
         self._update()
-        return StepMeasures({}, 0.0, [])
+        return StepMeasures({}, 0.0, 0.0)
 
     def _update(self) -> None:
         options = self._recipe.optimizer

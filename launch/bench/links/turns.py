@@ -42,7 +42,7 @@ COLUMNS = (
 )
 NOTE = (
     "Medians. First visits: with samples that have not come before, which AQ-SGD sends in full or by a codec of their "
-    "own. x none: speed over that of Thinwire uncompressed. MB: of all processes, for samples seen before. forward: of "
+    "own. x none: speed over Thinwire's uncompressed speed. MB: of all processes, for samples seen before. forward: of "
     "a micro-batch, in the slowest stage; links of 8 x kB / ms Mbit/s carry its uncompressed activation in that time. "
     "The other ms are the parts of a step, means over the processes."
 )
@@ -101,7 +101,7 @@ def timed(contender: Contender, ids: Tensor, device: torch.device) -> dict[str, 
     seconds_now(device)  # a GPU has done what it was asked
     dist.barrier()
     seconds = time.perf_counter() - started
-    return {"seconds": seconds / contender.round, "sent": measured.sent, **asdict(measured)}
+    return {"seconds": seconds / contender.round, **asdict(measured)}
 
 
 def table(prepared: Prepared, told: Sequence[Sequence[Turn]], links: str) -> Table:
