@@ -42,14 +42,12 @@ Origin = Mapping[str, Any]
 CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
 """When a cell writes a checkpoint, if the study does not say it."""
 
-_CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.run")
+_CODE = ("thinwire.compress", "thinwire.models", "thinwire.pipeline", "thinwire.launch.plan", "thinwire.launch.run")
 """The packages whose code decides a cell's numbers."""
 _OF_A_MODEL = ("config.json", "*.safetensors", "*.safetensors.index.json", "stage-*/*.safetensors")
 """The files of a model's folder that its numbers depend on."""
 _OWN = re.compile(r"([A-Za-z_][\w.]*)[:.][A-Za-z_]\w*")
 """An object of your own, as a recipe names it: module:factory, or a codec module.Class(4)."""
-_STARTS = "starts_with.training.seed"
-"""What the origin of a cell that starts with the weights of another one has in every version of the code."""
 _TAIL = 4096
 """Bytes at the end of a log that hold its last line."""
 
@@ -152,20 +150,15 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     """
     recipes = _recipes(cells, prog)
     from thinwire.launch.plan.prepare import prepare
-    from thinwire.models.data.load import load
 
-    data = _each(cells, recipes, lambda wanted: load(wanted.data), lambda wanted: repr(wanted.data))
-    _each(cells, data, lambda found: _check_score(found, score), lambda found: str(id(found)))
-    steps = _each(
-        cells,
-        list(zip(recipes, data, strict=True)),
-        lambda pair: prepare(*pair).recipe.training.steps,
-        lambda pair: repr((pair[0].model, pair[0].data, pair[0].pipeline, replace(pair[0].training, seed=0))),
-    )
-    origins = _with_bases(cells, list(map(origin_of, recipes, data)))
+    def kind(wanted: Recipe) -> str:
+        return repr((wanted.model, wanted.data, wanted.pipeline, replace(wanted.training, seed=0)))
+
+    prepared = _each(cells, recipes, prepare, kind)
+    _each(cells, prepared, lambda found: _check_score(found.data, score), lambda found: str(id(found)))
     return [
-        Checked(cell, origin, count, wanted.num_processes, wanted.training.threads)
-        for cell, origin, wanted, count in zip(cells, origins, recipes, steps, strict=True)
+        Checked(cell, origin_of(own, cut.data), cut.recipe.training.steps, own.num_processes, own.training.threads)
+        for cell, own, cut in zip(cells, recipes, prepared, strict=True)
     ]
 
 
@@ -175,21 +168,12 @@ def asked_of(cells: Sequence[Cell], prog: str) -> list[Origin]:
     Raises:
         OptionsError: some recipes cannot be read; every mistake once, with the first cell that has it.
     """
-    return _with_bases(cells, list(map(fields_of, _recipes(cells, prog))))
+    return list(map(fields_of, _recipes(cells, prog)))
 
 
 def _recipes(cells: Sequence[Cell], prog: str) -> list[Recipe]:
     # the weights of another cell may not be there yet
     return _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: _recipe_of(argv, prog), repr)
-
-
-def _with_bases(cells: Sequence[Cell], own: Sequence[Origin]) -> list[Origin]:
-    """The origins of cells, each with that of the cell whose weights it starts with."""
-    origins: dict[Path | None, Origin] = {None: {}}
-    for cell, origin in zip(cells, own, strict=True):  # a base stands before those that start with it
-        base = {f"starts_with.{name}": value for name, value in origins[cell.base].items() if name != "code"}
-        origins[cell.folder] = {**origin, **base}
-    return [origins[cell.folder] for cell in cells]
 
 
 def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key: Callable[[A], str]) -> list[B]:
@@ -280,17 +264,19 @@ def _digest_of(path: Path, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def find(checked: Checked, *, any_code: bool) -> tuple[State, list[str]]:
+def find(checked: Checked, *, any_code: bool, base: State | None = None) -> tuple[State, list[str]]:
     """The state of a cell by its folder, and the names of what has changed in its origin.
 
-    `any_code` keeps cells that another version of the code has made.
+    `any_code` keeps cells that another version of the code has made; `base` is the state of the cell whose weights
+    this one starts with.
     """
     folder = checked.cell.folder
     made = read_json(folder / "cell.json")
     if made.get("origin") is None:
         return ("begins anew", ["cell.json, which is damaged"]) if is_finished(folder) else ("begins", [])
     changed = changed_fields(made["origin"], checked.origin, any_code=any_code)
-    changed += ["the weights that it starts with"] if has_other_start(checked.cell, made) else []
+    other_start = base == "begins anew" or has_other_start(checked.cell, made)
+    changed += ["the weights that it starts with"] if other_start else []
     if changed:
         return "begins anew", changed
     if is_finished(folder):
@@ -303,14 +289,14 @@ def changed_fields(saved: Origin, origin: Origin, *, any_code: bool) -> list[str
 
     With `any_code`, of what the versions of the code that made them both know, but the code itself.
     """
-    common = (saved.keys() & origin.keys()) - {"code"} | {_STARTS}
-    names = common if any_code else saved.keys() | origin.keys()
+    names = (saved.keys() & origin.keys()) - {"code"} if any_code else saved.keys() | origin.keys()
     return sorted(name for name in names if saved.get(name) != origin.get(name))
 
 
 def has_other_start(cell: Cell, made: Mapping[str, Any]) -> bool:
-    """Whether the cell that this one starts with has other weights than when the values of cell.json were written."""
-    return weights_digest(cell.base) not in (None, made.get("base"))
+    """Whether a cell starts with other weights now than when the values of its cell.json were written."""
+    digest = weights_digest(cell.base)
+    return (cell.base is None or digest is not None) and digest != made.get("base")
 
 
 def is_finished(folder: Path) -> bool:

@@ -73,9 +73,10 @@ def _run(argv: Sequence[str]) -> int:
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
     command: Runner = "train" if options.processes else "simulate"
-    jobs = []
+    jobs, states = [], dict[Path | None, State]()
     for checked in check(chosen, PROG, study.score):
-        state, changed = find(checked, any_code=options.any_code)
+        state, changed = find(checked, any_code=options.any_code, base=states.get(checked.cell.base))
+        states[checked.cell.folder] = state
         jobs.append(Job(checked, state, command, changed, "finished" if state == "finished" else "waits"))
     at_once = options.jobs or max(1, cores() // max(job.cores for job in jobs))
     _print_states(jobs, folder, at_once)

@@ -50,7 +50,7 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
 }
 """The fields that an option changes beside the one of its name."""
 
-_NO_OPTIONS = ("training.seed", "data", "code", "model's files", "own code", "starts_with.")
+_NO_OPTIONS = ("training.seed", "data", "code", "model's files", "own code")
 """What an origin has beside options, and what each cell has of its own."""
 
 
@@ -115,14 +115,15 @@ def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
 
     Those of another version of the code, or of other data, have one. OptionsError if recipes cannot be read.
     """
-    missing = {}
+    missing, others = {}, set[Path | None]()
     found = [read_json(cell.folder / "cell.json") for cell in cells]
     # what was typed when a cell was made is no change of the study
     as_made = [replace(cell, given=tuple(made.get("given", ()))) for cell, made in zip(cells, found, strict=True)]
     for cell, made, asked in zip(cells, found, asked_of(as_made, prog), strict=True):
         if made and has_other_start(cell, made):
             missing[cell] = "the row that it starts with has other weights now; run it again"
-        elif made and changed_fields(made.get("origin", {}), asked, any_code=True):
+        elif made and (cell.base in others or changed_fields(made.get("origin", {}), asked, any_code=True)):
+            others.add(cell.folder)
             missing[cell] = "what is there was made by other options of the study; run it again"
         elif not is_finished(cell.folder):
             said = last_line(cell.folder / "log.txt")
