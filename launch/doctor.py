@@ -170,8 +170,8 @@ def make_parser() -> Parser:
         type=int,
         nargs="+",
         metavar="N",
-        help="the GPUs of each host, such as 4 4 for two hosts with four each (default: one host, with those of this "
-        "machine); processes are divided evenly",
+        help="the GPUs of each host, such as 4 4 for two hosts with four each (default: one host, with this machine's "
+        "GPUs); processes are divided evenly",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -40,7 +40,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="dtype of the weights (default: that of the pretrained model; an adapter: float32)",
+        help="dtype of the weights (default: the pretrained model's; for an adapter float32)",
     )
     parser.add_argument(
         "--merged", action="store_true", help="of a run with model.lora, the whole model with its adapter added"

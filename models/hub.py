@@ -21,9 +21,9 @@ from thinwire.errors.calls import first_line
 from thinwire.models.errors import ModelError
 
 PART_SECONDS = 5.0
-"""The most seconds for a part of the request, such as the connection: a lost packet comes again after 1 and 3 s."""
+"""Time-out in seconds of a part of the request, such as the connection: a lost packet comes again after 1 and 3 s."""
 SECONDS = 10.0
-"""The most seconds for the whole request. The resolver of names has no limit of its own."""
+"""Time-out in seconds of the whole request. The resolver of names has no limit of its own."""
 NO_CODE = {"trust_remote_code": False}
 """For every call of an auto class of transformers; without it, the library asks on standard input."""
 _FULL, _NO_ROOM = (errno.ENOSPC, errno.EDQUOT), "Not enough disk space"

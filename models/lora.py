@@ -92,7 +92,7 @@ class AdaptedWeights:
         require(
             (
                 not others,
-                f"an adapter to start from must hold no weights but its matrices, and that of {source} has "
+                f"an adapter to start from must hold no weights but its matrices, and {source} has "
                 f"{first_of(others)}; merge it into its model with merge_and_unload of PEFT, and name the result as "
                 f"model.name",
             ),

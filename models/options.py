@@ -20,15 +20,15 @@ class LoraOptions:
     rank: int | None = None
     """The rank of the matrices; null trains the model itself."""
     alpha: int | None = None
-    """What the matrices add is multiplied by alpha / rank; null is twice the rank."""
+    """The output of the matrices is multiplied by alpha / rank; null means twice the rank."""
     dropout: float = 0.0
-    """The share of a module's inputs that its matrices do not see in training."""
+    """Share of a module's inputs that are dropped in front of its matrices in training."""
     targets: list[str] | str = ALL_LINEAR
     """The modules: "all-linear", all linear modules but the head; a list of ends of names, [q_proj, v_proj]; or one
     regular expression for whole names."""
     weights: str = FRESH
-    """"fresh" draws the first values from the seed; a folder with adapter_model.safetensors reads those, or the folder
-    of a run with LoRA the newest ones that the run saved."""
+    """"fresh" draws the first values from the seed; a folder with adapter_model.safetensors reads that adapter; the
+    folder of a run with LoRA reads its newest saved adapter."""
 
     def __post_init__(self) -> None:
         given = self.rank is not None
@@ -79,15 +79,16 @@ class ModelOptions:
     keyword arguments."""
 
     tied: Tied | None = None
-    """Of a head that is one weight with the token embedding: "untie" trains two, and the exported model has both unless
-    they are still equal; "sum" keeps one, and each step sends its gradient, as large as the weight, from one end of the
-    pipeline to the other and back. null is "sum" where that is at most a tenth of what a step sends through a boundary
-    uncompressed, so where a step has ten times more tokens than the vocabulary; else, with LoRA, and where the weights
-    to start with have a head of their own, "untie"."""
+    """How a head trains that shares its weight with the token embedding: "untie" trains two weights, and the exported
+    model has both unless they are still equal; "sum" keeps one, and each step sends its gradient, as large as the
+    weight, from one end of the pipeline to the other and back. null is "sum" where that is at most a tenth of what a
+    step sends through a boundary uncompressed, so where a step has ten times more tokens than the vocabulary; else,
+    with LoRA, and where the weights to start with have a head of their own, "untie"."""
     dtype: Literal["fp32", "bf16", "nf4"] = "fp32"
-    """The weights themselves while they train, with their gradients and the optimizer's moments: fp32, or bf16, which
-    takes half the memory and loses small updates. With LoRA, the frozen weights; what trains is fp32. "nf4" is for LoRA
-    alone, and needs bitsandbytes: the linear modules of blocks in 4 bits, as in QLoRA, the rest in bf16."""
+    """Dtype of the weights while they train, of their gradients and of the optimizer's moments: fp32, or bf16, which
+    takes half the memory and loses small updates. With LoRA it is the dtype of frozen weights; trainable weights stay
+    fp32. "nf4" is for LoRA alone, and needs bitsandbytes: the linear modules of blocks in 4 bits, as in QLoRA, the rest
+    in bf16."""
 
     lora: LoraOptions = field(default_factory=LoraOptions)
 

@@ -82,7 +82,7 @@ def _foreign(folder: Path) -> list[str]:
         *(stray(path) for name in ("stores", *RUN_FILES) for path in sorted(folder.glob(name))),
     ]
     return [
-        f"output must name a new folder or that of a run, because a run replaces files there: {each}; {_WAY_OUT}"
+        f"output must name a new folder or a run's folder, because a run replaces files there: {each}; {_WAY_OUT}"
         for each in said
         if each
     ]
@@ -147,7 +147,7 @@ def what_is_left(recipe: Recipe) -> str:
     checkpoints, weights, kept = manifests(checkpoint_folder(recipe)), newest(recipe.folder), ""
     if checkpoints:
         command = shlex.join(["thinwire", "train", "--resume", str(recipe.folder)])
-        return f"the newest checkpoint is that of step {checkpoints[-1].step}; {command} goes on from there"
+        return f"the newest checkpoint is of step {checkpoints[-1].step}; {command} goes on from there"
     if weights is None and is_empty(recipe.folder / "metrics.jsonl"):
         return ""
     if weights is not None:

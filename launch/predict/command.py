@@ -106,7 +106,7 @@ def make_parser() -> Parser:
         default=1.0,
         help="share of a link's bandwidth that remains while its other direction is busy (default: %(default)s)",
     )
-    add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: that of the recipe)")
+    add("--schedule", help="a schedule of thinwire train, or your own as module:name (default: the recipe's)")
     add(
         "--codec",
         nargs="+",

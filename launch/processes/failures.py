@@ -149,7 +149,7 @@ def explain(
         said = named(stages, where.replica_of(rank))
         return f"the process of {said}" if len(stages) > 1 else said
 
-    unknown = f"ended without a report, as one does that was killed {FOR_MEMORY}"
+    unknown = f"ended without a report; it was probably killed {FOR_MEMORY}"
     killed = [
         f"{who(rank)} {unknown if code is None else ended(code)}"
         for rank, code in sorted(exit_codes.items())

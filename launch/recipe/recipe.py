@@ -338,7 +338,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
         )
     if resumed and free:
         raise OptionsError(
-            f"RECIPE must be left out beside --resume {resumed}, which takes that of the run; see {prog} --help"
+            f"RECIPE must be left out beside --resume {resumed}, which takes the run's recipe; see {prog} --help"
         )
     if not free and not resumed:
         raise OptionsError(f"the following arguments are required: recipe; see {prog} --help")

@@ -153,7 +153,7 @@ def stages(summary: Summary) -> Table:
     note = (
         "neighbour: waiting until the other stage has sent a frame, or for the gradient norm of all stages. wire: "
         "waiting until that frame arrives. other: reading data, clipping, the schedule itself, waiting of which the "
-        "cause is not known, and the work of other stages in the same process. Memory is that of the process."
+        "cause is not known, and the work of other stages in the same process. Memory is the whole process's."
     )
     columns = ["stage", "compute", "codecs", "neighbour", "wire", "other", "MB", *(["MB on GPU"] * on_gpus)]
     counted = since(summary) and f"; all but other is counted{since(summary)}"

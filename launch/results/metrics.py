@@ -178,9 +178,9 @@ class MetricsLog:
         if self._growth is None and _GROWN * self._first_norm < norm < math.inf:
             times = norm / self._first_norm
             self._growth = (
-                f"step {step + 1}: the norm of all gradients is {norm:.2g}, {times:,.0f} times that of the first step; "
-                f"if the loss does not fall, lower optimizer.lr or compress less; where topk or randk leave tokens "
-                f'without an element, per="row" gives each its share'
+                f"step {step + 1}: the norm of all gradients is {norm:.2g}, {times:,.0f} times the norm of the first "
+                f"step; if the loss does not fall, lower optimizer.lr or compress less; where topk or randk leave "
+                f'tokens without an element, per="row" gives each its share'
             )
 
     def evaluation(self, step: int, scores: dict[Compression, Score]) -> None:

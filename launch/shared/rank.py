@@ -39,7 +39,7 @@ def own_rank() -> int | None:
 def check_rendezvous() -> None:
     """Raise OptionsError if a process with a rank does not know where the others of its run connect."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    cure = "start the processes with torchrun or thinwire train, or set it to that of process 0 on every machine"
+    cure = "start the processes with torchrun or thinwire train, or set it to the value of process 0 on every machine"
     number = int(port) if port is not None and port.isascii() and port.isdecimal() else 0
     OptionsError.require(
         (bool(address), f"MASTER_ADDR must be an address where RANK is set, got {_shown(address)}; {cure}"),

@@ -348,7 +348,7 @@ def _initialize_vit(full_name: str, module: Any) -> None:
 
 _FILE = "model.safetensors"
 _SILENCE = 10.0
-"""The most seconds that a server may be silent. The system would wait minutes for one that cannot be reached."""
+"""Time-out in seconds of a silent server. The system would wait minutes for one that cannot be reached."""
 
 
 def weights_folder(name: str, weights: str) -> Path:

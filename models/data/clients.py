@@ -149,7 +149,7 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
         ),
         (
             own is None or own.training.digest in digests,
-            "data.name must be the data of a client in clients.outlines, and is that of none; write its outline again",
+            "data.name matches no client in clients.outlines; write its outline again",
         ),
     )
     index = None if own is None else digests.index(own.training.digest)

@@ -51,7 +51,7 @@ class DataOptions:
     limit: int | None = None
     """How many tokens of text, or samples, of each part to use, from its start; null uses all."""
     evaluation_limit: int | None = None
-    """The same for the `evaluation` data, if it has another limit."""
+    """Limit of the `evaluation` data, if it differs from `limit`."""
     stream: int | None = None
     """text of tables, folders and the hub: how many rows are shuffled with each other while the run reads them; 1 does
     not shuffle. Then a pass is `limit` tokens, begun anew at the end of the data, and `evaluation` names what is held
@@ -64,15 +64,15 @@ class DataOptions:
     """The column that holds the class, an integer; for tags a list with one for each word, "ner_tags" where there is no
     "label"."""
     tokenizer: str = BYTES
-    """"bytes", or the name or folder of a tokenizer that transformers can load; "smollm2" is that of the model."""
+    """"bytes", or the name or folder of a tokenizer that transformers can load; "smollm2" is that model's tokenizer."""
     outline: str | None = None
     """A file of `thinwire outline`. Processes without the first stage read it, and never the data, which may be
     elsewhere."""
     block_size: int = 128
     """The number of tokens in a sample. Pairs, tagged texts and conversations are cut or padded to this length."""
     packing: bool = False
-    """chat: whether a sample holds as many whole conversations as fit. None sees another; the model must read
-    positions for that."""
+    """chat: whether a sample holds as many whole conversations as fit. No conversation sees another; the model must
+    read positions for that."""
     shuffle: Shuffle = "epoch"
     """When samples get a new random order: "epoch" (in every epoch), "once" (one order for all epochs) or "never"."""
     image_size: int | None = None
@@ -82,7 +82,7 @@ class DataOptions:
     mean: list[float] = field(default_factory=list)
     """A value for each channel, subtracted from the pixels (0 to 1); empty measures a thousand training images."""
     std: list[float] = field(default_factory=list)
-    """A value for each channel that the pixels are divided by after that; give both `mean` and `std`, or neither."""
+    """A value for each channel that the pixels are then divided by; give both `mean` and `std`, or neither."""
     crop: int = 0
     """Black pixels added on each side of a training image before a random part of the original size is cut out; 0 does
     not change the image."""

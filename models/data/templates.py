@@ -47,7 +47,7 @@ class Template:
             ),
             (
                 bool(known),
-                f"tokenizer {name!r} must have a chat template, got none; take that of a model for chats, or put "
+                f"tokenizer {name!r} must have a chat template, got none; take the tokenizer of a chat model, or put "
                 "a chat_template.jinja into its folder",
             ),
             (
@@ -97,7 +97,7 @@ class Template:
             (
                 written,
                 f"the chat template of tokenizer {self.name!r} must write tool_calls, as in {place}, and leaves them "
-                f"out; take that of a model for tools, or write the calls into the content",
+                f"out; take the tokenizer of a model for tools, or write the calls into the content",
             )
         )
 

@@ -18,16 +18,15 @@ Division = Literal["random", "label", "order"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """Clients that hold the samples and train in turn: the first one, the second one, and after the last the first."""
+    """Clients that hold the samples and train in turn, round after round."""
 
     count: int = 1
     """Number of clients."""
     division: Division = "random"
-    """Whose samples are whose, in pieces of one size: "random"; "label" (sorted by label, so each client has few
-    classes); or "order" (the first piece of the data is the first client's)."""
+    """How samples are divided among the clients, in pieces of one size: "random"; "label" (sorted by label, so each
+    client has few classes); or "order" (the first piece of the data is the first client's)."""
     turn: str = "1 epoch"
-    """How long a client trains before the next one does, as in "50 steps" or "1 epoch"; an epoch here is one pass
-    through the samples of that client."""
+    """Length of a client's turn: "50 steps", or "1 epoch", which is one pass through that client's samples."""
     outlines: list[str] = field(default_factory=list)
     """Files of `thinwire outline`, one for each client in their order, if each has data of its own: `data.name` is then
     the data of the client whose turn it is. Needs division order."""

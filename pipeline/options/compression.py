@@ -42,9 +42,9 @@ class CompressionOptions:
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     shared: str = "none"
     """Codec of the gradients of weights that several stages hold, as a tied head is one weight with the embedding
-    (model.tied sum); such as bf16 or ef(q(8)). With ef, each stage adds what a message lost to its next one."""
+    (model.tied sum); such as bf16 or ef(q(8)). With ef, each stage adds the error of a message to its next message."""
     warmup: str = "0 steps"
-    """How long nothing is compressed at the start of training: "20 epochs" or "500 steps"."""
+    """Length of the uncompressed start of training: "20 epochs" or "500 steps"."""
     warmup_fill: bool = True
     """Whether feedback fills its buffers during the warm-up; 2401.07788 starts with empty buffers."""
     store_folder: str = ""

@@ -15,20 +15,20 @@ class WireOptions:
     """How frames are sent and checked."""
 
     transport: Literal["gloo", "zmq", "nccl", "auto"] = "gloo"
-    """What carries messages between processes: gloo, torch's own, for networks that nobody else is in; zmq, which
-    encrypts them, lets nobody in without the keys, and goes on after a broken connection; nccl, which
-    carries frames from GPU to GPU, and was run on one GPU only; or auto: nccl between two GPUs of a host, else gloo."""
+    """What carries messages between processes: gloo, which is part of torch, for private networks; zmq, which encrypts
+    messages, admits only processes with the keys, and repairs broken connections; nccl, which carries frames from GPU
+    to GPU, and was run on one GPU only; or auto: nccl between two GPUs of a host, else gloo."""
     keys: str | None = None
-    """For zmq: the file that `thinwire keys` made, the same on every machine; null is for `thinwire train`, which makes
-    fresh keys for each run on one machine."""
+    """For zmq: the file that `thinwire keys` made, the same on every machine; with null, `thinwire train` makes fresh
+    keys for each run on one machine."""
     connections: int = 1
     """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
     timeout: float = 300.0
-    """The most seconds that a stage waits for another stage, and that one may be silent before its first step and after
-    its last. Where replicas step alone, they wait for each other replicas.sync.every times as long, up to a day."""
+    """Time-out in seconds: for waiting on another stage, and for a stage that is silent before its first or after its
+    last step. Where replicas step alone, they wait for each other replicas.sync.every times as long, up to a day."""
     heartbeat: float = 10.0
-    """Seconds that a stage that trains may be silent before the others treat it as dead. A stage sends heartbeats
-    while it computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
+    """Seconds of silence after which the others treat a stage in training as dead. A stage sends heartbeats while it
+    computes, so it is silent only if it is stopped or stuck, or if its host or link is gone."""
     checksum: bool = True
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"

@@ -24,11 +24,11 @@ DAY = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class SyncOptions:
-    """How often replicas exchange. With every 1 they add up their gradients in each step: no outer optimizer."""
+    """How often replicas exchange. With `every` 1 they add up gradients in each step, without an outer optimizer."""
 
     every: int = 1
-    """Optimizer steps from one exchange to the next. If more than 1, each replica takes them alone; then what its
-    weights moved is averaged over the replicas, and moves the weights that all go on with (DiLoCo)."""
+    """Optimizer steps from one exchange to the next. Above 1, each replica takes them alone; then the changes of the
+    weights are averaged over the replicas, and move the common weights (DiLoCo)."""
     lr: float = 0.7
     """Learning rate of the outer optimizer, which moves the common weights by that average."""
     momentum: float = 0.9
@@ -60,17 +60,17 @@ class ReplicaOptions:
     """Replicas of the pipeline, each with processes and samples of its own. Exchanges keep their weights equal."""
 
     count: int = 1
-    """Number of replicas. A step takes so many times the samples of one pipeline."""
+    """Number of replicas. A step takes this many times one pipeline's samples."""
     shuffle: Literal["within", "across"] = "within"
     """Whether a sample stays with one replica for the whole run (within), or the order of all samples decides its
     replica (across). Feedback with a buffer for each sample needs within."""
     gradients: str = "none"
-    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef,
-    each replica adds what a message lost to its next one: to its gradients, and to the sums that it sends. If
-    sync.every is above 1, these are outer gradients: what the weights moved since the last exchange."""
+    """Codec of the gradients of weights that replicas send each other, such as bf16 or ef(q(4)). With ef, each replica
+    adds the error of a message to its next message, for its gradients and for the sums that it sends. If sync.every is
+    above 1, these are outer gradients: the change of the weights since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
     overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
-    """What single replicas do differently, by their number: codecs of their boundaries, and passes in a step."""
+    """Settings of single replicas, by number: codecs of their boundaries, and passes in a step."""
 
     def __post_init__(self) -> None:
         mistakes = broken(
@@ -109,7 +109,7 @@ class ReplicaOptions:
         return self.count > 1 and self.sync.every > 1
 
     def longest_wait(self, timeout: float) -> float:
-        """The most seconds that a replica waits for another one, where stages of a pipeline wait `timeout`.
+        """Time-out in seconds of a replica's wait for another, where stages of a pipeline wait `timeout`.
 
         A slower replica falls behind in each step between two exchanges. More than a day is for no replica.
         """
@@ -127,7 +127,7 @@ class ReplicaOptions:
             return None
         return (
             f"{' and '.join(between)} should be a multiple of replicas.sync.every, {self.sync.every} steps: between "
-            f"two exchanges, saved and evaluated weights are those of the last one"
+            f"two exchanges, saved and evaluated weights come from the last exchange"
         )
 
     @cached_property

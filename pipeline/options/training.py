@@ -58,14 +58,14 @@ class OptimizerOptions:
     no_decay: bool = False
     """Whether norms and biases, the weights of one dimension, are left out of the weight decay, as in transformers."""
     betas: tuple[float, float] | None = None
-    """Decay rates of the two moments of Adam; null is 0.9 and 0.999, and of another class its own default."""
+    """Decay rates of Adam's two moments; null means 0.9 and 0.999, for another class the class's default."""
     eps: float | None = None
-    """Added to the denominator of Adam; null is 1e-8, and of another class its own default."""
+    """Added to Adam's denominator; null means 1e-8, for another class the class's default."""
     momentum: float | None = None
-    """Momentum of sgd and muon; null is 0.9 and 0.95, and of another class its own default."""
+    """Momentum of sgd and muon; null means 0.9 and 0.95, for another class the class's default."""
     freeze_after: str = "0 steps"
     """quantized-adam: how long the second moment follows the gradients: "500 steps" or "1 epoch", such as a fifth of
-    training. So long, the gradients between replicas travel uncompressed."""
+    training. Until then, gradients between replicas are not compressed."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """The learning rate after its warm-up: constant, linear to `min_lr`, half a cosine to it, or wsd (stays at its
     peak, and in the last tenth of training goes to it linearly)."""
@@ -74,7 +74,7 @@ class OptimizerOptions:
     warmup_steps: int = 0
     """Steps in which the learning rate rises from zero to its peak."""
     warmup_ratio: float = 0.0
-    """The same as a share of training; give one of the two."""
+    """The warm-up as a share of training; give this or `warmup_steps`."""
     cosine_steps: int | None = None
     """Length of the half cosine in steps; null means the length of training (2401.07788 uses twice that)."""
     max_grad_norm: float | None = None
@@ -242,8 +242,8 @@ class TrainingOptions:
     the tensors at the boundaries. fp16 scales the loss, and skips a step whose gradients are not finite."""
     recompute: Literal["none", "block"] = "none"
     """What the backward pass computes again so that a waiting micro-batch takes less memory: none, or each block, which
-    then keeps only its inputs. Gradients are the same; the backward takes a forward longer. A schedule that splits the
-    backward needs none."""
+    then keeps only its inputs. Gradients are the same; the backward pass takes longer by one forward. A
+    schedule that splits the backward needs none."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the stages compute: cpu, cuda (the GPUs of a host in turn, by LOCAL_RANK), or auto (a GPU if there is
     one, else the CPU)."""
@@ -255,21 +255,22 @@ class TrainingOptions:
     evaluate_every: str = "0 steps"
     """How often held-out samples are evaluated: "1 epoch" or "500 steps"; "0 steps" evaluates only at the end."""
     best: str | None = None
-    """A held-out score without compression, "min loss" or "max accuracy" by its direction: the weights at the
-    evaluation with the best one are kept in best/ of the run's folder."""
+    """Held-out score without compression by which the best weights are kept, in best/ of the run's folder; with its
+    direction: "min loss" or "max accuracy"."""
     patience: int | None = None
-    """The evaluations in a row without a better score after which training ends; null trains all steps."""
+    """Training ends after this many evaluations in a row without a better score; null trains all steps."""
     loss: str | None = None
-    """A function of your own, module:function, in place of the cross-entropy: of the last layer's output and the
-    targets, the sum over the targets that are not -100, a scalar."""
+    """Your own loss in place of the cross-entropy, as module:function. It takes the last layer's output and the
+    targets, and returns the sum over the targets that are not -100, a scalar."""
     metrics: list[str] = field(default_factory=list)
-    """Functions of your own, module:function, for evaluations: of output and targets of a micro-batch, the sum over the
-    targets that are not -100. The mean of each is shown by its name."""
+    """Your own functions for evaluations, as module:function. Each takes a micro-batch's output and targets, and
+    returns the sum over the targets that are not -100; its mean is shown under its name."""
 
     prompts: list[str] = field(default_factory=list)
-    """What a language model answers at each evaluation, with compression on and off; of chats, the user's message."""
+    """Prompts that a language model answers at each evaluation, with compression on and off; for chats, the user's
+    message."""
     answer_tokens: int = 64
-    """The most tokens of an answer."""
+    """Largest number of tokens in an answer."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -307,7 +308,7 @@ class CheckpointOptions:
     """Folder of the checkpoints, on each stage's own disk or shared; empty means checkpoints/ in the run's folder."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Whether to go on from the newest complete checkpoint: auto (if there is one), always (if there is none, the run
-    stops), or never (the run starts from step 0, and the folder of the run before is renamed)."""
+    stops), or never (the run starts from step 0, and the earlier run's folder is renamed)."""
     restarts: int = 0
     """How often `thinwire train` starts all stages again from the newest checkpoint after a stage died."""
 

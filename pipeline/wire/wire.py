@@ -356,7 +356,7 @@ class Wire:
         group = None if holder.peer is None else self.gpus.groups.get((channel.boundary, channel.name))
         if group is not None and (varying := [str(coder.method) for coder in coders if coder.varies]):
             raise OptionsError(
-                f"wire.transport nccl needs frames whose length is known in advance, and those of {varying[0]} vary; "
+                f"wire.transport nccl needs frames whose length is known in advance, and frames of {varying[0]} vary; "
                 f'add --wire.transport gloo, or drop code="entropy"'
             )
         return group

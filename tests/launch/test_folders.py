@@ -144,7 +144,7 @@ def test_what_no_run_wrote_is_not_deleted(tmp_path, monkeypatch, capsys, name, o
     assert cli.main(["simulate", "gpt2-tiny", "--output", ".", *overwrite]) == 2
     said = name if name != "weights/step-00000002/mine" else "weights/step-00000002"
     assert capsys.readouterr().err == (
-        "output must name a new folder or that of a run, because a run replaces files there: "
+        "output must name a new folder or a run's folder, because a run replaces files there: "
         + ("model is no folder" if name == "model" else f"no run made {said}")
         + "; move that away, or name another folder\n"
     )

@@ -308,7 +308,7 @@ def test_a_run_that_fails_finishes_the_checkpoint_that_it_is_writing(folder):
     options = ["--training.loss", "failing:third", "--checkpoint.every", "2 steps", "--output", "failing"]
     command = completed([*THINWIRE, "train", "tiny.yaml", *options], folder)
     assert command.status == 1 and "two steps of two micro-batches" in command.stderr
-    said = "the newest checkpoint is that of step 2; thinwire train --resume failing goes on from there"
+    said = "the newest checkpoint is of step 2; thinwire train --resume failing goes on from there"
     assert command.stderr.splitlines()[-1] == said
 
 

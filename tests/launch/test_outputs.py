@@ -104,7 +104,7 @@ def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(t
         log.step(record(step, norm))
         news.append(log.news())
     log.close()
-    assert news[0].startswith("step 4: the norm of all gradients is 5e+02, 1,002 times that of the first step;")
+    assert news[0].startswith("step 4: the norm of all gradients is 5e+02, 1,002 times the norm of the first step;")
     assert 'per="row"' in news[0] and news[1] is None
 
 

@@ -83,7 +83,7 @@ def test_a_second_ctrl_c_stops_a_run_at_once_that_cannot_write_its_checkpoint(fo
         assert command.wait() == 130
         assert command.processes() == {}
     assert command.stderr.splitlines()[1:] == [
-        f"stopped by SIGINT; the newest checkpoint is that of step {max(whole_checkpoints(folder))}; thinwire train "
+        f"stopped by SIGINT; the newest checkpoint is of step {max(whole_checkpoints(folder))}; thinwire train "
         f"--resume run goes on from there"
     ]
     resumed = completed([*THINWIRE, "train", "--resume", "run", "--training.steps", steps_done(folder) + 3], folder)
@@ -129,7 +129,7 @@ def test_a_crash_names_the_newest_checkpoint_and_the_command_that_goes_on(folder
     first, *_, last = command.stderr.splitlines()
     assert first == f"stage 1 {ended(-signal.SIGKILL)}"
     assert last == (
-        f"the newest checkpoint is that of step {max(whole_checkpoints(folder))}; thinwire train --resume run goes on "
+        f"the newest checkpoint is of step {max(whole_checkpoints(folder))}; thinwire train --resume run goes on "
         f"from there"
     )
 
