@@ -1,4 +1,4 @@
-# Needs make and Python 3.11 or newer; everything else goes into $(VENV). A bare `make` prints the targets.
+# Needs make and Python 3.11 to 3.13; everything else goes into $(VENV). A bare `make` prints the targets.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -119,7 +119,7 @@ $(VENV)/compiled-%: $(VENV)/installed-%
 	@touch $(VENV)/compiled $@
 
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Thinwire needs Python 3.11 or newer, \
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("Thinwire needs Python 3.11 to 3.13, \
 	and $(PYTHON) is %d.%d: name another, as in make PYTHON=python3.13" % v)'
 	@echo "Installing Thinwire and torch into $(VENV): minutes and gigabytes, but once."
 	$(PYTHON) -m venv $(VENV)

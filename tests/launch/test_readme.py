@@ -62,3 +62,9 @@ def test_every_page_is_in_the_index_and_in_the_site(page):
     from_page = DOCS / ("what-to-expect.md" if behind else "index.md")
     assert name == "index.md" or f"({name})" in from_page.read_text(), f"add it to {from_page}"
     assert behind != (f"- {name}\n" in (ROOT / "mkdocs.yml").read_text()), "mkdocs.yml has all others in its nav"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "Makefile", "docs/start/first-run.md"])
+def test_a_page_names_the_pythons_that_can_install_it(name):
+    [(first, beyond)] = re.findall(r"^python_requires = >=3\.(\d+),<3\.(\d+)$", (ROOT / "setup.cfg").read_text(), re.M)
+    assert f"Python 3.{first} to 3.{int(beyond) - 1}" in " ".join((ROOT / name).read_text().split())
