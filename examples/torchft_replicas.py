@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import AllgatherOptions, ReduceOp, Work
 from torch.distributed.pipelining import ScheduleGPipe
+from torch.distributed.rendezvous import rendezvous
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
@@ -97,6 +98,13 @@ def make_stage(index: int) -> CompressedStage:
     return CompressedStage(module, index, 2, torch.device("cpu"), input_args=inputs, output_args=outputs, wire=wire)
 
 
+def join() -> None:
+    """Connect the stages of this start: torchrun keeps its store, and with it the addresses of those that have died."""
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
 def store_of(index: int) -> tuple[str, dist.TCPStore | None, int]:
     """Host, store and port of a store that is of this start of the replica alone; its first stage holds it.
 
@@ -159,6 +167,6 @@ if __name__ == "__main__":
     if not 2 <= len(sys.argv) <= 4:
         raise SystemExit("give the number of this replica, and then a codec and how many exchanges, if not q(4) and 8")
     replica, expression, exchanges = [*sys.argv[1:], *("q(4)", "8")[len(sys.argv) - 2 :]]
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    join()
     train(int(replica), expression, int(exchanges))
     dist.destroy_process_group()

@@ -87,7 +87,7 @@ def test_an_example_without_its_arguments_says_what_to_give(name, told, monkeypa
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-EXCHANGE = re.compile(r"replica \d  stage (\d)  exchange (\d+) of (\d)  sent (\d+) bytes  (\w{64})\n")
+EXCHANGE = re.compile(r"replica \d  stage (\d)  exchange (\d+) of (\d)  sent (\d+) bytes  ([0-9a-f]{64})")
 
 
 def exchanges(command):

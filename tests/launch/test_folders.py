@@ -177,7 +177,8 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
     for name in ("facts.json", "config.json", "tokenizer/vocabulary"):
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "model" / name).touch()
-    blueprint = SimpleNamespace(tied={}, dtype="float32", trained=None, inside="", save_config=killed)
+    facts = {"tied": {}, "dtype": "float32", "trained": None, "inside": "", "checkpoint": None}
+    blueprint = SimpleNamespace(**facts, save_config=killed)
     prepared = SimpleNamespace(
         blueprint=blueprint,
         data=SimpleNamespace(num_labels=None, classes=None),
