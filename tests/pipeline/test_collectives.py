@@ -11,7 +11,6 @@ import torch.distributed as dist
 from support import processes
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.measuring.clocks import NeighbourClocks, read_clock
-from thinwire.pipeline.measuring.probe import probe
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
@@ -190,7 +189,6 @@ FLIPPED = {
     "losses": lambda rank, where: losses_of(rank),
     "a clock": lambda rank, where: NeighbourClocks().read([(0, 1)]),
     "the last clock": lambda rank, where: read_clock(0),
-    "the speed of a link": lambda rank, where: probe(1, 0),
 }
 """What process 1 tells process 0, by name."""
 

@@ -29,7 +29,6 @@ import torch
 from support.processes import MARK, begin
 from thinwire.launch.processes.parent import name_process
 from thinwire.launch.run.parts import results
-from thinwire.pipeline.measuring import probe
 
 THINWIRE, TORCHRUN = (str(Path(sys.executable).with_name(name)) for name in ("thinwire", "torchrun"))
 TESTS = Path(__file__).parents[1]
@@ -146,7 +145,6 @@ def _prepare(call, environment, files=()):
     if "RANK" not in environment:
         nursery = _own_nursery(files)
         fork_interpreters(lambda: nursery)
-    probe.PROBE_SECONDS = probe.BOTH_SECONDS = 0.1  # how fast a link is, no test says to a hundredth
     results.save_picture = lambda path, *_: path.write_bytes(b"")  # it would take a third of a short run
 
 
