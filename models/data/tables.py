@@ -7,7 +7,6 @@ again.
 from __future__ import annotations
 
 import glob
-import hashlib
 import logging
 import os
 import re
@@ -44,7 +43,7 @@ from thinwire.models.data.parts import (
 )
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import nests_beyond, told_by
-from thinwire.models.tasks import IGNORE, MOST_CLASSES
+from thinwire.models.tasks import IGNORE
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -89,22 +88,14 @@ def open_file(part: Part, columns: Columns) -> Splits:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise OSError for a table that would end the process in a library, take its memory, or be read otherwise.
+    """Raise OSError for a table that would end the process in a library, or be read otherwise.
 
-    That is JSON whose first row is null, or that is nested deep, parquet that declares very many classes, and CSV with
-    more fields than its header, of which pandas would take the last ones.
+    That is JSON whose first row is null, or that is nested deep, and CSV with more fields than its header, of which
+    pandas would take the last ones.
     """
     match TABLES.get(path.suffix.lower()):
         case "json":
             _check_json(path)
-        case "parquet":
-            import pyarrow.parquet
-
-            with path.open("rb") as file:
-                declared = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"")
-            numbers = map(int, re.findall(rb'"num_classes":\s*(\d{1,99})', declared))
-            if (most := max(numbers, default=0)) > MOST_CLASSES:
-                raise OSError(f"{path.name} must have at most {MOST_CLASSES} classes, and declares {most}")
         case "csv":
             import pandas
 
@@ -166,11 +157,10 @@ def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[st
 
 
 def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
-    """What `datasets` reads a file or folder with, and keeps in its cache for as long as the files are those of now."""
+    """What `datasets` reads a file or folder with. It keeps that in a cache of our own, for we read CSV otherwise."""
     import datasets
 
-    source = Path(part.name)
-    cache = Path(datasets.config.HF_DATASETS_CACHE, f"thinwire-{_version(source)}")
+    source, cache = Path(part.name), Path(datasets.config.HF_DATASETS_CACHE, "thinwire")
     try:
         builder = datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
     except Exception:
@@ -241,18 +231,6 @@ def _of_runs(folder: Path, files: Iterable[Path]) -> set[Path]:
     where = {path: made.intersection(path.resolve().parents) for path in files}
     beside = {folder.resolve()}  # there may be files of somebody else
     return {path for path, inside in where.items() if inside - beside or (inside and path.name in (MARK, *RUN_FILES))}
-
-
-def _version(path: Path) -> str:
-    """A hash that differs where a file may have changed. One that is replaced may keep its size and its time."""
-    hashed = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        about = file.stat() if file.exists() else file.lstat()  # of a link that leads nowhere
-        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode) or stat.S_ISLNK(about.st_mode)):
-            raise OSError(f"{file} is neither a file nor a folder")
-        told = (str(file), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, about.st_dev)
-        hashed.update(repr(told).encode(errors="surrogateescape"))
-    return hashed.hexdigest()[:16]
 
 
 def open_on_hub(part: Part, columns: Columns) -> Splits:
