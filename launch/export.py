@@ -43,6 +43,6 @@ def make_parser() -> Parser:
         help="dtype of the weights (default: the pretrained model's; for an adapter float32)",
     )
     parser.add_argument(
-        "--merged", action="store_true", help="of a run with model.lora, the whole model with its adapter added"
+        "--merged", action="store_true", help="for a run with model.lora: the whole model with the adapter merged in"
     )
     return parser

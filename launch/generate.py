@@ -101,19 +101,19 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("place", metavar="RUN|RECIPE", help="the folder of a run, a checkpoint or an export; or a recipe")
     add("--prompt", required=True, metavar="TEXT", help="what to answer; for data of kind chat, the user's message")
-    add("--tokens", type=at_least_one, default=128, metavar="N", help="the most tokens (default: %(default)s)")
+    add("--tokens", type=at_least_one, default=128, metavar="N", help="largest number of tokens (default: %(default)s)")
     add(
         "--temperature",
         type=not_negative,
         default=0.0,
         metavar="T",
-        help="draw tokens, by logits divided by this (default: 0, the most likely token each time)",
+        help="draw tokens at this temperature (default: 0, the most likely token each time)",
     )
     add(
         "--top-p",
         type=share,
         default=1.0,
         metavar="P",
-        help="draw among the most likely tokens alone, as few as have this probability together (default: 1)",
+        help="draw among the fewest tokens whose probabilities add up to this (default: 1)",
     )
     return parser

@@ -59,7 +59,7 @@ def make_parser() -> Parser:
         type=float,
         nargs="+",
         metavar="GB",
-        help="the largest memory of a stage: a number for all stages, or one for each",
+        help="memory limit of a stage: one number for all stages, or one for each",
     )
     parser.add_argument(
         "--measured",

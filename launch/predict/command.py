@@ -118,7 +118,7 @@ def make_parser() -> Parser:
         "--max-in-flight",
         type=positive,
         default=math.inf,
-        help="the number of micro-batches that fit in the memory of a process",
+        help="number of micro-batches that fit into a process's memory",
     )
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 
-from thinwire.launch.comparison.comparison import compare, differences, find_baseline
+from thinwire.launch.comparison.comparison import compare, differences, find_baseline, loss_charts, mean_curve
 from thinwire.launch.comparison.plots import Curve, curves
 from thinwire.launch.comparison.runs import RunFiles
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
@@ -289,6 +289,16 @@ def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     assert run.held_out_losses("on", run.progress_in_seconds) == [(3, 3.5), (10, 3.0)]
     titles = [chart.title for chart in compare([run, run], run).charts]
     assert titles == ["Loss over steps", "Loss over bytes sent", "Loss over time, measured"]
+
+
+@pytest.mark.slow
+def test_runs_of_several_seeds_are_one_curve_of_means_at_the_steps_that_all_have(tmp_path):
+    long, short = ([(1.0, 5.0), (2.0, 4.0)], [(10.0, 5.0), (20.0, 4.0)]), ([(2.0, 3.0)], [(24.0, 3.0)])
+    assert mean_curve([long]) == long[1]
+    assert mean_curve([long, short]) == [(22.0, 3.5)]
+    seeds = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
+    over_steps, *others = loss_charts({"none": seeds, "four": [made(tmp_path, "four", codec="q(4)")]})
+    assert "none: training" in over_steps.svg and "none-0" not in over_steps.svg and len(others) == 2
 
 
 def test_an_evaluation_is_placed_by_its_step_where_the_log_lacks_steps(tmp_path):

@@ -45,6 +45,20 @@ def test_every_file_a_page_links_to_exists(page):
         assert (page.parent / link).exists(), link
 
 
+def headings(page):
+    """The anchors of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    said = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", re.sub(r"\(\S+\)", "", line)).strip().lower()) for line in said}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_heading_a_page_links_to_exists(page):
+    """A page linked a section that had left with its feature."""
+    for link, anchor in re.findall(r"\]\(([^):#]*\.md|)#([^)]+)\)", page.read_text()):
+        assert anchor in headings(page.parent / link if link else page), f"{link}#{anchor}"
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-to/extending.md"])
 def test_every_path_a_page_names_exists(page):
     named = re.findall(

@@ -230,6 +230,6 @@ def make_parser() -> Parser:
         default=2,
         help="measured steps in each turn, or rounds of replicas.sync.every steps (default: %(default)s)",
     )
-    add("--links", default="unshaped", help="what the table calls these links, such as 100mbit (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="a JSON file; the rows are added to those that it has")
+    add("--links", default="unshaped", help="name of these links in the table, such as 100mbit (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="JSON file to which the rows are added")
     return parser
