@@ -12,7 +12,7 @@ WORKERS = --numprocesses auto --dist loadfile --no-loadscope-reorder
 # for thousands of runs, whose files a disk would take longer to write than the runs take
 IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 # pytest keeps the tests as it compiles them, and Numba its kernels: once here, and not once in each worker
-COMPILE_TESTS = $(BIN)/pytest --quiet -k kernels_for_the_cpu >/dev/null 2>&1 || true
+COMPILE_TESTS = $(BIN)/pytest --quiet -k 'kernels_for_the_cpu or operations_and_kernels' >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
 # an environment with the newest torch that setup.cfg allows
 NEWEST = build/newest

@@ -10,6 +10,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from math import isfinite
 from typing import Any, ClassVar, NamedTuple
@@ -287,8 +288,9 @@ def expression_of(described: Described) -> str:
     given = [field for field in fields if values[field.name] not in (None, field.default)]
     changed = {field.name: values[field.name] for field in given if field.default is not dataclasses.MISSING}
     if changed:  # only then: a class may write itself into the error by which it refuses its arguments
-        plain = type(described)(*required)
-        changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
+        with suppress(CodecError):  # as q(16), which needs a step
+            plain = type(described)(*required)
+            changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
     arguments = [literal(value) for value in required]
     arguments += [f"{name}={literal(value)}" for name, value in changed.items()]
     return f"{described.name}({', '.join(arguments)})" if arguments else described.name

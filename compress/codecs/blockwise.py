@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.coding.bits import entropy_with_codes
-from thinwire.compress.codecs.coding.entropy import Coded, EntropyCoded
+from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
@@ -91,7 +91,7 @@ class Blockwise(MayVary, Codec):
 
     @property
     def _coded(self) -> Coded:
-        return EntropyCoded(self._quantizer, self._grid.bits)
+        return Coded(self._quantizer, self._grid.bits)
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 
 _OVER_BLOCK = (0, 2)
 _WHOLE_BYTE = 128
@@ -116,7 +116,7 @@ class Grid(ABC):
         """What levels are multiplied by in blocks of these scales, and what is subtracted then: float32 [count, 1]."""
 
     @property
-    def measuring(self) -> Measuring | None:
+    def measuring(self) -> CodeRule | None:
         """What `measure`, `coding` and `factors` do together, for kernels; None where they know nothing like it."""
         return None
 
@@ -173,9 +173,9 @@ class AbsMaxGrid(Grid):
         return scales.float() * 2.0 ** (1 - self.bits), None
 
     @property
-    def measuring(self) -> Measuring | None:
+    def measuring(self) -> CodeRule | None:
         """max|x|."""
-        return Measuring(CodeRule.FLOOR)
+        return CodeRule.FLOOR
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the scale."""
@@ -217,9 +217,9 @@ class MinMaxGrid(Grid):
         return scales[:, 1:].float(), -scales[:, :1].float()
 
     @property
-    def measuring(self) -> Measuring | None:
+    def measuring(self) -> CodeRule | None:
         """A range in float32."""
-        return Measuring(CodeRule.RANGE)
+        return CodeRule.RANGE
 
     def reach(self, scales: Tensor) -> Tensor:
         """The least values, the ranges and the largest values."""

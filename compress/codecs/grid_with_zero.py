@@ -2,22 +2,15 @@
 
 midtread     (2**(b-1) - code) * s / 2**(b-1)              2**b points from s to just short of -s, zero among them
 
-s has the sign of the block's element of largest magnitude, so the longer side is where it is needed; with `step` it is
-positive where neither side needs that.
-
-With `step` the points of midtread lie at least step * rms(x) apart: |s| = max(max|x|, 2**(b-1) * step * rms(x)). A few
-massive values then cost the rest of their block nothing but longer codes, and the error of a block is at most half a
-step: |x - C(x)| <= step/2 * |x| wherever that is the larger of the two. Layers that normalize their rows see errors of
-one size in all rows.
+s has the sign of the block's element of largest magnitude, so the longer side is where it is needed.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, Measuring, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
 from thinwire.compress.codecs.grid import Grid, bfloat16_above, float32_slack
 
 _OVER_BLOCK = (0, 2)
@@ -33,9 +26,6 @@ class MidTreadGrid(Grid):
     be a whole step short of -s, become that point.
     """
 
-    step: float | None = None
-    """The least distance of two points, in root mean squares of the block."""
-
     @property
     def half(self) -> int:
         """The code of zero."""
@@ -44,12 +34,7 @@ class MidTreadGrid(Grid):
     def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
         ends = Ends.of(values)
-        if self.step is None:
-            return ends.signed(bfloat16_above(ends.largest, _SMALLEST_SCALE))
-        wide = (root_mean_square(values) * (self.half * self.step)).clamp(max=torch.finfo(torch.bfloat16).max)
-        scale = bfloat16_above(torch.maximum(ends.largest, wide), _SMALLEST_SCALE)
-        # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
-        return torch.where(ends.largest <= wide * (1 - 1 / self.half), scale, ends.signed(scale))
+        return ends.signed(bfloat16_above(ends.largest, _SMALLEST_SCALE))
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, counted from the scale down."""
@@ -65,9 +50,9 @@ class MidTreadGrid(Grid):
         return self._steps(scales), None
 
     @property
-    def measuring(self) -> Measuring | None:
-        """The largest with its sign, or so many root mean squares."""
-        return Measuring(CodeRule.NEAREST, self.half * (self.step or 0))
+    def measuring(self) -> CodeRule:
+        """The largest with its sign."""
+        return CodeRule.NEAREST
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""
@@ -106,10 +91,3 @@ class Ends:
         """Magnitudes, bf16, with the sign of each block's largest; zeros and NaN have none."""
         # by a comparison: processors and vector instructions differ in the sign of a sum that is zero or NaN
         return torch.where(self.most + self.least < 0, -magnitudes, magnitudes)
-
-
-def root_mean_square(values: Tensor) -> Tensor:
-    """The root of the mean square of each block of `values` [outer, count, inner]: float32 [count, 1]."""
-    # float64: the order of its sums, which machines differ in, does not reach the bf16 of a scale
-    norms: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
-    return (norms / math.sqrt(values.shape[0] * values.shape[2])).float().unsqueeze(1)

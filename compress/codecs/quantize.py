@@ -1,26 +1,30 @@
 """The codec q: uniform quantization to 1 to 8 bits, with one scale for each block of the tensor.
 
 payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
-absmax        bf16                                         ceil(b*n/8) bytes; with step as coding/columns.py says
+absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options grid and step are in grid_with_zero.py.
+The options grid and step are in grid_with_zero.py and steps.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from math import prod
 from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
+from torch import Tensor
+
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.coding.columns import ColumnCoded
-from thinwire.compress.codecs.coding.entropy import Coded
-from thinwire.compress.codecs.coding.lengths import Code
+from thinwire.compress.codecs.coding.bits import entropy
+from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
+from thinwire.compress.codecs.quantizer import Quantizer
+from thinwire.compress.codecs.steps import StepQuantizer
 from thinwire.errors import attempt
 
 ScaleRule = Literal["absmax", "minmax"]
@@ -50,7 +54,7 @@ class Quantize(Blockwise):
     name: ClassVar[str] = "q"
 
     bits: int
-    """Bits a code, 1 to 8."""
+    """Bits a code, 1 to 8; with `step` 8 or 16, those of an integer that is not coded."""
     scale: ScaleRule = field(default="absmax", kw_only=True)
     """`absmax`: a grid from -max|x| to max|x|; `minmax`: from the least to the largest value."""
     per: Per | None = field(default=None, kw_only=True)
@@ -64,13 +68,13 @@ class Quantize(Blockwise):
     and stochastic rounding."""
     step: float | None = field(default=None, kw_only=True)
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
-    one. Frequent codes take fewer bits, so it sets the size, and `bits`, which must be 8, the most of a code."""
+    one. Frequent integers take fewer bits, so it sets the size, and `bits` how large an integer may be."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
 
     def __post_init__(self) -> None:
         attempt(
-            lambda: require_int(self, "bits", self.bits, 1, 8),
+            lambda: require_int(self, "bits", self.bits, 1, 8 if self.step is None else 16),
             lambda: require_choice(self, "scale", self.scale, get_args(ScaleRule)),
             lambda: require_choice(self, "round", self.round, get_args(Round)),
             super().__post_init__,
@@ -95,10 +99,10 @@ class Quantize(Blockwise):
             return
         if type(self.step) not in (int, float) or not 0 < self.step <= _LARGEST_STEP:
             raise CodecError(f"q's step must be above 0 and at most {_LARGEST_STEP:g}, got {self.step!r}")
-        if self.bits != 8 or self._points != "midtread" or self.code:
+        if self.bits not in (8, 16) or self._points != "midtread" or self.code:
             raise CodecError(
-                f"q's step needs 8 bits, of which frequent codes take fewer, and a grid with zero, without code, got "
-                f"{self}; write q(8, step={self.step})"
+                f"q's step needs 8 or 16 bits, of which frequent integers take fewer, and a grid with zero, without "
+                f"code, got {self}; write q(8, step={self.step})"
             )
 
     @property
@@ -112,8 +116,6 @@ class Quantize(Blockwise):
         stochastic = self.round == "stochastic"
         if self.scale == "minmax":
             return MinMaxGrid(self.bits, stochastic)
-        if self.step is not None:
-            return MidTreadGrid(self.bits, stochastic, step=float(self.step))
         return _GRIDS[self._points](self.bits, stochastic)
 
     @property
@@ -122,8 +124,23 @@ class Quantize(Blockwise):
             return None
         return 1 if self._points == "midrise" else 2  # midtread cuts up to a step where it rounds by half of one
 
+    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
+        """The entropy of the codes, or of the integers of a step, and the full size of the rest."""
+        quantizer = self._quantizer
+        if not isinstance(quantizer, StepQuantizer):
+            return super().entropy_bits(payload, shape)
+        scales, _, rows, integers = quantizer.read(payload, shape)
+        _, counts = integers.unique(return_counts=True)
+        return 8 * (LENGTH_BYTES + 2 * len(scales) + 2 * rows.numel()) + prod(shape) * entropy(counts)
+
+    @cached_property
+    def _complete(self) -> Quantizer:
+        """The quantizer, with its codes coded if asked for."""
+        return super()._complete if self.step is None else self._quantizer
+
     @property
-    def _coded(self) -> Coded:
+    def _quantizer(self) -> Quantizer:
         if self.step is None:
-            return super()._coded
-        return ColumnCoded(self._quantizer, self._grid.bits, partial(blocks_per, "channel"), self.per == "row")
+            return super()._quantizer
+        columns = partial(blocks_per, "channel")
+        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, self.per == "row")

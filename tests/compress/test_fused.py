@@ -28,10 +28,7 @@ from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Loan
 
-needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="needs Numba")
 
-
-@needs_numba
 @pytest.mark.slow
 @pytest.mark.parametrize(("expression", "dtype"), CPU_CASES)
 def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, expression, dtype):
@@ -53,7 +50,6 @@ def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, e
     assert not {name: found for name, found in wrong.items() if found}
 
 
-@needs_numba
 def test_what_goes_the_eager_way_on_a_cpu():
     grid, values = AbsMaxGrid(4, False), torch.ones(1 << 18)
 
@@ -68,7 +64,6 @@ def test_what_goes_the_eager_way_on_a_cpu():
     assert not covered(parse("fp8")._grid)
 
 
-@needs_numba
 @pytest.mark.parametrize("kernels", [cpu._agree, cpu._errors_agree])
 def test_kernels_are_tried_out_alike_whatever_torchs_default_dtype(kernels):
     """With bfloat16 they were left out, and a warning told that they do not work here."""
@@ -79,7 +74,6 @@ def test_kernels_are_tried_out_alike_whatever_torchs_default_dtype(kernels):
         torch.set_default_dtype(torch.float32)
 
 
-@needs_numba
 @pytest.mark.parametrize(("shapes", "calls"), [([(1, 16)] * 4, [16]), ([(512, 512), (1, 32)], [1 << 18, 32])])
 def test_kernels_begin_with_a_long_message_or_after_many_short_ones(monkeypatch, shapes, calls):
     monkeypatch.setattr(cpu._coded, "messages", 0)
@@ -95,7 +89,6 @@ def test_kernels_begin_with_a_long_message_or_after_many_short_ones(monkeypatch,
     assert used == calls
 
 
-@needs_numba
 @pytest.mark.slow
 @pytest.mark.parametrize("expression", ERROR_CASES)
 def test_feedback_in_one_pass_gives_the_payload_and_the_error_of_its_steps(monkeypatch, expression):
@@ -125,7 +118,6 @@ def _unlike_its_steps(feedback, x, error):
     return "" if same and torch.equal(*errors.nan_to_num(123)) else f"{errors.tolist()}, {payloads.tolist()}"
 
 
-@needs_numba
 def test_a_sender_advances_its_error_as_it_encodes_where_a_kernel_can():
     x, message = gaussian(1, 512, 512), Microbatch("train", range(1))
     sent = []
@@ -161,7 +153,7 @@ class Shrunk(Quantize):
         super()._encode(x / 2, out, key, shared)
 
 
-@pytest.mark.parametrize("least", [pytest.param(1, marks=needs_numba), 1 << 60])
+@pytest.mark.parametrize("least", [1, 1 << 60])
 @pytest.mark.parametrize(
     ("rule", "next_error"),
     [
@@ -186,7 +178,6 @@ def test_a_class_of_ones_own_counts_where_its_base_class_takes_its_steps_at_once
 
 @pytest.mark.parametrize(("agree", "words"), [("_agree", "the CPU"), ("_errors_agree", "feedback")])
 def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch, agree, words):
-    pytest.importorskip("numba", reason="needs Numba")
     monkeypatch.setattr(cpu, "encode", lambda *_: None)
     work.cache_clear()
     with pytest.warns(

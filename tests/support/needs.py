@@ -18,7 +18,6 @@ CURES = {
     r"learns no shapes": "a torch whose stages agree on their shapes before the first step, as torch 2.14's do",
     r"g\+\+": "a C++ compiler for torch.compile; install g++",
     r"Triton": "Triton; it comes with the CUDA build of torch, which also works without a GPU",
-    r"Numba": "Numba; install it with pip install 'thinwire[fast]'",
     r"pyzmq": "pyzmq; install it with pip install pyzmq",
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"peft": "PEFT; install it with pip install 'thinwire[lora]'",

@@ -10,7 +10,6 @@ Symbols are bytes: as many codes as fill one, 1, 2 or 4 bits each; two of 3 bits
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -30,7 +29,7 @@ _PAIRED = 3
 
 @dataclass(frozen=True)
 class Coded(Quantizer):
-    """A quantizer whose codes, at the end of its payload, are coded so that they take fewer bytes."""
+    """A quantizer whose codes, at the end of its payload, are coded by how often they occur."""
 
     inner: Quantizer
     bits: int
@@ -44,7 +43,8 @@ class Coded(Quantizer):
         """Write the length, then the inner payload, with its codes coded if that is shorter."""
         plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
         self.inner.encode(x, plain, key)
-        coded = self._coded(x, plain)
+        head, codes = self._split(plain, x.shape)
+        coded = [head, huffman(_symbols(codes.cpu(), self.bits, x.numel()))]
         start = LENGTH_BYTES
         for part in coded if sum(map(len, coded)) < len(plain) else [plain]:
             out[start : start + len(part)] = part
@@ -61,7 +61,7 @@ class Coded(Quantizer):
         if length == len(payload):
             return plain
         head, _ = self._split(plain, shape)
-        codes = self._codes(head, payload[LENGTH_BYTES + len(head) : length], shape)
+        codes = _codes(payload[LENGTH_BYTES + len(head) : length].cpu(), self.bits, prod(shape))
         return torch.cat([head, codes.to(head.device)])
 
     def error_bound(self, x: Tensor) -> Tensor:
@@ -71,26 +71,6 @@ class Coded(Quantizer):
     def _split(self, plain: Tensor, shape: Sequence[int]) -> Sequence[Tensor]:
         """The inner payload without its codes, and the packed codes."""
         return plain.tensor_split([len(plain) - packed_size(prod(shape), self.bits)])
-
-    @abstractmethod
-    def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
-        """What is sent in place of the inner payload of `x`, which is not changed: its head, then the codes, coded."""
-
-    @abstractmethod
-    def _codes(self, head: Tensor, coded: Tensor, shape: Sequence[int]) -> Tensor:
-        """The packed codes for which the bytes behind the head stand; CodecError if they are none."""
-
-
-@dataclass(frozen=True)
-class EntropyCoded(Coded):
-    """Codes are coded by how often they occur."""
-
-    def _coded(self, x: Tensor, plain: Tensor) -> list[Tensor]:
-        head, codes = self._split(plain, x.shape)
-        return [head, huffman(_symbols(codes.cpu(), self.bits, x.numel()))]
-
-    def _codes(self, head: Tensor, coded: Tensor, shape: Sequence[int]) -> Tensor:
-        return _codes(coded.cpu(), self.bits, prod(shape))
 
 
 def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:

@@ -17,17 +17,9 @@ from torch import Tensor
 from thinwire.compress.codec import CodecError
 
 
-def huffman(*parts: Tensor) -> Tensor:
-    """The coded bytes, uint8 [any length], of parts that each may get tables of their own: uint8, on a CPU."""
-    if len(parts) == 1:
-        coded = _own.compressor.compress(parts[0].contiguous().numpy().data)
-    else:
-        stream = _own.compressor.compressobj()
-        blocks = [
-            stream.compress(part.contiguous().numpy().data) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-            for part in parts
-        ]
-        coded = b"".join(blocks) + stream.flush()
+def huffman(symbols: Tensor) -> Tensor:
+    """The coded bytes, uint8 [any length], of symbols: uint8, on a CPU."""
+    coded = _own.compressor.compress(symbols.contiguous().numpy().data)
     return torch.frombuffer(bytearray(coded), dtype=torch.uint8)
 
 

@@ -34,19 +34,6 @@ class ValueRule(IntEnum):
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """How a kernel measures the scale of a block, and codes with it.
-
-    FLOOR      max|x|, as bf16 rounded up
-    NEAREST    the same with the sign of the largest, or `wide` root mean squares if that is more
-    RANGE      the least value and the range, float32
-    """
-
-    rule: CodeRule
-    wide: float = 0.0
-
-
-@dataclass(frozen=True)
 class Coding:
     """How the values of each block become codes."""
 

@@ -81,9 +81,9 @@ def encode(
     from thinwire.compress.codecs.fused import cpu_kernels
 
     values, inner = elements.contiguous().numpy(), part.shape[2]
-    if scales is None and (measuring := _measuring(grid)) is not None:
+    if scales is None and (rule := grid.measuring) is not None:
         cpu_kernels.encode(
-            values, error.numpy(), np.float32(decay), inner, *measuring, grid.bits, room.numpy(), out.numpy()
+            values, error.numpy(), np.float32(decay), inner, int(rule), grid.bits, room.numpy(), out.numpy()
         )
         return
     if scales is None:
@@ -101,8 +101,8 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
     """Write the values of packed codes into `out` [n]; their scales are in `room`."""
     from thinwire.compress.codecs.fused import cpu_kernels
 
-    if (measuring := _measuring(grid)) is not None:
-        cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], measuring[0], grid.bits, out.numpy())
+    if (rule := grid.measuring) is not None:
+        cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], int(rule), grid.bits, out.numpy())
         return
     scales = grid.unpack_scales(room, part.shape[1])
     valuing, (factors, shifts) = grid.valuing, grid.factors(scales)
@@ -113,17 +113,10 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
     )  # fmt: skip
 
 
-@cache
-def _measuring(grid: Grid) -> tuple[int, np.float32] | None:
-    """What kernels are told of a grid whose scales they measure."""
-    known = grid.measuring
-    return None if known is None else (int(known.rule), np.float32(known.wide))
-
-
 def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
     """Whether the kernel takes blocks of elements [n], and of errors that lie in the same way."""
     return (
-        covers(grid, part, elements) and _measuring(grid) is not None and work("numba", "feedback", _errors_agree, grid)
+        covers(grid, part, elements) and grid.measuring is not None and work("numba", "feedback", _errors_agree, grid)
     )
 
 

@@ -33,7 +33,6 @@ _TIES_TO_EVEN = np.float32(12582912.0)
 """1.5 * 2**23: adding and subtracting it rounds a smaller float32 to an integer."""
 _SMALLEST = (127 - 118) << 23
 _INFINITY = 0x7F800000
-_LARGEST_BFLOAT16 = np.float32(3.3895313892515355e38)
 
 _LOW = np.array(
     [[sum(((1 << (bits << step)) - 1) << place for place in range(0, 64, 16 << step)) for step in range(3)]
@@ -44,7 +43,7 @@ _NO_SIGN = np.int32(0x7FFFFFFF)
 _LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
-def _compiled(function: Any) -> Any:
+def compiled(function: Any) -> Any:
     """A function that Numba compiles when it is first called, and keeps beside this file or in the user's cache."""
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
@@ -52,15 +51,15 @@ def _compiled(function: Any) -> Any:
         return njit(nogil=True, error_model="numpy")(function)
 
 
-@_compiled
-def encode(values, errors, decay, inner, rule, wide, bits, scale_bytes, out):
-    """Write the scales and the packed codes of float32 `values` [n], measured as Measuring says.
+@compiled
+def encode(values, errors, decay, inner, rule, bits, scale_bytes, out):
+    """Write the scales and the packed codes of float32 `values` [n], measured as a rule says.
 
     With `errors` [n], not [0]: of u = values + decay * errors, and u - C(u) into `errors`.
     """
     count = (len(values) + inner - 1) // inner
     scales, shifts, divisors = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty(count, np.float32)
-    _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, bits, out)
+    _encode(values, errors, decay, inner, rule, scales, shifts, divisors, bits, out)
     if rule == _RANGE:
         _move(shifts, 4, scale_bytes, 8, False)
         _move(scales, 4, scale_bytes[4:], 8, False)
@@ -68,14 +67,14 @@ def encode(values, errors, decay, inner, rule, wide, bits, scale_bytes, out):
         _move(scales, 2, scale_bytes, 2, False)
 
 
-@_compiled
+@compiled
 def encode_scaled(values, inner, rule, divisors, shifts, bits, out):
     """Write the packed codes of float32 `values` [n], with what Coding says of their blocks."""
     none, one = np.empty(0, np.float32), np.float32(1)
-    _encode(values, none, one, inner, rule, one, none, shifts, divisors, bits, out)
+    _encode(values, none, one, inner, rule, none, shifts, divisors, bits, out)
 
 
-@_compiled
+@compiled
 def decode(scale_bytes, payload, inner, rule, bits, out):
     """Write the values of packed codes into `out`, float32 [n], with the scales that `encode` wrote."""
     count = (len(out) + inner - 1) // inner
@@ -91,7 +90,7 @@ def decode(scale_bytes, payload, inner, rule, bits, out):
     decode_scaled(payload, inner, value_rule, first, second, factors, shifts, bits, out)
 
 
-@_compiled
+@compiled
 def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, out):
     """Write the values of packed codes into `out`, float32 [n], with what Valuing says of their blocks."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
@@ -108,8 +107,8 @@ def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, ou
         at, fill = stop, full
 
 
-@_compiled
-def _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, bits, out):
+@compiled
+def _encode(values, errors, decay, inner, rule, scales, shifts, divisors, bits, out):
     """Write packed codes, and into `errors` what they lose, if it has room; measure, if `scales` has room."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     half, size, feedback = 1 << (bits - 1), _BUFFER * bits // 8, len(errors) > 0
@@ -125,7 +124,7 @@ def _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, 
             if feedback:
                 _add(values[at:end], decay, errors[at:end])
             whole = messages[at:end].reshape(blocks, (end - at) // blocks)
-            _measure(whole, rule, wide, half, scales[block:last], shifts[block:last], divisors[block:last])
+            _measure(whole, rule, half, scales[block:last], shifts[block:last], divisors[block:last])
         some, place = messages[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
         _codes(some, rule, divisors[block:last], shifts[block:last], half, place)
         if feedback:
@@ -142,7 +141,7 @@ def _encode(values, errors, decay, inner, rule, wide, scales, shifts, divisors, 
         _pack(codes, other, bits, out[done:])
 
 
-@_compiled
+@compiled
 def _piece(at, stop, inner, room):
     """The block at an element, how many blocks to take from there, and how much of each: whole ones, or a part."""
     block, left = at // inner, min(stop - at, room)
@@ -151,9 +150,9 @@ def _piece(at, stop, inner, room):
     return block, left // inner, inner
 
 
-@_compiled
+@compiled
 def _valuing(rule, half):
-    """The rule and the numbers of Valuing that undo a rule of Measuring, and what a scale is multiplied by."""
+    """The rule and the numbers of Valuing that undo a rule of measuring, and what a scale is multiplied by."""
     if rule == _RANGE:
         return _DIVIDED, np.float32(2 * half - 1), np.float32(0), np.float32(1)
     if rule == _NEAREST:
@@ -161,7 +160,7 @@ def _valuing(rule, half):
     return _LINEAR, np.float32(1), np.float32(0.5 - half), np.float32(1 / half)
 
 
-@_compiled
+@compiled
 def _move(numbers, size, places, step, back):
     """Write the upper `size` bytes of each float32 to places `step` apart, at any address, or read them from there."""
     own = numbers.view(np.uint8)
@@ -173,54 +172,38 @@ def _move(numbers, size, places, step, back):
                 places[step * i + byte] = own[4 * i + 4 - size + byte]
 
 
-@_compiled
-def _measure(values, rule, wide, half, scales, shifts, divisors):
+@compiled
+def _measure(values, rule, half, scales, shifts, divisors):
     """Write the scales of whole blocks, and what their values are divided by."""
     integers = values.view(np.int32)
     for block in range(len(values)):
-        least, most = _floats(*_ends(integers[block]))
+        least, most = floats(*ends(integers[block]))
         if rule == _RANGE:
             # adding zero takes the sign of a zero away
             shifts[block] = least + np.float32(0)
             scales[block] = (most + np.float32(0)) - shifts[block]
             divisor, instead = scales[block], np.float32(1)
         else:
-            norm = _norm(values[block]) / np.sqrt(values.shape[1]) if wide > 0 else 0.0
-            scales[block] = _scale(least, most, np.float32(norm) * wide, rule == _NEAREST, half)
+            scales[block] = _scale(least, most, rule == _NEAREST)
             # slightly more than s/half, as AbsMaxGrid says
             unit = np.float32(-1 / half) if rule == _NEAREST else np.float32((1 + 2.0**-22) / half)
             divisor, instead = scales[block] * unit, np.float32(np.inf)
         divisors[block] = instead if divisor == 0 else divisor
 
 
-@_compiled
-def _scale(least, most, wide, signed, half):
-    """The scale of AbsMaxGrid or MidTreadGrid, up to the next bf16 and 0 below 2**-118; at least `wide`."""
-    largest, wide = max(-least, most), min(wide, _LARGEST_BFLOAT16)
-    bits = np.int64(np.float32(max(largest, wide)).view(np.int32) & _NO_SIGN)
+@compiled
+def _scale(least, most, signed):
+    """The scale of AbsMaxGrid or MidTreadGrid, up to the next bf16 and 0 below 2**-118."""
+    largest = max(-least, most)
+    bits = np.int64(np.float32(largest).view(np.int32) & _NO_SIGN)
     above = (bits + 0xFFFF) & 0x7FFF0000
     scale = np.int32(0 if above < _SMALLEST else above).view(np.float32)
     if not (bits <= _INFINITY and largest == largest):
         return np.float32(np.nan)
-    # both sides reach far enough: one sign for all blocks, so that equal values have equal codes
-    if not signed or (wide > 0 and largest <= wide * np.float32(1 - 1 / half)):
-        return scale
-    return -scale if most + least < 0 else scale
+    return -scale if signed and most + least < 0 else scale
 
 
-@_compiled
-def _norm(values):
-    """The root of the sum of squares, in float64; in four sums, so that none waits for the one before."""
-    sums, whole = np.zeros(4), len(values) // 4 * 4
-    for i in range(0, whole, 4):
-        for lane in range(4):
-            sums[lane] += np.float64(values[i + lane]) * np.float64(values[i + lane])
-    for i in range(whole, len(values)):
-        sums[0] += np.float64(values[i]) * np.float64(values[i])
-    return np.sqrt(sums.sum())
-
-
-@_compiled
+@compiled
 def _codes(values, rule, divisors, shifts, half, codes):
     """Write the codes of `values` [blocks, some] of these blocks."""
     # the rule is looked at once, because blocks may be short
@@ -250,7 +233,7 @@ def _codes(values, rule, divisors, shifts, half, codes):
                 codes[block, i] = _code_below(values[block, i] / divisor, low, high)
 
 
-@_compiled
+@compiled
 def _code_below(steps, low, high):
     """The code of the integer below, cut to those from `low` to `high`; that of NaN is half of their number."""
     steps = low if steps < low else steps
@@ -260,7 +243,7 @@ def _code_below(steps, low, high):
     return np.uint8(whole - (np.float32(whole) > steps) - np.int32(low))
 
 
-@_compiled
+@compiled
 def _values(codes, rule, first, second, factors, shifts, out):
     """Write the values of `codes` [blocks, some] of these blocks."""
     blocks, size = codes.shape
@@ -276,14 +259,14 @@ def _values(codes, rule, first, second, factors, shifts, out):
                 out[block, i] = np.float32(codes[block, i]) / first * factor - shift
 
 
-@_compiled
+@compiled
 def _copy(codes, out, count):
     # Numba's own assignment of a slice takes three times as long
     for i in range(count):
         out[i] = codes[i]
 
 
-@_compiled
+@compiled
 def _pack(codes, other, bits, out):
     """Pack as many codes as `out` has room for; overwrites both buffers."""
     if bits == 8:
@@ -297,7 +280,7 @@ def _pack(codes, other, bits, out):
         _join_pairs(codes, bits, out)
 
 
-@_compiled
+@compiled
 def _join_pairs(codes, bits, out):
     """Two codes a byte of the result, the first in the lower bits."""
     pairs, up = codes.view(np.uint16), np.uint16(8 - bits)
@@ -305,7 +288,7 @@ def _join_pairs(codes, bits, out):
         out[i] = np.uint8(pairs[i] | (pairs[i] >> up))
 
 
-@_compiled
+@compiled
 def _join_words(codes, bits, out):
     """Eight codes of `bits` bits to as many bytes: lanes of a word two by two, as bits.py does."""
     words, gap, start = codes.view(np.uint64), np.uint64(8 - bits), 0
@@ -319,7 +302,7 @@ def _join_words(codes, bits, out):
         start += bits
 
 
-@_compiled
+@compiled
 def _unpack(payload, bits, codes, other):
     """Write the codes in `payload` into `codes`; overwrites `other`."""
     if bits == 8:
@@ -337,7 +320,7 @@ def _unpack(payload, bits, codes, other):
         _part_pairs(packed[:size], wide, codes)
 
 
-@_compiled
+@compiled
 def _part_pairs(packed, bits, codes):
     """Two codes of each byte."""
     pairs, low, up = codes.view(np.uint16), np.uint8((1 << bits) - 1), np.uint8(bits)
@@ -345,7 +328,7 @@ def _part_pairs(packed, bits, codes):
         pairs[i] = np.uint16(packed[i] & low) | np.uint16(np.uint16(packed[i] >> up) << np.uint16(8))
 
 
-@_compiled
+@compiled
 def _part_words(payload, bits, codes):
     """Eight codes of as many bytes as each has bits."""
     words, gap, start = codes.view(np.uint64), np.uint64(8 - bits), 0
@@ -360,22 +343,22 @@ def _part_words(payload, bits, codes):
         words[i] = word
 
 
-@_compiled
+@compiled
 def _add(values, decay, errors):
     """Turn errors into messages."""
     for i in range(len(values)):
         errors[i] = errors[i] * decay + values[i]
 
 
-@_compiled
+@compiled
 def _subtract(decoded, messages):
     """Turn messages into errors."""
     for i in range(len(messages)):
         messages[i] -= decoded[i]
 
 
-@_compiled
-def _ends(integers):
+@compiled
+def ends(integers):
     """The least and the largest as integers in the order of floats."""
     low, high = _MOST, _LEAST
     for i in range(len(integers)):
@@ -384,14 +367,14 @@ def _ends(integers):
     return low, high
 
 
-@_compiled
+@compiled
 def _ordered(integer):
     """A float's bits as an integer in the order of floats; NaN is at both ends."""
     return np.int32(integer ^ np.int32(np.int32(integer >> np.int32(31)) & _NO_SIGN))
 
 
-@_compiled
-def _floats(low, high):
+@compiled
+def floats(low, high):
     """The floats of the least and the largest ordered integer; NaN for both if one is."""
     if high > _INFINITY or low < -_INFINITY - 1:
         return np.float32(np.nan), np.float32(np.nan)

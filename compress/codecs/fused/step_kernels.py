@@ -1,0 +1,540 @@
+"""The code of integers (coding/integers.py) and the grid of steps, compiled by Numba. Imported only where used.
+
+The bytes are those of the torch operations there. Symbols go through buffers of one chunk, which stay in a cache.
+"""
+
+import numpy as np
+
+from thinwire.compress.codecs.coding.lanes import CHUNK, MOST_LANES, SYMBOLS_OF_LANE
+from thinwire.compress.codecs.coding.scales import MOST_OFFSET
+from thinwire.compress.codecs.coding.tables import (
+    CLASSES,
+    ESCAPE,
+    LARGEST,
+    NO_BITS,
+    OCTAVE,
+    OWN,
+    PROBABILITY_BITS,
+    SYMBOLS,
+    TOTAL,
+    UNIT,
+    ZERO,
+)
+from thinwire.compress.codecs.fused.cpu_kernels import compiled, ends, floats
+
+_LOWEST, _WORD_BITS = np.uint32(1 << 16), np.uint32(16)
+_BITS, _FREQUENCY, _PLACE = np.uint32(PROBABILITY_BITS), np.uint32(0x1FFF), np.uint32(TOTAL - 1)
+_FULL, _FOUR = np.uint32(20), np.uint32(4)
+"""A state of at least frequency << 20 sends a word first."""
+_OFFSETS = 2 * MOST_OFFSET + 1
+_SOME, _ROWS = 1 << 15, 256
+"""Of so many integers of 16 bits, less a mean, or of so many rows' the sum is below 2**31."""
+_TIES_TO_EVEN = np.float32(12582912.0)
+_INFINITY, _NAN, _SMALLEST = np.uint16(0x7F80), np.uint16(0x7FC0), (127 - 125) << 7
+_LARGEST, _LARGEST_BFLOAT16 = np.float32(3.4028234663852886e38), np.float32(3.3895313892515355e38)
+
+
+@compiled
+def measure(values, size, step, last, scales, integers):
+    """Write the scales, bf16 as uint16, and the integers, int16, of blocks of `size` float32 values [n]."""
+    for block in range(len(scales)):
+        some = values[block * size : (block + 1) * size]
+        out = integers[block * size : (block + 1) * size]
+        low, high = floats(*ends(some.view(np.int32)))
+        wide = min(np.float32(np.float32(_norm(some) / np.sqrt(np.float64(len(some)))) * step), _LARGEST_BFLOAT16)
+        scale = max(np.float32(max(-low, high) / last), wide)
+        if not (low > -np.inf and high < np.inf):
+            scales[block] = _INFINITY if low == low else _NAN
+            out[:] = 0
+            continue
+        bits = (np.int64(np.float32(scale).view(np.int32)) + 0xFFFF) >> 16
+        bits = 0 if bits < _SMALLEST else bits
+        scales[block] = np.uint16(bits)
+        if bits == 0:
+            out[:] = 0
+            continue
+        unit = np.int32(bits << 16).view(np.float32)
+        limit = min(np.float32(np.floor(_LARGEST / unit)), last)
+        for i in range(len(some)):
+            whole = ((some[i] / unit) + _TIES_TO_EVEN) - _TIES_TO_EVEN
+            out[i] = np.int16(np.int32(min(max(whole, -limit), limit)))
+
+
+@compiled
+def _norm(values):
+    """The root of the sum of squares, in float64; in four sums, so that none waits for the one before."""
+    sums, whole = np.zeros(4), len(values) // 4 * 4
+    for i in range(0, whole, 4):
+        for lane in range(4):
+            sums[lane] += np.float64(values[i + lane]) * np.float64(values[i + lane])
+    for i in range(whole, len(values)):
+        sums[0] += np.float64(values[i]) * np.float64(values[i])
+    return np.sqrt(sums.sum())
+
+
+@compiled
+def values(integers, scales, size, out):
+    """Write integers times the scales of their blocks, float32 [n]."""
+    for block in range(len(scales)):
+        unit = np.int32(np.int32(scales[block]) << np.int32(16)).view(np.float32)
+        some, place = integers[block * size : (block + 1) * size], out[block * size : (block + 1) * size]
+        for i in range(len(some)):
+            place[i] = np.float32(some[i]) * unit
+
+
+@compiled
+def encode(integers, rows, columns, inner, mean, bits, bounds, reach, packed, inverse, out):
+    """Write the code of integers [rows * columns * inner]; return its length, or -1 if there is no room."""
+    means, kinds, offsets = np.zeros(columns, np.int32), np.zeros(columns, np.int32), np.zeros(rows, np.int32)
+    _choose(integers, inner, mean, bits, bounds, means, kinds, offsets)
+    at = _write_list(offsets, out, _write_list(kinds, out, _write_list(means, out, 0)))
+    means, kinds = np.repeat(means, inner), np.repeat(kinds, inner)
+    escapes, escaped = np.empty(len(integers) + 1, np.int16), 0
+    for plane in range(2 if _has_low_bits(kinds, offsets) else 1):
+        at, found = _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane, escapes, out, at)
+        escaped += found
+    if at < 0 or at + 2 * escaped > len(out):
+        return -1
+    if escaped:
+        _copy(escapes[:escaped].view(np.uint8), out[at:])
+    return at + 2 * escaped
+
+
+@compiled
+def _choose(integers, inner, mean, bits, bounds, means, kinds, offsets):
+    """Scales.choose: write means, classes and offsets."""
+    rows, columns = len(offsets), len(means)
+    size, best = rows * inner, 0
+    sums, sizes, left = np.zeros(columns, np.int64), np.zeros(columns, np.int64), np.zeros(rows, np.int64)
+    _add(integers, inner, means, sums, sizes, left)
+    plain, apart = np.empty(columns, np.int32), np.empty(columns, np.int32)
+    centred, other, without = np.zeros(columns, np.int64), np.zeros(rows, np.int64), 0
+    for column in range(columns):
+        means[column] = min(max((2 * sums[column] + size) // (2 * size), -LARGEST), LARGEST)
+    has_means = _width(means) > 0 or means[0] != 0
+    if has_means:
+        _add(integers, inner, means, sums, centred, other)
+        for column in range(columns):
+            if centred[column] >= sizes[column]:
+                centred[column] = sizes[column]
+                without += means[column] != 0
+                means[column] = 0
+    total = cost = np.int64(0)
+    for column in range(columns):
+        total += sizes[column]
+        plain[column] = _kind(sizes[column], size, bounds)
+        cost += size * bits[plain[column]]
+    kinds[:] = _kind(total, size * columns, bounds)
+    least = size * columns * bits[kinds[0]]
+    cost += _bits_of_list(plain)
+    if cost < least:
+        kinds[:] = plain
+        least, best = cost, 1
+    if has_means:
+        cost = _bits_of_list(means)
+        for column in range(columns):
+            apart[column] = _kind(centred[column], size, bounds)
+            cost += size * bits[apart[column]]
+        cost += _bits_of_list(apart)
+        if cost < least:
+            kinds[:] = apart
+            best = 2
+    if best != 2:
+        means[:] = 0
+    elif without:
+        _add(integers, inner, means, sums, centred, left)
+    else:
+        left[:] = other
+    expected, costs = np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64)
+    for offset in range(_OFFSETS):
+        for column in range(columns):
+            kind = min(max(kinds[column] + offset - MOST_OFFSET, 0), CLASSES - 1)
+            expected[offset] += inner * mean[kind]
+            costs[offset] += inner * bits[kind]
+    for offset in range(_OFFSETS - 1):
+        expected[offset] = (expected[offset] + expected[offset + 1]) // 2
+    total = np.int64(0)
+    for row in range(rows):
+        offsets[row] = _place(expected[:-1], left[row] << UNIT)
+        total += costs[offsets[row]]
+    if total + _bits_of_list(offsets) < rows * costs[MOST_OFFSET]:
+        offsets -= np.int32(MOST_OFFSET)
+    else:
+        offsets[:] = 0
+
+
+@compiled
+def _copy(some, out):
+    # Numba's own assignment of a slice takes three times as long
+    for i in range(len(some)):
+        out[i] = some[i]
+
+
+@compiled
+def _kind(total, count, bounds):
+    return _place(bounds, (total << UNIT) // count)
+
+
+@compiled
+def _place(bounds, number):
+    """How many of ascending bounds a number has reached."""
+    low, high = 0, len(bounds)
+    while low < high:
+        middle = (low + high) // 2
+        if bounds[middle] <= number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _add(integers, inner, means, sums, sizes, left):
+    """Add up the integers of each column, and their sizes less its mean: by column and by row."""
+    spread = np.repeat(means, inner)
+    totals, magnitudes = np.zeros(len(spread), np.int32), np.zeros(len(spread), np.int32)
+    sums[:] = 0
+    sizes[:] = 0
+    left[:] = 0
+    for row in range(len(left)):
+        some = integers[row * len(spread) : (row + 1) * len(spread)]
+        for first in range(0, len(spread), _SOME):
+            last = min(first + _SOME, len(spread))
+            left[row] += _add_row(some[first:last], spread[first:last], totals[first:last], magnitudes[first:last])
+        if row % _ROWS == _ROWS - 1 or row == len(left) - 1:
+            for i in range(len(spread)):
+                sums[i // inner] += totals[i]
+                sizes[i // inner] += magnitudes[i]
+                totals[i] = magnitudes[i] = 0
+
+
+@compiled
+def _add_row(some, means, totals, magnitudes):
+    added = np.int32(0)
+    for column in range(len(some)):
+        value = np.int32(some[column])
+        size = np.int32(abs(np.int32(value - means[column])))
+        totals[column] += value
+        magnitudes[column] += size
+        added += size
+    return np.int64(added)
+
+
+@compiled
+def _ends(values):
+    """The least and the largest of some integers."""
+    least = most = np.int64(values[0])
+    for i in range(len(values)):
+        least, most = min(least, values[i]), max(most, values[i])
+    return least, most
+
+
+@compiled
+def _width(values):
+    """The bits of the largest less the least."""
+    least, most = _ends(values)
+    width = 0
+    while (most - least) >> width:
+        width += 1
+    return width
+
+
+@compiled
+def _has_low_bits(kinds, offsets):
+    return _ends(kinds)[1] + _ends(offsets)[1] >= OWN
+
+
+@compiled
+def _bits_of_list(values):
+    return (_width(values) * len(values)) << UNIT
+
+
+@compiled
+def _write_list(values, out, at):
+    """Write a list; return where it ends, or -1 if there is no room."""
+    least, width = _ends(values)[0], _width(values)
+    stop = at + 2 + (width * len(values) + 7) // 8
+    if at < 0 or stop > len(out):
+        return -1
+    out[at], out[at + 1] = np.uint8(least & 255), np.uint8(width)
+    out[at + 2 : stop] = 0
+    for i in range(len(values) if width else 0):
+        bit = width * i
+        word = (values[i] - least) << (bit & 7)
+        place = at + 2 + (bit >> 3)
+        out[place] |= np.uint8(word & 255)
+        if word >> 8:
+            out[place + 1] |= np.uint8(word >> 8)
+    return stop
+
+
+@compiled
+def _read_list(coded, at, values):
+    """Read a list; return where it ends, or -1 if these bytes are none."""
+    if at < 0 or at + 2 > len(coded):
+        return -1
+    least, width = np.int64(np.int8(coded[at])), np.int64(coded[at + 1])
+    stop = at + 2 + (width * len(values) + 7) // 8
+    if width > 8 or stop > len(coded):
+        return -1
+    for i in range(len(values)):
+        bit = width * i
+        place = at + 2 + (bit >> 3)
+        word = np.int64(coded[place]) if width else np.int64(0)
+        if place + 1 < stop:
+            word |= np.int64(coded[place + 1]) << 8
+        values[i] = least + ((word >> (bit & 7)) & ((1 << width) - 1))
+    return stop
+
+
+@compiled
+def _lanes(n):
+    lanes = 1
+    while lanes < MOST_LANES and lanes * SYMBOLS_OF_LANE < n:
+        lanes *= 2
+    return lanes
+
+
+@compiled
+def _kind_at(kind, offset):
+    """The class of an integer: its column's and its row's, in int32, as those below, so that loops become vectors."""
+    return min(max(np.int32(kind + offset), np.int32(0)), np.int32(CLASSES - 1))
+
+
+@compiled
+def _low_bits(kind):
+    return np.int32(max(np.int32(kind - np.int32(OWN - OCTAVE)), np.int32(0)) // np.int32(OCTAVE))
+
+
+@compiled
+def _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane, escapes, out, at):
+    """Write the high symbols, and which integers escape; or the low ones.
+
+    Returns where they end, or -1 if there is no room, and how many escape.
+    """
+    n, lanes = len(integers), _lanes(len(integers))
+    chunks = (n + CHUNK - 1) // CHUNK
+    index, words, states = np.empty(CHUNK, np.uint16), np.empty(CHUNK + 1, np.uint16), np.empty(lanes, np.uint32)
+    place, head = at, at + chunks * (2 + 4 * lanes)
+    head_states, escaped = at + 2 * chunks, 0
+    if at < 0 or head > len(out):
+        return -1, 0
+    at = head
+    for chunk in range(chunks):
+        start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, n)
+        escaped += _symbols(integers, start, stop, means, kinds, offsets, reach, plane, index, escapes[escaped:])
+        first = _encode_lanes(index[: stop - start], packed, inverse, states, words)
+        count = len(words) - first
+        if at + 2 * count > len(out):
+            return -1, 0
+        out[place + 2 * chunk], out[place + 2 * chunk + 1] = np.uint8(count), np.uint8(count >> 8)
+        for lane in range(lanes):
+            for byte in range(4):
+                out[head_states + 4 * (chunk * lanes + lane) + byte] = np.uint8(states[lane] >> np.uint32(8 * byte))
+        if count:
+            _copy(words[first:].view(np.uint8), out[at:])
+        at += 2 * count
+    return at, escaped
+
+
+@compiled
+def _symbols(integers, start, stop, means, kinds, offsets, reach, plane, index, escapes):
+    """Write table * 256 + symbol of each integer of a chunk, and those that escape; return how many these are."""
+    columns, escaped, i, has_low = len(means), 0, start, _has_low_bits(kinds, offsets)
+    while i < stop:
+        row, column = i // columns, i % columns
+        count = min(columns - column, stop - i)
+        some, place = integers[i : i + count], index[i - start : i - start + count]
+        if has_low:
+            several = _symbols_of_row(some, means[column:], kinds[column:], offsets[row], reach, plane, place)
+        else:
+            several = _high_of_row(some, means[column:], kinds[column:], offsets[row], reach, place)
+        for j in range(count if several and plane == 0 else 0):
+            escapes[escaped] = some[j]
+            escaped += (place[j] & np.uint16(SYMBOLS - 1)) == ESCAPE
+        i += count
+    return escaped
+
+
+@compiled
+def _high_of_row(integers, means, kinds, offset, reach, index):
+    """As _symbols_of_row, where no class has low bits: in half the time."""
+    escapes = np.int32(0)
+    for j in range(len(integers)):
+        kind = np.int32(max(np.int32(kinds[j] + offset), np.int32(0)))
+        value = np.int32(integers[j] - means[j])
+        escaped = np.int32(abs(value)) > reach[kind]
+        escapes += np.int32(escaped)
+        index[j] = np.uint16(kind * np.int32(SYMBOLS) + (np.int32(ESCAPE) if escaped else value + np.int32(ZERO)))
+    return escapes
+
+
+@compiled
+def _symbols_of_row(integers, means, kinds, offset, reach, plane, index):
+    """As _symbols, of integers of one row; those that escape are only counted."""
+    escapes = np.int32(0)
+    for j in range(len(integers)):
+        kind = _kind_at(kinds[j], offset)
+        bits = _low_bits(kind)
+        table = np.int32(kind - bits * np.int32(OCTAVE))
+        value = np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << bits) >> np.int32(1)))
+        high = np.int32(value >> bits)
+        escaped = np.int32(abs(high)) > reach[table]
+        escapes += np.int32(escaped)
+        if plane:
+            table = np.int32(bits + np.int32(NO_BITS))
+            symbol = np.int32(0) if escaped else np.int32(value - np.int32(high << bits))
+        else:
+            symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))
+        index[j] = np.uint16(table * np.int32(SYMBOLS) + symbol)
+    return escapes
+
+
+@compiled
+def _encode_lanes(index, packed, inverse, states, words):
+    """Write the words of a chunk to the end of `words`, and the states; return the first word's place."""
+    n, lanes, at = len(index), len(states), len(words)
+    states[:] = _LOWEST
+    for step in range((n + lanes - 1) // lanes - 1, -1, -1):
+        start = step * lanes
+        for lane in range(min(lanes, n - start) - 1, -1, -1):
+            entry, state = packed[index[start + lane]], states[lane]
+            frequency = entry & _FREQUENCY
+            words[at - 1] = np.uint16(state)
+            # a shift, because a branch that depends on data is slow
+            full = np.uint32((state >> _FULL) >= frequency)
+            at -= np.int64(full)
+            state = state >> np.uint32(full << _FOUR)
+            # exact: half of one over a frequency is far more than the rounding of float64
+            quotient = np.uint32(np.int64((np.float64(state) + 0.5) * inverse[index[start + lane]]))
+            states[lane] = (quotient << _BITS) + (state - quotient * frequency) + (entry >> _WORD_BITS)
+    return at
+
+
+@compiled
+def decode(coded, inner, means, kinds, offsets, slot, integers):
+    """Write the integers that `encode` coded; return False if these bytes are no code."""
+    at = _read_list(coded, _read_list(coded, _read_list(coded, 0, means), kinds), offsets)
+    if at < 0:
+        return False
+    has_low = _has_low_bits(kinds, offsets)
+    means, kinds = np.repeat(means, inner), np.repeat(kinds, inner)
+    symbols = np.empty(len(integers), np.uint8)
+    at = _decode_plane(coded, at, kinds, offsets, slot, 0, symbols)
+    escapes, escaped = np.empty(len(integers) + 1, np.int64), 0
+    for start in range(0, len(integers), len(means)):
+        stop = start + len(means)
+        several = _centre(symbols[start:stop], means, integers[start:stop])
+        for i in range(start, stop if several else start):
+            escapes[escaped] = i
+            escaped += symbols[i] == ESCAPE
+    if has_low:
+        at = _decode_plane(coded, at, kinds, offsets, slot, 1, symbols)
+        for i in range(len(integers)):
+            mean, bits = means[i % len(means)], _low_bits(_kind_at(kinds[i % len(means)], offsets[i // len(means)]))
+            high = (np.int32(integers[i]) - mean) << bits
+            integers[i] = np.int16(high + np.int32(symbols[i]) - ((1 << bits) >> 1) + mean)
+    if at < 0 or len(coded) - at != 2 * escaped:
+        return False
+    for j in range(escaped):
+        integers[escapes[j]] = np.int16(np.int32(coded[at + 2 * j]) | np.int32(coded[at + 2 * j + 1]) << 8)
+    return True
+
+
+@compiled
+def _centre(symbols, means, integers):
+    """Write the integers of high symbols of one row; return how many are escapes."""
+    several = np.int32(0)
+    for j in range(len(symbols)):
+        integers[j] = np.int16(np.int32(symbols[j]) - np.int32(ZERO) + means[j])
+        several += np.int32(symbols[j] == ESCAPE)
+    return several
+
+
+@compiled
+def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
+    """Write the high or the low symbols; return where they end, or -1 if these bytes are no such code."""
+    n, lanes = len(symbols), _lanes(len(symbols))
+    chunks = (n + CHUNK - 1) // CHUNK
+    if at < 0 or at + chunks * (2 + 4 * lanes) > len(coded):
+        return -1
+    table, words, states = np.empty(CHUNK, np.uint8), np.empty(CHUNK + 1, np.uint16), np.empty(lanes, np.uint32)
+    place, head_states = at, at + 2 * chunks
+    at += chunks * (2 + 4 * lanes)
+    for chunk in range(chunks):
+        start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, n)
+        count = np.int64(coded[place + 2 * chunk]) | np.int64(coded[place + 2 * chunk + 1]) << 8
+        if at + 2 * count > len(coded):
+            return -1
+        for lane in range(lanes):
+            state = np.uint32(0)
+            for byte in range(4):
+                state |= np.uint32(coded[head_states + 4 * (chunk * lanes + lane) + byte]) << np.uint32(8 * byte)
+            states[lane] = state
+        _copy(coded[at : at + 2 * count], words.view(np.uint8))
+        words[count] = 0
+        at += 2 * count
+        _fill_tables(start, stop, kinds, offsets, plane, table)
+        if not _decode_lanes(table, slot, states, words[: count + 1], symbols[start:stop]):
+            return -1
+    return at
+
+
+@compiled
+def _fill_tables(start, stop, kinds, offsets, plane, table):
+    """Write the number of the table of each integer of a chunk."""
+    columns, i = len(kinds), start
+    while i < stop:
+        column, offset = i % columns, offsets[i // columns]
+        some = kinds[column : column + stop - i]
+        _tables_of_row(some, offset, plane, table[i - start :])
+        i += len(some)
+
+
+@compiled
+def _tables_of_row(kinds, offset, plane, table):
+    for j in range(len(kinds)):
+        kind = _kind_at(kinds[j], offset)
+        bits = _low_bits(kind)
+        table[j] = np.uint8(bits + np.int32(NO_BITS) if plane else kind - bits * np.int32(OCTAVE))
+
+
+@compiled
+def _decode_lanes(table, slot, states, words, symbols):
+    """Write the symbols of a chunk; return whether words and states end as they must."""
+    n, lanes, at, last, done = len(symbols), len(states), 0, len(words) - 1, 0
+    if lanes == MOST_LANES:
+        for start in range(0, n - MOST_LANES + 1, MOST_LANES):
+            if at + MOST_LANES > last:
+                break
+            # in two loops, because no symbol needs to wait for the words of those before
+            for lane in range(MOST_LANES):
+                found = slot[table[start + lane], states[lane] & _PLACE]
+                symbols[start + lane] = np.uint8(found)
+                states[lane] = _without(states[lane], found)
+            for lane in range(MOST_LANES):
+                states[lane], at = _refilled(states[lane], words[at], at)
+            done = start + MOST_LANES
+    for start in range(done, n, lanes):
+        for lane in range(min(lanes, n - start)):
+            found = slot[table[start + lane], states[lane] & _PLACE]
+            symbols[start + lane] = np.uint8(found)
+            states[lane], at = _refilled(_without(states[lane], found), words[min(at, last)], at)
+    ended = at == last
+    for lane in range(lanes):
+        ended = ended and states[lane] == _LOWEST
+    return ended
+
+
+@compiled
+def _without(state, found):
+    """A state without its symbol."""
+    share = ((found >> np.uint32(8)) & _PLACE) + np.uint32(1)
+    return np.uint32(share * (state >> _BITS) + (found >> np.uint32(20)))
+
+
+@compiled
+def _refilled(state, word, at):
+    """A state with the next word, if it needs one, and the place of the word after it."""
+    needs = np.uint32(state < _LOWEST)
+    return np.uint32(state << np.uint32(needs << _FOUR)) | (np.uint32(word) * needs), at + np.int64(needs)

@@ -1,0 +1,75 @@
+"""What kernels do for q's option step on a CPU: step_kernels.py, which give what the torch operations give."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
+from thinwire.compress.codecs.coding.tables import classes, tables
+from thinwire.compress.codecs.fused.trial import work
+from thinwire.compress.codecs.granularity import Blocks, blocks_per
+
+
+def cover(flat: Tensor, blocks: Blocks) -> bool:
+    """Whether kernels measure and scale float32 `flat` [n] in blocks that lie side by side."""
+    return blocks.outer == 1 and cover_code(flat)
+
+
+def cover_code(x: Tensor) -> bool:
+    """Whether kernels code a tensor: one of a CPU that torch does not trace."""
+    on_cpu = type(x) is Tensor and x.device.type == "cpu"
+    return on_cpu and not torch.compiler.is_compiling() and work("numba", "the option step", _agree)
+
+
+def measure(flat: Tensor, count: int, size: int, step: float, last: int) -> tuple[Tensor, Tensor]:
+    """The scales, bf16 as int16 [count], and the integers, int16 [n], of float32 `flat`."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    scales, integers = np.empty(count, np.uint16), np.empty(len(flat), np.int16)
+    step_kernels.measure(flat.contiguous().numpy(), size, np.float32(step), np.float32(last), scales, integers)
+    return torch.from_numpy(scales.view(np.int16)), torch.from_numpy(integers)
+
+
+def values(integers: Tensor, scales: Tensor, size: int, out: Tensor) -> None:
+    """Write integers times the scales of their blocks into float32 `out` [n]."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    step_kernels.values(integers.numpy(), scales.numpy().view(np.uint16), size, out.numpy())
+
+
+def encode(integers: Tensor, columns: Blocks, out: Tensor) -> int:
+    """Write the code of integers, int16 [n], and return its length; 0 if there is no room."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    shape = columns.outer, columns.count, columns.inner
+    length: int = step_kernels.encode(integers.contiguous().numpy(), *shape, *_for_encoding(), out.numpy())
+    return max(0, length)
+
+
+def decode(coded: Tensor, columns: Blocks, integers: Tensor) -> bool:
+    """Write the integers that `encode` coded, int16 [n]; False if these bytes are no code."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    lists = (np.zeros(n, np.int32) for n in (columns.count, columns.count, columns.outer))
+    found: bool = step_kernels.decode(coded.numpy(), columns.inner, *lists, tables().slot, integers.numpy())
+    return found
+
+
+@cache
+def _for_encoding() -> tuple[NDArray[np.generic], ...]:
+    known, made = classes(), tables()
+    return known.mean, known.bits, known.bounds, known.reach.astype(np.int32), made.packed, made.inverse
+
+
+def _agree() -> bool:
+    """Whether kernels and torch operations code alike, and kernels decode it."""
+    x = (torch.linspace(-9, 7, 24 * 16).sin() * torch.linspace(0, 40, 16).repeat(24)).round().to(torch.int16)
+    x[5] = 3000
+    columns, again = blocks_per("channel", (24, 16)), torch.empty_like(x)
+    eager, room = torch.cat(encode_integers(x, columns)), torch.zeros(2 * len(x), dtype=torch.uint8)
+    length = encode(x, columns, room)
+    known = torch.equal(eager, room[:length]) and decode(eager, columns, again) and torch.equal(x, again)
+    return known and torch.equal(decode_integers(eager, columns), x)
