@@ -130,7 +130,7 @@ def test_what_is_timed_or_compiled_takes_samples_of_the_client_that_is_here(of_t
 def test_clients_must_fit_together(of_two_clients, tmp_path):
     _, outlines = of_two_clients
     other = load(DataOptions(name="digits", limit=40, held_out=0.0))
-    with pytest.raises(ModelError, match=r"data\.name must be the data of a client in clients\.outlines"):
+    with pytest.raises(ModelError, match=r"data\.name matches no client in clients\.outlines"):
         join(outlines, other)
     (tmp_path / "text").write_text(outline_text(load(TEXT), labels=False))
     with pytest.raises(ModelError) as caught:

@@ -84,7 +84,11 @@ class Contender(Protocol):
 
 
 class Thinwire(Contender):
-    """The pipeline of the recipe with other codecs; stores on disk are in `folder`."""
+    """The pipeline of the recipe with other codecs; stores on disk are in `folder`.
+
+    Attributes:
+        stages: those of this process.
+    """
 
     def __init__(self, prepared: Prepared, where: Placement, rank: int, codecs: Codecs, folder: Path) -> None:
         compression = CompressionOptions(
@@ -104,6 +108,7 @@ class Thinwire(Contender):
         self._next = 0
         self._assembly = assemble(ready, where, rank)
         self._trainer = self._assembly.trainer
+        self.stages = self._trainer.stages
         # every step is an epoch, and gets its batch from outside
         self._sampler: Any = SimpleNamespace(steps_per_epoch=1)
         self._trainer.sampler = self._sampler
@@ -114,7 +119,7 @@ class Thinwire(Contender):
 
     def step(self, ids: Tensor) -> StepMeasures:
         """Take the optimizer steps of a round on the samples `ids`."""
-        stages, steps = self._trainer.stages, self.round
+        stages, steps = self.stages, self.round
         for stage in stages:
             stage.meter.sent.clear()
         recordings = [Recording() for _ in stages]
@@ -140,7 +145,7 @@ class Thinwire(Contender):
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
-        for stage in self._trainer.stages:
+        for stage in self.stages:
             for coder in stage.ends.coders().values():
                 for store in coder.buffers.stores.values():
                     store.drop_cache()
