@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.launch.recipe import recipe
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
         )
     recipe.check_place(options.place, rest, PROG)  # before the long imports
     with showing("importing torch"):
+        from thinwire.launch.folder.model_files import ends_of
         from thinwire.launch.folder.saved_run import check_base, recipe_of
         from thinwire.launch.plan.places import simulated_placement
         from thinwire.launch.plan.prepare import prepare
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.pipeline.generation import Sampling
     wanted = _to_answer(recipe_of(options.place, rest, PROG), options.prompt, options.tokens)
     data = without_texts(wanted.data, make_tokenizer(wanted.data.tokenizer).vocab_size, wanted.batch_size)
-    prepared = prepare(wanted, data)
+    prepared = prepare(wanted, replace(data, ends=ends_of(Path(options.place))))
     prompts = prepared.prompts
     assert prompts is not None, "there is one"
     if not prompts.remembers:

@@ -209,6 +209,8 @@ class Blueprint:
     no layer remembers anything."""
     ends: Callable[[], tuple[int, ...]] = tuple
     """Reads which tokens end a text."""
+    more_ends: tuple[int, ...] = ()
+    """What ends a text beside those: tokens by which answers end in the data."""
     unheeded: Callable[[], Sequence[str]] = tuple
     """Reads which settings, by name, let the library write another text than the most likely tokens."""
     dtype: str = "float32"

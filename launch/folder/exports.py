@@ -165,6 +165,9 @@ def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
         notes.append(
             f"PEFT cannot read {base}, which a run saved: export that run, and name the export in {CONFIG_FILE}"
         )
+    if run.facts.ends and (run.folder / "model" / GENERATION).is_file():
+        ends = read_object(run.folder / "model" / GENERATION)["eos_token_id"]
+        notes.append(f"{base} does not name all tokens that end an answer: generate with eos_token_id={ends}")
     if changed := run.recipe.model.config:
         notes.append(
             f"PEFT knows nothing of model.config: load the adapter with {', '.join(changed)} as README.md does"

@@ -22,6 +22,7 @@ import torch
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
 from thinwire.launch.results.outputs import OutputError
+from thinwire.models.architectures.library import GENERATION
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
@@ -51,6 +52,8 @@ class ModelFacts:
     """The type of the model of text and images whose text model it is; empty for others."""
     wide: Sequence[str] = ()
     """The full names of weights that came in float32 beside those of the narrower `dtype`."""
+    ends: Sequence[int] = ()
+    """Tokens that end a text in this run, and that the generation settings of its first model do not name."""
 
 
 def save_model_files(run: Path, prepared: Prepared) -> None:
@@ -61,6 +64,10 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
         raise OutputError(f"{said}; remove it")
     claim(folder, run_of(run) or "")
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
+    loaded = None if tokenizer == BYTES else load_tokenizer(tokenizer)
+    known, ends = blueprint.ends(), dict.fromkeys(blueprint.more_ends)
+    if loaded is not None and prepared.recipe.data.task == "causal-lm":
+        ends |= dict.fromkeys(token for token in [loaded.eos_token_id] if token is not None and token not in known)
     facts = ModelFacts(
         num_labels=prepared.data.num_labels,
         tied=blueprint.tied,
@@ -69,15 +76,38 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
         trained=blueprint.trained,
         inside=blueprint.inside,
         wide=blueprint.checkpoint.wide(blueprint.dtype) if blueprint.checkpoint is not None else (),
+        ends=tuple(ends),
     )
     (folder / FACTS).write_text(json.dumps(asdict(facts)) + "\n")
     if blueprint.save_config is not None:
         blueprint.save_config(folder)
-    if tokenizer != BYTES:
-        loaded = load_tokenizer(tokenizer)
+    if loaded is not None:
         loaded.save_pretrained(folder)
         tokens = {name: getattr(loaded, name) for name in prepared.source.left_to_tokenizer}
         change_config(folder, {name: token for name, token in tokens.items() if token is not None})
+    if ends and (folder / "config.json").is_file():
+        _save_ends(folder, [*known, *ends])
+
+
+def _save_ends(folder: Path, ends: Sequence[int]) -> None:
+    """Name the tokens that end a text in generation settings; where there are none, transformers reads config.json."""
+    path, config = folder / GENERATION, read_object(folder / "config.json")
+    usual = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config.get(name) is not None}
+    given = read_object(path) if path.is_file() else usual
+    path.write_text(json.dumps({**given, "eos_token_id": list(ends)}, indent=2) + "\n")
+
+
+def ends_of(place: Path) -> frozenset[tuple[int, ...]]:
+    """What ends a text of a run, a checkpoint or an export beside what its first model names; a recipe has none."""
+    facts = _facts_of(place)
+    return frozenset((token,) for token in (facts.ends if facts else ()))
+
+
+def _facts_of(place: Path) -> ModelFacts | None:
+    """The facts of the folder of a run, of its checkpoints, of one of them, or of an export; None of a recipe."""
+    around = place.resolve()
+    folders = [place, *(folder / "model" for folder in (around, *list(around.parents)[:2]))] if place.is_dir() else []
+    return next((read_facts(folder) for folder in folders if (folder / FACTS).is_file()), None)
 
 
 def change_config(folder: Path, changes: Mapping[str, Any]) -> None:
@@ -99,6 +129,8 @@ def read_facts(folder: Path) -> ModelFacts:
         for what, names in (("classes", facts.classes), ("wide weights", facts.wide)):
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"its {what} are no list of names")
+        if not all(type(token) is int for token in facts.ends):
+            raise ValueError("its ends are no list of tokens")
         if (facts.num_labels or 0) > MOST_CLASSES:
             raise ValueError(f"it has more than {MOST_CLASSES} classes")
         return replace(facts, tied={str(name): str(other) for name, other in facts.tied.items()})
@@ -115,9 +147,8 @@ def check_classes(place: Path, classes: Sequence[str]) -> None:
     Raises:
         OptionsError: they do not.
     """
-    around = place.resolve()
-    folders = [place, *(folder / "model" for folder in (around, *list(around.parents)[:2]))] if place.is_dir() else []
-    trained = next((read_facts(folder).classes for folder in folders if (folder / FACTS).is_file()), ())
+    facts = _facts_of(place)
+    trained = facts.classes if facts else ()
     if trained and classes and tuple(trained) != tuple(classes):
         raise OptionsError(
             f"the data must have the classes that {place} was trained on, {', '.join(trained)}, got "

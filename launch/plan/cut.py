@@ -14,6 +14,7 @@ from thinwire.launch.plan.prompts import read_prompts
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
+from thinwire.models.data.endings import missing
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.samples import Data
@@ -45,6 +46,12 @@ def cut(recipe: Recipe, source: ModelSource, data: Data) -> Prepared:
     if unread:
         note = f"the files of the weights hold tensors that this model does not read: {first_of(unread)}"
         data = replace(data, notes=(*data.notes, note))
+    if more := missing(model.ends(), data.ends):
+        note = (
+            f"answers end by token {' and '.join(map(str, more))}, which the generation settings of the model do not "
+            "name: those of this run and its exports do"
+        )
+        model, data = replace(model, more_ends=tuple(more)), replace(data, notes=(*data.notes, note))
     prepared = Prepared(recipe, source, model, cuts, data, outputs=())
     outputs = _outputs(prepared)
     check_fit(model, recipe.replicas)

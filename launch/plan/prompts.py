@@ -68,7 +68,7 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
         tokenizer,
         tokens,
         tuple(min(training.answer_tokens, room - len(each)) for each in tokens),
-        frozenset([*tokenizer.ends, *model.ends()]),
+        frozenset([*tokenizer.ends, *model.ends(), *model.more_ends]),
         model.remembers is not None and model.remembers(),
         (*([short] if training.answer_tokens > left else []), *([other] if unheeded else [])),
     )

@@ -117,6 +117,8 @@ class ChatTokens:
     """int32 [N]."""
     counted: Tensor
     """Which tokens are those of answers, bool [N]."""
+    ends: frozenset[tuple[int, ...]] = frozenset()
+    """The special tokens, in a row, that end an answer: those of all its answers."""
 
 
 class ChatSamples(Samples):

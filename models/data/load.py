@@ -253,6 +253,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
         held[0] if held else None,
         LanguageModeling(),
         vocab_size=max(sizes),
+        ends=frozenset().union(*(each.ends for part in (training, *rest) for each in part)),
         notes=(*notes, *samples.notes(), f"the first conversation, where the loss counts what is in [[ ]]:\n{said}"),
     )
 

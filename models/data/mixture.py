@@ -88,6 +88,7 @@ def mix(parts: Mapping[str, Data], shares: Sequence[float]) -> Data:
         training=MixedSamples(training, sources[order], rows[order]),
         held_out=_in_a_row(held_out) if held_out else None,
         vocab_size=max(data.vocab_size or 0 for data in parts.values()),
+        ends=frozenset().union(*(data.ends for data in parts.values())),
         notes=(*(note for data in parts.values() for note in data.notes), f"a pass has {len(order)} samples: {times}"),
     )
 

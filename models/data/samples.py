@@ -50,5 +50,7 @@ class Data:
     """One more than the largest token that the tokenizer can give, or that is in the data; None for images."""
     classes: tuple[str, ...] = ()
     """The names of the classes, by number; empty if the source names none."""
+    ends: frozenset[tuple[int, ...]] = frozenset()
+    """The tokens that end answers of conversations: of each answer, those in a row."""
     notes: tuple[str, ...] = ()
     """Sentences to print at the start of a run."""

@@ -170,6 +170,12 @@ def counted(chat: Conversation) -> list[int]:
     return [index for index in begun if chat.messages[index]["role"] == ANSWERS]
 
 
+def followed(messages: Sequence[Message]) -> list[Message]:
+    """Messages, and what would come next: the answer of a tool that was called, or a question."""
+    role = "tool" if messages[-1].get("tool_calls") else "user"
+    return [*messages, {"role": role, "content": _LETTERS[0]}]
+
+
 def replaced(message: Message, letter: str) -> Message:
     """A message of one letter in place of its words: of its content, its thinking, and the arguments of its calls."""
     content = message.get("content")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch import Tensor
 from thinwire.errors.calls import first_line
 from thinwire.models import hub
 from thinwire.models.data.chats import ChatTokens
+from thinwire.models.data.endings import Endings
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import Conversation, local_path
-from thinwire.models.data.templates import Template, counted
+from thinwire.models.data.templates import Template, counted, followed
 from thinwire.models.errors import ModelError, require
 from thinwire.models.smollm2 import place_of
 
@@ -222,19 +223,63 @@ class Pretrained:
         for chat, place in zip(conversations, places, strict=True):
             template.check(chat, place)
         if template.marks:
-            return list(map(partial(self._marked, template), conversations, places))
-        encoded = []
-        for rows in _in_parts(list(zip(conversations, places, strict=True))):
-            texts = [template.render(chat.messages, place) for chat, place in rows]
-            found = self._encoded(*texts)
-            tokens, offsets = found["input_ids"], found["offset_mapping"]
-            for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
-                begins, ends = torch.tensor(places_of, dtype=torch.int64).view(-1, 2).unbind(1)
-                counts = torch.zeros(len(begins), dtype=torch.bool)
-                for begin, end in template.answers(chat, text, place):
-                    counts |= ((begins >= begin) | (ends > begin)) & (begins < end)
-                encoded.append(ChatTokens(torch.tensor(ids, dtype=torch.int32), counts))
-        return encoded
+            encoded = list(map(partial(self._marked, template), conversations, places))
+        else:
+            parts = _in_parts(list(zip(conversations, places, strict=True)))
+            encoded = [each for rows in parts for each in self._found(template, rows)]
+        return self._ended(template, conversations, places, encoded)
+
+    def _found(self, template: Template, rows: Sequence[tuple[Conversation, str]]) -> Iterator[ChatTokens]:
+        """The tokens of conversations whose answers are looked for."""
+        texts = [template.render(chat.messages, place) for chat, place in rows]
+        found = self._encoded(*texts)
+        tokens, offsets = found["input_ids"], found["offset_mapping"]
+        for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
+            begins, ends = torch.tensor(places_of, dtype=torch.int64).view(-1, 2).unbind(1)
+            counts = torch.zeros(len(begins), dtype=torch.bool)
+            for begin, end in template.answers(chat, text, place):
+                counts |= ((begins >= begin) | (ends > begin)) & (begins < end)
+            yield ChatTokens(torch.tensor(ids, dtype=torch.int32), counts)
+
+    def _ended(
+        self, template: Template, chats: Sequence[Conversation], places: Sequence[str], encoded: list[ChatTokens]
+    ) -> list[ChatTokens]:
+        """Conversations whose answers have an end that counts.
+
+        Raises:
+            ModelError: the template ends no answer, and there is no token to end it with.
+        """
+        added = self._tokenizer.added_tokens_decoder.items()
+        special = {*self._tokenizer.all_special_ids, *(token for token, each in added if each.special)}
+        endings = Endings(special, cache(lambda token: not self.decode([token]).strip()))
+        closed = (row for row, chat in enumerate(chats) if counted(chat)[-1:] == [len(chat.messages) - 1])
+        if (row := next(closed, None)) is not None:
+            text = template.render(chats[row].messages, places[row])
+            _, stop = template.words(chats[row].messages, len(chats[row].messages) - 1, text, places[row])
+            if not endings.known(encoded[row], self._encoded(text[stop:])["input_ids"][0]):
+                encoded = [
+                    endings.with_next(each, self._next(template, endings, chat, place))
+                    for each, chat, place in zip(encoded, chats, places, strict=True)
+                ]
+        return list(map(endings.named, encoded))
+
+    def _next(self, template: Template, endings: Endings, chat: Conversation, place: str) -> int:
+        """The token that ends the last answer where the template does not: what would begin the next turn, or eos."""
+        text = template.render(chat.messages, place)
+        try:
+            longer = template.render(followed(chat.messages), place)
+        except ModelError:  # nothing may follow
+            longer = ""
+        ids = self._encoded(longer.removeprefix(text))["input_ids"][0] if longer.startswith(text) else []
+        end = ids[0] if ids and endings.is_special(ids[0]) else self._tokenizer.eos_token_id
+        require(
+            (
+                end is not None,
+                f"the chat template of tokenizer {self.name!r} must end an answer by a token, and does not, as in "
+                f"{place}; name an eos_token in its tokenizer_config.json, which then ends answers",
+            )
+        )
+        return int(end)
 
     def _template(self) -> Template:
         """Its chat template. ModelError if it has none."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from support.commands import THINWIRE, completed
 from support.data_files import CHAT, WORDS, write_json, write_tokenizer
@@ -13,6 +14,9 @@ from support.recipe_runs import simulate
 from support.run_files import summary
 from support.tiny_run import alone
 from thinwire.launch import cli
+from thinwire.launch.folder.exports import export
+from thinwire.launch.folder.model_files import ends_of
+from thinwire.launch.folder.saved_run import read_run
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe import recipe
@@ -97,6 +101,22 @@ def with_routers(weight):
 
 
 @pytest.mark.slow
+def test_what_ends_an_answer_in_the_data_is_named_by_the_run_and_its_export(chats, tmp_path, capsys):
+    """`thinwire generate` stopped there and the exported model did not."""
+    run = simulate("chat.yaml", tmp_path / "run")
+    assert "answers end by token 3, which the generation settings of the model do not name" in capsys.readouterr().out
+    export(read_run(run, "thinwire export"), tmp_path / "export")
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "export").generation_config.eos_token_id == [2, 3]
+    assert ends_of(run) == ends_of(tmp_path / "export") == {(3,)}
+    assert ends_of(tmp_path / "chat.yaml") == frozenset()
+    asked = prepare(recipe.parse(["chat.yaml", "--training.prompts", '["why"]']))
+    assert asked.prompts.ends == {2, 3}
+    known = prepare(
+        recipe.parse(["chat.yaml", "--model.config", json.dumps(asked.recipe.model.config | {"eos_token_id": 3})])
+    )
+    assert known.blueprint.more_ends == () and not any("answers end by" in note for note in known.data.notes)
+
+
 def test_routers_spread_the_tokens_of_each_micro_batch_but_its_padding(chats):
     """A step's loss is the mean over its counted tokens of the library's losses of their micro-batches."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -179,15 +179,17 @@ def test_the_first_token_of_an_answer_counts_where_it_begins_with_a_space_of_the
     template = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}\n{% else %}A: "
     template += f"{marks}{answer}{marks.replace('generation', 'endgeneration')}"
     template += "{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
-    PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template).save_pretrained(str(tmp_path))
+    PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template, eos_token="[SEP]").save_pretrained(
+        str(tmp_path)
+    )
     [found] = Pretrained(str(tmp_path)).chats([Conversation(said("why", "a mat"))], "a.jsonl")
-    assert found.tokens[found.counted].tolist() == [3, 4, 5] and not found.counted[:4].any()
+    assert found.tokens[found.counted].tolist() == [3, 4, 5, 6] and not found.counted[:4].any()
 
 
 LAST = "loop.last and message['role'] == 'assistant'"
 FIRST_THINKS = CHAT.replace("message['content'] +", f"('the dog ' if {LAST} else '') + message['content'] +")
 ENDS_OTHERWISE = CHAT.replace("' [SEP] '", f"(' ran ' if {LAST} else ' dog ')")
-ENDS_THE_WHOLE = CHAT.replace("{% endif %}", "{% else %}{{ 'ran ' }}{% endif %}")
+ENDS_THE_WHOLE = CHAT.replace("{% endif %}", "{% else %}{{ '[PAD]' }}{% endif %}")
 OPENS_WITH_MORE = CHAT.replace("'assistant '", "'assistant the '")
 FORGETS_THINKING = (
     "{% set asked = namespace(last=0) %}{% for message in messages %}{% if message.role == 'user' %}"
@@ -203,7 +205,7 @@ FORGETS_THINKING = (
     [
         (FIRST_THINKS, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant THE DOG ON THE MAT [SEP]"),
         (ENDS_OTHERWISE, "user why dog assistant A MAT dog user did it dog assistant ON THE MAT RAN"),
-        (ENDS_THE_WHOLE, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP] RAN"),
+        (ENDS_THE_WHOLE, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP] [PAD]"),
         (OPENS_WITH_MORE, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP]"),
     ],
     ids=["Qwen3", "gpt-oss", "Phi-3", "DeepSeek"],
