@@ -8,6 +8,7 @@ Tensor names end in their shape: B samples, T tokens.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,25 +35,42 @@ LAYOUTS = (
     ("input_ids",),
 )
 """The columns of conversations that are found by themselves."""
+BESIDE = ("system", "tools")
+"""Columns that are read beside them: the system's message, and the tools that answers may call."""
 
 
-def conversation_of(values: Sequence[Any], place: str) -> Conversation:
+def conversation_of(values: Sequence[Any], place: str, *, system: Any = None, tools: Any = None) -> Conversation:
     """A conversation from the values of a row's columns; `place` names the row in errors.
 
     One value is a list of messages. Of several, the last one is the answer and those before it the question: texts,
-    or lists of messages.
+    or lists of messages. `system` is what the system says first, and `tools` a list of tools, or its JSON.
 
     Raises:
         ModelError: they are something else.
     """
+    known, first = _tools(tools, place), _messages(system, place, "system") if system else []
     if len(values) == 1:
-        return Conversation(_weighted(_messages(values[0], place), place))
+        messages = _weighted(_messages(values[0], place), place)
+        twice = bool(first) and messages[0]["role"] == "system"
+        require((not twice, f"a system's message must be in column system or among the messages, got both in {place}"))
+        return Conversation([*first, *messages], tools=known)
     *asked, answer = values
     if all(value is None or isinstance(value, str) for value in asked):
         question = _messages("\n".join(value for value in asked if value), place, "user")
     else:
         question = [message for value in asked if value for message in _messages(value, place, "user")]
-    return Conversation([*question, *_weighted(_messages(answer, place, ANSWERS), place)], len(question))
+    question = [*first, *question]
+    return Conversation([*question, *_weighted(_messages(answer, place, ANSWERS), place)], len(question), known)
+
+
+def _tools(given: Any, place: str) -> Sequence[dict[str, Any]]:
+    try:
+        tools = json.loads(given) if isinstance(given, str) and given.strip() else given or ()
+    except ValueError:
+        tools = None
+    fits = isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)
+    require((fits, f"tools must be a list of objects, or its JSON, got {_short(given)} in {place}"))
+    return [dict(tool) for tool in tools or ()] or ()
 
 
 def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str, Any]]:

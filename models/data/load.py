@@ -238,7 +238,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
     sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]
     names = (options.name, options.evaluation or "")
     training, *rest = [
-        tokenizer.chats(chats[:limit], name) if isinstance(chats[0], Conversation) else chats[:limit]
+        tokenizer.chats(chats[:limit], name, columns.report) if isinstance(chats[0], Conversation) else chats[:limit]
         for chats, limit, name in zip(parts, options.limits, names, strict=False)
     ]
     if not rest and options.held_out:

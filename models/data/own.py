@@ -65,7 +65,10 @@ def _bytes_of_texts(texts: Sequence[str]) -> Iterator[bytes]:
 
 
 def _bytes_of_chats(chats: Sequence[Conversation]) -> Iterator[bytes]:
-    return (json.dumps([chat.messages, chat.first], default=repr).encode() for chat in chats)
+    return (
+        json.dumps([chat.messages, chat.first, *([chat.tools] if chat.tools else [])], default=repr).encode()
+        for chat in chats
+    )
 
 
 def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:

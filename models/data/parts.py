@@ -75,6 +75,12 @@ class Conversation:
     """What a chat template reads: role, content, and whatever else the template knows."""
     first: int = 0
     """Answers among the messages before this one belong to the question, and do not count."""
+    tools: Sequence[Any] = ()
+    """What describes the tools that answers may call, as a chat template reads it."""
+
+    def with_messages(self, messages: Sequence[dict[str, Any]]) -> Conversation:
+        """The same of other messages."""
+        return replace(self, messages=messages)
 
 
 @dataclass(frozen=True)

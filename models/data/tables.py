@@ -28,7 +28,7 @@ from thinwire.errors.calls import first_line
 from thinwire.errors.files import MARK, RUN_FILES
 from thinwire.errors.names import first_of
 from thinwire.models import hub
-from thinwire.models.data.chats import LAYOUTS, ChatTokens, conversation_of, encoded_of
+from thinwire.models.data.chats import BESIDE, LAYOUTS, ChatTokens, conversation_of, encoded_of
 from thinwire.models.data.files import read_bytes, require_text
 from thinwire.models.data.parts import (
     TABLES,
@@ -306,8 +306,9 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
     Columns of integers are token ids and, in the second one, labels.
     """
     found = next((layout for layout in LAYOUTS if set(layout) <= set(table.column_names)), ())
-    names = list(columns.examples or found)
-    missing = ", ".join(name for name in names if name not in table.column_names)
+    names = [name for name in columns.examples or found if name not in BESIDE]
+    beside = [name for name in BESIDE if name in {*table.column_names, *columns.examples} and "input_ids" not in names]
+    missing = ", ".join(name for name in [*names, *beside] if name not in table.column_names)
     known = "; ".join(" and ".join(layout) for layout in LAYOUTS)
     require(
         (
@@ -316,9 +317,9 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
             f"{_named(table)}; those found by themselves are {known}",
         )
     )
-    unread = [name for name in table.column_names if name not in names]
+    unread = [name for name in table.column_names if name not in [*names, *beside]]
     rest = f"; not read: {first_of(unread, _NAMED)}" if unread else ""
-    columns.report(f"of {part.name}, column {' and '.join(names)} is read{rest}")
+    columns.report(f"of {part.name}, column {' and '.join([*names, *beside])} is read{rest}")
     # decoded by the library: messages of unlike fields are stored as JSON
     rows = zip(*(table[name][:] for name in names), strict=True)
     places = [f"row {row} of {part.name}" for row in range(len(table))]
@@ -327,8 +328,10 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
             _integers(table, name, least)
         return [encoded_of(row, at) for row, at in zip(rows, places, strict=True)]
     features = [table.features[name] for name in names]
+    others = [[_without_filling(value, table.features[name]) for value in table[name][:]] for name in beside]
     return [
-        conversation_of([*map(_without_filling, values, features)], at) for values, at in zip(rows, places, strict=True)
+        conversation_of([*map(_without_filling, values, features)], at, **dict(zip(beside, more, strict=True)))
+        for values, at, *more in zip(rows, places, *others, strict=True)
     ]
 
 

@@ -8,8 +8,12 @@ replaced, and what changes is where they stand; around them the text of those me
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 from thinwire.errors.calls import first_line
@@ -19,6 +23,9 @@ from thinwire.models.errors import ModelError, require
 Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The fields of a message for what comes before its content, as transformers knows them."""
+THOUGHT = "</think>"
+"""What ends the thinking in a content. Templates put it elsewhere, or leave it out of earlier turns."""
+_SHOWN = 60
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """What stands before an answer in a chat template that marks answers itself."""
 _LETTERS = "QZ"
@@ -58,96 +65,147 @@ class Template:
         self.name, self._tokenizer, self._cuts = name, tokenizer, cuts
         self.marks = bool(_GENERATION.search(tokenizer.get_chat_template()))
 
-    def render(self, messages: Sequence[Message], place: str, **options: Any) -> Any:
-        """What the template makes of messages: a text, or what the options say. `place` names them in errors."""
+    def render(self, chat: Conversation, place: str, **options: Any) -> Any:
+        """What the template makes of a conversation: a text, or what the options say. `place` names it in errors."""
+        given = {"tokenize": False, "tools": list(chat.tools) or None, **options}
         try:
-            return self._tokenizer.apply_chat_template(list(messages), **{"tokenize": False, **options})
+            return self._tokenizer.apply_chat_template(list(chat.messages), **given)
         except Exception as error:  # of the template, which says what it does not allow
             raise ModelError(
-                f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}"
+                f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}; "
+                "leave out of the rows what it does not know, or put one that does into the tokenizer's folder as "
+                "chat_template.jinja"
             ) from error
 
-    def check(self, chat: Conversation, place: str) -> None:
-        """Raise ModelError if the template leaves out what is to be learned, or writes it as Python shows it."""
-        self._check_parts(chat.messages, place)
-        self._check_calls(chat.messages, place)
+    def fitted(self, chat: Conversation, place: str) -> Conversation:
+        """A conversation in the form of which the template writes most: as it is, or with contents and calls otherwise.
 
-    def _check_parts(self, messages: Sequence[Message], place: str) -> None:
-        """Raise ModelError if the template writes a content of parts as Python shows a list."""
-        if lists := [message["content"] for message in messages if isinstance(message.get("content"), list)]:
-            text = self.render(messages, place)
+        Raises:
+            ModelError: it takes no form, or leaves out an answer to learn.
+        """
+        best, least, refused = None, 0, None
+        for form in _forms(chat):
+            try:
+                text = self.render(form, place)
+            except ModelError as error:
+                refused = refused or error
+                continue
+            lost = sum(len(self._lost(form, index, text, place)) for index in range(len(form.messages)))
+            if best is None or lost < least:
+                best, least = form, lost
+            if not lost:
+                break
+        if best is None:
+            assert refused is not None, "a form without a text has a reason"
+            raise refused
+        if least:
+            self._check(best, place)
+        return best
+
+    def _check(self, chat: Conversation, place: str) -> None:
+        """Raise ModelError if an answer to learn is left out, or is written as Python shows it."""
+        text, rule = self.render(chat, place), f"the chat template of tokenizer {self.name!r} must"
+        for index in counted(chat):
+            message = chat.messages[index]
+            lost, content = self._lost(chat, index, text, place), message.get("content")
             require(
                 (
-                    not any(str(parts) in text for parts in lists),
-                    f"the chat template of tokenizer {self.name!r} must take contents that are lists of parts, as in "
-                    f"{place}, and writes {str(lists[0])[:60]}; give each content as one text",
-                )
+                    "tool_calls" not in lost or "content" in lost,
+                    f"{rule} write tool_calls, as in {place}, and leaves them out; take the tokenizer of a model for tools, or "
+                    "write the calls into the content",
+                ),
+                (
+                    "content" not in lost or "tool_calls" in message,
+                    f"{rule} write the content of answers as it is given, as that of message {index} of {place}, and "
+                    f"does not, {_shown(content)}; write it otherwise, or put a template that does into the "
+                    "tokenizer's folder as chat_template.jinja",
+                ),
             )
-
-    def _check_calls(self, messages: Sequence[Message], place: str) -> None:
-        """Raise ModelError if the template leaves calls of tools out: the answer to learn would be an empty one."""
-        if not any(message.get("tool_calls") for message in messages):
-            return
-        bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
-        try:
-            written = self.render(messages, place) != self.render([{"content": "", **each} for each in bare], place)
-        except ModelError:  # of the messages as they are it is told later
-            return
+        lists = [message["content"] for message in chat.messages if isinstance(message.get("content"), list)]
+        shown = next((str(parts)[:60] for parts in lists if str(parts) in text), "")
         require(
             (
-                written,
-                f"the chat template of tokenizer {self.name!r} must write tool_calls, as in {place}, and leaves them "
-                f"out; take the tokenizer of a model for tools, or write the calls into the content",
+                not shown,
+                f"{rule} take contents that are lists of parts, as in {place}, and writes {shown}; give each content "
+                "as one text",
             )
         )
+
+    def left_out(self, chat: Conversation, place: str) -> Iterator[tuple[str, bool]]:
+        """What a conversation has beside its answers' contents, in words, and whether the template leaves it out."""
+        text = self.render(chat, place)
+        if chat.tools:
+            yield "tools", text == self.render(replace(chat, tools=()), place)
+        for index, message in enumerate(chat.messages):
+            lost = self._lost(chat, index, text, place)
+            for name in _named(message):
+                other = {**message, **_changed(message, name)}
+                found = chat.with_messages([*chat.messages[:index], other, *chat.messages[index + 1 :]])
+                yield f"{name} of {message['role']}", name in lost and self._same(found, text, place)
+            thought, ends, _ = str(message.get("content")).partition(THOUGHT)
+            if ends:
+                yield (
+                    f"thinking in the content of {message['role']}",
+                    not _stands(text, thought.rpartition(">")[2].strip()),
+                )
+
+    def _lost(self, chat: Conversation, index: int, text: str, place: str) -> list[str]:
+        """The fields of a message that the text of its conversation does not have."""
+        message = chat.messages[index]
+        bare = {"content": "", **{name: value for name, value in message.items() if name != "tool_calls"}}
+        without = chat.with_messages([*chat.messages[:index], bare, *chat.messages[index + 1 :]])
+        lost = _lost(message, text)
+        # the description of a tool may have the words of a call
+        return [*lost, "tool_calls"] if message.get("tool_calls") and self._same(without, text, place) else lost
+
+    def _same(self, chat: Conversation, text: str, place: str) -> bool:
+        try:
+            return bool(self.render(chat, place) == text)
+        except ModelError:  # which heeds it
+            return False
 
     def answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
         """From where to where each answer that counts goes in the text of a conversation: what opens it not included.
 
         What ends an answer belongs to it as far as the answer ends alike where nothing follows it.
         """
-        return [
-            (self._begin(chat.messages, index, text, place), self._end(chat.messages, index, text, place))
-            for index in counted(chat)
-        ]
+        return [(self._begin(chat, index, text, place), self._end(chat, index, text, place)) for index in counted(chat)]
 
-    def _begin(self, messages: Sequence[Message], index: int, text: str, place: str) -> int:
+    def _begin(self, chat: Conversation, index: int, text: str, place: str) -> int:
         """Where the answer with this index begins: behind what opens an answer."""
-        opened = self.render(messages[:index], place, add_generation_prompt=True)
+        before = chat.with_messages(chat.messages[:index])
+        opened = self.render(before, place, add_generation_prompt=True)
         if text.startswith(opened):
             return len(opened)
-        words = self.words(messages, index, text, place)
+        words = self.words(chat, index, text, place)
         agrees = _alike(text, opened)
-        opens = _alike(opened, self.render(messages[:index], place))
+        opens = _alike(opened, self.render(before, place))
         if agrees < opens:  # messages before it are written otherwise
-            before = self.words(messages, index - 1, text, place)[1]
+            least = self.words(chat, index - 1, text, place)[1]
             cuts, opening = {*self._cuts(text)}, opened[opens:]
-            found = ((text.rfind(opening[:size], before, words[0]) + size, size) for size in range(len(opening), 0, -1))
-            agrees = next((end for end, size in found if end >= before + size and end in cuts), -1)
+            found = ((text.rfind(opening[:size], least, words[0]) + size, size) for size in range(len(opening), 0, -1))
+            agrees = next((end for end, size in found if end >= least + size and end in cuts), -1)
             self._require(agrees >= 0, index, place)
         return self._cut(text, min(agrees, words[0]), least=0) if agrees < words[0] else words[0]
 
-    def _end(self, messages: Sequence[Message], index: int, text: str, place: str) -> int:
+    def _end(self, chat: Conversation, index: int, text: str, place: str) -> int:
         """Where the answer with this index ends."""
-        last = index + 1 == len(messages)
-        alone = text if last else self.render(messages[: index + 1], place)
+        short = chat.with_messages(chat.messages[: index + 1])
+        alone = text if index + 1 == len(chat.messages) else self.render(short, place)
         if text.startswith(alone):
             return len(alone)
-        stop, behind = (
-            self.words(messages[:size], index, of, place)[1] for size, of in ((None, text), (index + 1, alone))
-        )
+        stop, behind = (self.words(one, index, of, place)[1] for one, of in ((chat, text), (short, alone)))
         return self._cut(text, stop + _alike(text[stop:], alone[behind:]), least=stop)
 
     def _cut(self, text: str, place: int, least: int) -> int:
         """The last place up to `place` where a token ends, or `least`."""
         return max((cut for cut in self._cuts(text) if least < cut <= place), default=least)
 
-    def words(self, messages: Sequence[Message], index: int, text: str, place: str) -> tuple[int, int]:
+    def words(self, chat: Conversation, index: int, text: str, place: str) -> tuple[int, int]:
         """From where to where the words of one message go in the text of all. ModelError if they are left out."""
-        others = [
-            self.render([*messages[:index], replaced(messages[index], letter), *messages[index + 1 :]], place)
-            for letter in _LETTERS
-        ]
+        around = chat.messages[:index], chat.messages[index + 1 :]
+        changed = (replaced(chat.messages[index], letter) for letter in _LETTERS)
+        others = [self.render(chat.with_messages([*around[0], each, *around[1]]), place) for each in changed]
         self._require(any(other != text for other in others), index, place)
         begin = min(_alike(text, other) for other in others)
         behind = min(_alike(text[begin:][::-1], other[begin:][::-1]) for other in others)
@@ -164,16 +222,118 @@ class Template:
         )
 
 
+def _forms(chat: Conversation) -> Iterator[Conversation]:
+    """Forms of a conversation that say the same, as it is first; arguments of calls are objects, not JSON in a text."""
+    seen: list[Sequence[Message]] = []
+    for arguments, content, nothing in product((_objects, _json), (_same, _joined, _split), (_same, _filled)):
+        messages = [nothing(content(_with_arguments(message, arguments))) for message in chat.messages]
+        if messages not in seen:
+            seen.append(messages)
+            yield chat.with_messages(messages)
+
+
+def _same(message: Message) -> Message:
+    return message
+
+
+def _joined(message: Message) -> Message:
+    """A message with its parts as one text, if all are text."""
+    parts = message.get("content")
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else [None]
+    whole = isinstance(parts, list) and len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+    return {**message, "content": "".join(map(str, texts))} if whole else message
+
+
+def _split(message: Message) -> Message:
+    """A message with its text as a part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _filled(message: Message) -> Message:
+    """A message with an empty content if it has none."""
+    return message if "content" in message else {**message, "content": ""}
+
+
+def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
+    """A message whose calls have arguments of this form."""
+    if not message.get("tool_calls"):
+        return message
+    return {
+        **message,
+        "tool_calls": [_call(call, lambda one: {"arguments": form(one)}) for call in message["tool_calls"]],
+    }
+
+
+def _call(call: Message, change: Callable[[Any], Message]) -> Message:
+    """A call of a tool with other fields, made of its arguments."""
+    function = call.get("function", call)
+    other = {**function, **(change(function["arguments"]) if "arguments" in function else {})}
+    return {**call, "function": other} if "function" in call else other
+
+
+def _objects(arguments: Any) -> Any:
+    """Arguments as an object, also where they are its JSON, as OpenAI writes them."""
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _json(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _named(message: Message) -> list[str]:
+    """The fields of a message that say something."""
+    return [name for name in ("content", *REASONING, "tool_calls") if message.get(name)]
+
+
+def _lost(message: Message, text: str) -> list[str]:
+    """The fields of a message, but for calls, that do not stand in a text, or stand there as Python shows them.
+
+    Of contents that think, what is thought is not looked for.
+    """
+    named = [name for name in _named(message) if name != "tool_calls"]
+    shown = [name for name in named if isinstance(message[name], list) and str(message[name]) in text]
+    return [name for name in named if name in shown or not all(map(partial(_stands, text), _texts(message[name])))]
+
+
+def _stands(text: str, words: str) -> bool:
+    """Whether words stand in a text, as they are or as JSON."""
+    return words in text or json.dumps(words)[1:-1] in text or json.dumps(words, ensure_ascii=False)[1:-1] in text
+
+
+def _texts(value: Any) -> list[str]:
+    """The words of a field that are looked for."""
+    parts = [part.get("text") or "" for part in value if isinstance(part, dict)] if isinstance(value, list) else [value]
+    return [str(part).rpartition(THOUGHT)[2].strip() for part in parts]
+
+
+def _changed(message: Message, name: str) -> Message:
+    """The field of a message with other words in it."""
+    return (
+        {name: []} if name == "tool_calls" else {name: replaced({"role": "", name: message[name]}, _LETTERS[0])[name]}
+    )
+
+
+def _shown(content: Any) -> str:
+    said = repr(content)
+    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}.."
+
+
 def counted(chat: Conversation) -> list[int]:
     """The indices of the messages that are answers to learn. To begin with, nothing is asked."""
     begun = range(max(chat.first, 1), len(chat.messages))
     return [index for index in begun if chat.messages[index]["role"] == ANSWERS]
 
 
-def followed(messages: Sequence[Message]) -> list[Message]:
-    """Messages, and what would come next: the answer of a tool that was called, or a question."""
-    role = "tool" if messages[-1].get("tool_calls") else "user"
-    return [*messages, {"role": role, "content": _LETTERS[0]}]
+def followed(chat: Conversation) -> Conversation:
+    """A conversation, and what would come next: the answer of a tool that was called, or a question."""
+    role = "tool" if chat.messages[-1].get("tool_calls") else "user"
+    content: Any = [{"type": "text", "text": "Q"}] if isinstance(chat.messages[0].get("content"), list) else "Q"
+    return chat.with_messages([*chat.messages, {"role": role, "content": content}])
 
 
 def replaced(message: Message, letter: str) -> Message:
@@ -185,15 +345,16 @@ def replaced(message: Message, letter: str) -> Message:
     elif content or not message.get("tool_calls"):
         fields["content"] = letter
     if message.get("tool_calls"):
-        fields["tool_calls"] = [_call_of(call, letter) for call in message["tool_calls"]]
+        fields["tool_calls"] = [_call(call, partial(_without_words, letter=letter)) for call in message["tool_calls"]]
     return message | fields
 
 
-def _call_of(call: Message, letter: str) -> Message:
-    function = call.get("function", call)
-    given = function.get("arguments")
-    other = {"arguments": dict.fromkeys(given, letter)} if isinstance(given, dict) and given else {"name": letter}
-    return {**call, "function": {**function, **other}} if "function" in call else {**call, **other}
+def _without_words(arguments: Any, letter: str) -> Message:
+    given = _objects(arguments)
+    if not isinstance(given, dict) or not given:
+        return {"name": letter}
+    changed = dict.fromkeys(given, letter)
+    return {"arguments": _json(changed) if isinstance(arguments, str) else changed}
 
 
 def _alike(text: str, other: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, pairwise
@@ -205,23 +206,27 @@ class Pretrained:
         if not chat:
             tokens = self.tokens([checked]).long()
             return tokens[: len(tokens) - self._behind()]
-        said = self._template().render([{"role": "user", "content": checked}], "the prompt", add_generation_prompt=True)
+        template, place = self._template(), "the prompt"
+        asked = template.fitted(Conversation([{"role": "user", "content": checked}]), place)
+        said = template.render(asked, place, add_generation_prompt=True)
         return torch.tensor(self._encoded(said)["input_ids"][0], dtype=torch.int64)
 
-    def chats(self, conversations: Sequence[Conversation], source: str) -> list[ChatTokens]:
+    def chats(
+        self, conversations: Sequence[Conversation], source: str, report: Callable[[str], None] = lambda sentence: None
+    ) -> list[ChatTokens]:
         """The tokens of each conversation, in the words of the tokenizer's chat template.
 
         A token belongs to an answer if some of its text does: where a prompt ends in a space, the first token of the
         answer may begin with it. Answers are where the template marks them, or else where `Template` finds them.
-        `source` names the conversations in errors.
+        `source` names the conversations in errors; `report` gets a sentence on what the template leaves out.
 
         Raises:
             ModelError: the tokenizer has no chat template, or it does not fit a conversation.
         """
         template = self._template()
         places = [f"row {row} of {source}" for row in range(len(conversations))]
-        for chat, place in zip(conversations, places, strict=True):
-            template.check(chat, place)
+        conversations = list(map(template.fitted, conversations, places))
+        self._report_left_out(template, conversations, places, report)
         if template.marks:
             encoded = list(map(partial(self._marked, template), conversations, places))
         else:
@@ -229,9 +234,24 @@ class Pretrained:
             encoded = [each for rows in parts for each in self._found(template, rows)]
         return self._ended(template, conversations, places, encoded)
 
+    def _report_left_out(
+        self,
+        template: Template,
+        chats: Sequence[Conversation],
+        places: Sequence[str],
+        report: Callable[[str], None],
+    ) -> None:
+        seen, left = Counter[str](), Counter[str]()
+        for chat, place in zip(chats, places, strict=True):
+            for what, is_out in template.left_out(chat, place):
+                seen[what] += 1
+                left[what] += is_out
+        if told := [f"{what} ({count} of {seen[what]})" for what, count in left.items() if count]:
+            report(f"the chat template of tokenizer {self.name!r} leaves out {', '.join(told)}")
+
     def _found(self, template: Template, rows: Sequence[tuple[Conversation, str]]) -> Iterator[ChatTokens]:
         """The tokens of conversations whose answers are looked for."""
-        texts = [template.render(chat.messages, place) for chat, place in rows]
+        texts = [template.render(chat, place) for chat, place in rows]
         found = self._encoded(*texts)
         tokens, offsets = found["input_ids"], found["offset_mapping"]
         for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
@@ -254,8 +274,8 @@ class Pretrained:
         endings = Endings(special, cache(lambda token: not self.decode([token]).strip()))
         closed = (row for row, chat in enumerate(chats) if counted(chat)[-1:] == [len(chat.messages) - 1])
         if (row := next(closed, None)) is not None:
-            text = template.render(chats[row].messages, places[row])
-            _, stop = template.words(chats[row].messages, len(chats[row].messages) - 1, text, places[row])
+            text = template.render(chats[row], places[row])
+            _, stop = template.words(chats[row], len(chats[row].messages) - 1, text, places[row])
             if not endings.known(encoded[row], self._encoded(text[stop:])["input_ids"][0]):
                 encoded = [
                     endings.with_next(each, self._next(template, endings, chat, place))
@@ -265,12 +285,13 @@ class Pretrained:
 
     def _next(self, template: Template, endings: Endings, chat: Conversation, place: str) -> int:
         """The token that ends the last answer where the template does not: what would begin the next turn, or eos."""
-        text = template.render(chat.messages, place)
+        more = followed(chat)
         try:
-            longer = template.render(followed(chat.messages), place)
+            longer = template.render(more, place)
+            begun = longer[template.words(more, len(chat.messages) - 1, longer, place)[1] :]
         except ModelError:  # nothing may follow
-            longer = ""
-        ids = self._encoded(longer.removeprefix(text))["input_ids"][0] if longer.startswith(text) else []
+            begun = ""
+        ids = self._encoded(begun)["input_ids"][0]
         end = ids[0] if ids and endings.is_special(ids[0]) else self._tokenizer.eos_token_id
         require(
             (
@@ -295,10 +316,10 @@ class Pretrained:
     def _marked(self, template: Template, chat: Conversation, place: str) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""
         given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = template.render(chat.messages, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
+        found = template.render(chat, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
         counts = torch.tensor(found["assistant_masks"]).bool()
         if chat.first and (answers := counted(chat)):
-            words, _ = template.words(chat.messages, answers[0], template.render(chat.messages, place), place)
+            words, _ = template.words(chat, answers[0], template.render(chat, place), place)
             begins = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2)[:, 0]
             earlier = (~counts & (begins < words)).nonzero()  # the last of them is before what opens the answer
             counts[: int(earlier.max()) + 1 if len(earlier) else 0] = False

@@ -85,9 +85,9 @@ def test_an_answer_that_is_marked_not_to_count_is_refused():
 
 @uses_datasets
 def test_columns_that_no_template_sees_are_named(tmp_path):
-    path, notes = write_json(tmp_path / "a.jsonl", [{"system": "be kind", "messages": ASKED, "tools": "[]"}]), []
+    path, notes = write_json(tmp_path / "a.jsonl", [{"id": "be kind", "messages": ASKED, "source": "[]"}]), []
     read("chat", Part(str(path)), Columns(report=notes.append))
-    assert notes == [f"of {path}, column messages is read; not read: system, tools"]
+    assert notes == [f"of {path}, column messages is read; not read: id, source"]
 
 
 @uses_datasets
@@ -226,20 +226,85 @@ def test_an_answer_is_found_behind_messages_that_are_written_otherwise_once_more
 
 def test_a_template_that_leaves_earlier_turns_out_is_refused(tmp_path):
     assert counted_words(tmp_path, Conversation(ASKED), FORGETS) == "user why did it [SEP] assistant THE CAT SAT [SEP]"
-    with pytest.raises(ModelError, match=r"write message 1 of row 0 of a\.jsonl where it can be found, and does"):
+    with pytest.raises(ModelError, match=r"write the content of answers as it is given, as that of message 1 of row 0"):
         counted_words(tmp_path, Conversation(TWICE), FORGETS)
 
 
 @pytest.mark.parametrize("template", [CHAT, GENERATION])
-def test_a_template_that_writes_parts_as_python_does_is_refused(tmp_path, template):
-    """Llama 3's and Gemma's did, and models learned lists of Python."""
+def test_contents_are_given_as_a_template_takes_them(tmp_path, template):
+    """Llama 3's wrote lists as Python does; Idefics3's left texts out, and models learned to say nothing."""
     parts = [{"type": "text", "text": "why"}]
+    told = "user why [SEP] assistant WHY [SEP]"
     trims = template.replace("message['content']", "message['content'] | trim")
-    with pytest.raises(ModelError, match=r"must take contents that are lists of parts, as in row 0 of a\.jsonl, and"):
-        counted_words(tmp_path, Conversation([{"role": "user", "content": parts}, ASKED[1]]), trims)
     reads = template.replace("message['content']", "(message['content'] | map(attribute='text') | join)")
-    chat = Conversation([{"role": "user", "content": parts}, {"role": "assistant", "content": parts}])
-    assert counted_words(tmp_path, chat, reads) == "user why [SEP] assistant WHY [SEP]"
+    for words in (parts, "why"):
+        chat = Conversation([{"role": role, "content": words} for role in ("user", "assistant")])
+        assert counted_words(tmp_path / "trims", chat, trims) == told
+        assert counted_words(tmp_path / "reads", chat, reads) == told
+    assert Pretrained(str(tmp_path / "reads")).prompt("why", chat=True).shape == (4,)
+    pictured = [{"role": "user", "content": [{"type": "image"}, *parts]}, ASKED[1]]
+    with pytest.raises(ModelError, match=r"must take contents that are lists of parts, as in row 0 of a\.jsonl, and"):
+        counted_words(tmp_path, Conversation(pictured), trims)
+
+
+@pytest.mark.parametrize("template", [CHAT, GENERATION])
+def test_an_answer_that_a_template_leaves_out_or_rewrites_is_refused(tmp_path, template):
+    for write in ("''", "message['content'] | reverse"):
+        changed = template.replace("message['content']", write)
+        with pytest.raises(
+            ModelError, match=r"must write the content of answers as it is given, as that of message 1 of"
+        ):
+            counted_words(tmp_path, Conversation(ASKED), changed)
+
+
+def test_what_a_template_leaves_out_is_told_once(tmp_path):
+    heeds = CHAT.replace("message['role'] +", "(message['role'] if message['role'] != 'system' else 'the') +")
+    deaf = heeds.replace("message['content']", "(message['content'] if message['role'] != 'tool' else '')")
+    thinks = [{**TWICE[0]}, {**TWICE[1], "reasoning_content": "the dog"}, {"role": "tool", "content": "ran"}]
+    chats = [Conversation([*thinks, *TWICE[2:]], tools=[{"type": "function"}]), Conversation(TWICE)]
+    tokenizer, told = Pretrained(write_tokenizer(tmp_path, chat=deaf, pairs=False)), []
+    tokenizer.chats(chats, "a.jsonl", told.append)
+    assert [sentence.partition("leaves out ")[2] for sentence in told] == [
+        "tools (1 of 1), reasoning_content of assistant (1 of 1), content of tool (1 of 1)"
+    ]
+    inside = [ASKED[0], {**ASKED[1], "content": "<think>dog</think>the cat"}]
+    drops = CHAT.replace("message['content']", "message['content'].split('</think>')[-1]")
+    Pretrained(write_tokenizer(tmp_path / "drops", chat=drops, pairs=False)).chats(
+        [Conversation(inside)], "a", told.append
+    )
+    assert told[1].endswith("leaves out thinking in the content of assistant (1 of 1)")
+
+
+def test_arguments_of_calls_reach_a_template_as_it_takes_them(tmp_path):
+    """OpenAI writes them as JSON, which became a string in a string."""
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "mat", "arguments": '{"on": "house"}'}}]}
+    write = "(message.content or '') + (message.tool_calls[0].function.arguments.%s if message.tool_calls else '')"
+    for reads in ("on", "split('\"')[3]"):
+        template = CHAT.replace("message['content']", write % reads)
+        for arguments in ('{"on": "house"}', {"on": "house"}):
+            call["tool_calls"][0]["function"]["arguments"] = arguments
+            shown = counted_words(tmp_path, Conversation([ASKED[0], call]), template)
+            assert shown.endswith("assistant HOUSE [SEP]"), (reads, arguments)
+
+
+@uses_datasets
+def test_columns_of_tools_and_of_a_system_are_read(tmp_path):
+    tools = [{"type": "function", "function": {"name": "mat"}}]
+    told = [{"role": "system", "content": "the dog"}, *ASKED]
+    for name, written in (("a.jsonl", tools), ("b.jsonl", json.dumps(tools))):
+        path = write_json(tmp_path / name, [{"system": "the dog", "messages": ASKED, "tools": written}])
+        assert read("chat", Part(str(path))) == [Conversation(told, tools=tools)]
+    path = write_json(
+        tmp_path / "c.jsonl", [{"system": "the dog", "prompt": "why did it", "completion": "the cat sat"}]
+    )
+    for named in ([], ["system", "prompt", "completion"]):
+        assert read("chat", Part(str(path)), Columns(named)) == [Conversation(told, 2)]
+    with pytest.raises(ModelError, match="must be in column system or among the messages, got both in here"):
+        conversation_of([told], "here", system="the dog")
+    with pytest.raises(ModelError, match=r"tools must be a list of objects, or its JSON, got 'mat' in here"):
+        conversation_of([ASKED], "here", tools="mat")
+    lists = CHAT.replace("{% for", "{{ (tools[0].function.name + ' ') if tools else '' }}{% for", 1)
+    assert counted_words(tmp_path, Conversation(ASKED, tools=tools), lists).startswith("mat user why did it [SEP]")
 
 
 @pytest.mark.parametrize("template", [CHAT, GENERATION])
