@@ -106,11 +106,11 @@ def test_what_ends_an_answer_in_the_data_is_named_by_the_run_and_its_export(chat
     run = simulate("chat.yaml", tmp_path / "run")
     assert "answers end by token 3, which the generation settings of the model do not name" in capsys.readouterr().out
     export(read_run(run, "thinwire export"), tmp_path / "export")
-    assert LlamaForCausalLM.from_pretrained(tmp_path / "export").generation_config.eos_token_id == [2, 3]
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "export").generation_config.eos_token_id == [3]
     assert ends_of(run) == ends_of(tmp_path / "export") == {(3,)}
     assert ends_of(tmp_path / "chat.yaml") == frozenset()
     asked = prepare(recipe.parse(["chat.yaml", "--training.prompts", '["why"]']))
-    assert asked.prompts.ends == {2, 3}
+    assert asked.prompts.ends == {3}
     known = prepare(
         recipe.parse(["chat.yaml", "--model.config", json.dumps(asked.recipe.model.config | {"eos_token_id": 3})])
     )
