@@ -111,8 +111,8 @@ class Template:
             require(
                 (
                     "tool_calls" not in lost or "content" in lost,
-                    f"{rule} write tool_calls, as in {place}, and leaves them out; take the tokenizer of a model for tools, or "
-                    "write the calls into the content",
+                    f"{rule} write tool_calls, as in {place}, and leaves them out; take the tokenizer of a model "
+                    "for tools, or write the calls into the content",
                 ),
                 (
                     "content" not in lost or "tool_calls" in message,
