@@ -187,6 +187,8 @@ class Blueprint:
     """The token by which a classifier finds where a text ends; None where it needs none."""
     max_positions: int | None = None
     """The longest sequence of tokens that the model can read; None if there is no limit."""
+    switch: int | None = None
+    """The longest sequence of tokens that the model computes in another way than longer ones; None without such."""
     counted: bool = True
     """Whether the costs of the layers are operations. If false they are parameters, because the shapes of the inputs
     were not known."""
@@ -418,7 +420,7 @@ def stage_output_examples(
             stage.weights_dtype = blueprint.weights_dtype
             for layer in stage._own():
                 layer.hold(blueprint)
-            with around(index):
+            with around(index), _held_still(stage):
                 tensors = as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
     return [
@@ -428,6 +430,35 @@ def stage_output_examples(
         )
         for output in described
     ]
+
+
+@contextmanager
+def _held_still(stage: Stage) -> Iterator[None]:
+    """Raise ModelError if a buffer that no checkpoint holds moves in this context, but for rotary frequencies."""
+
+    def found() -> dict[tuple[nn.Module, str], tuple[Tensor, int]]:
+        own = {(part, name): part._buffers.get(name) for part in stage.modules() for name in _unsaved(part)}
+        return {place: (each, each._version) for place, each in own.items() if each is not None}
+
+    before = found()
+    yield
+    after = found()
+    moved = sorted(f"{type(m).__name__}.{name}" for m, name in before if _differ(before[m, name], after.get((m, name))))
+    require(
+        (
+            not moved,
+            f"a buffer that changes in the forward must be in checkpoints, or a resume and an evaluation begin without "
+            f"its values, got {first_of(moved)}; register it with persistent=True",
+        )
+    )
+
+
+def _differ(one: tuple[Tensor, int], other: tuple[Tensor, int] | None) -> bool:
+    return other is None or other[0] is not one[0] or other[1] != one[1]
+
+
+def _unsaved(module: nn.Module) -> list[str]:
+    return [name for name in module._non_persistent_buffers_set if not name.endswith("inv_freq")]
 
 
 @contextmanager

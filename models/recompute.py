@@ -5,7 +5,7 @@ so its dropout, are the same both times; its buffers change once only.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -30,25 +30,50 @@ def in_backward(layer: nn.Module, tensors: tuple[Tensor, ...], side: Mapping[str
 
 def _contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of the forward and of each run in the backward."""
-    return nullcontext(), BuffersApart(layer)
+    before = _Before(layer)
+    return before, BuffersApart(layer, before.moved)
+
+
+_Place = tuple[nn.Module, str]
+
+
+class _Before(AbstractContextManager[None]):
+    """Keeps what buffers were that a forward moves: the next run of the same micro-batch begins with the same."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._copies: dict[_Place, tuple[Tensor, int, Tensor]] = {}
+        self.moved: dict[_Place, Tensor] = {}
+
+    def __enter__(self) -> None:
+        for module in self._module.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._copies[module, name] = buffer, buffer._version, buffer.clone()
+
+    def __exit__(self, *exception: object) -> None:
+        for (module, name), (buffer, version, copy) in self._copies.items():
+            if module._buffers.get(name) is not buffer or buffer._version != version:
+                self.moved[module, name] = copy
+        self._copies.clear()
 
 
 class BuffersApart(AbstractContextManager[None]):
     """A context in which a module has copies of its buffers. So a batch norm counts no micro-batch twice.
 
-    The copies are there even for modules that change nothing: torch compares the tensors that both runs keep, and a
-    missing one would be a difference.
+    Those that the forward moved are as before it. The copies are there even for modules that change nothing: torch
+    compares the tensors that both runs keep, and a missing one would be a difference.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, moved: Mapping[_Place, Tensor] | None = None) -> None:
+        self._module, self._moved = module, {} if moved is None else moved
         self._put_back: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         for module in self._module.modules():
             own = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
             self._put_back.append(partial(module._buffers.update, own))
-            module._buffers.update({name: buffer.clone() for name, buffer in own.items()})
+            module._buffers.update({name: self._moved.get((module, name), own[name]).clone() for name in own})
 
     def __exit__(self, *exception: object) -> None:
         while self._put_back:

@@ -17,7 +17,7 @@ from thinwire.models.data.chats import require_positions
 from thinwire.models.data.endings import missing
 from thinwire.models.data.load import more_samples
 from thinwire.models.data.pairs import require_ends
-from thinwire.models.data.samples import Data
+from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, check_weights, stage_output_examples
 from thinwire.models.partition import cut_after, explicit, partition
@@ -38,6 +38,7 @@ def cut(recipe: Recipe, source: ModelSource, data: Data) -> Prepared:
     require_positions(model.side, data.training.side_example(1))
     for samples in filter(None, (data.training, data.held_out)):
         require_ends(model.padding, samples)
+        require_one_way(model.switch, samples)
     if recipe.model.tied is None and model.head is not None:
         recipe = replace(recipe, model=replace(recipe.model, tied=model.head))
     cuts, _, unread = attempt(
@@ -64,6 +65,21 @@ def cut(recipe: Recipe, source: ModelSource, data: Data) -> Prepared:
     )
     prompts = read_prompts(recipe, model, outputs) if recipe.training.prompts else None
     return replace(prepared, outputs=outputs, prompts=prompts)
+
+
+def require_one_way(switch: int | None, samples: Samples) -> None:
+    """Raise ModelError if a model computes short texts in another way than long ones, and sees both in one block."""
+    length = samples.example(1).shape[1]
+    if switch is None or length <= switch:
+        return
+    packed, shortest = "position_ids" in samples.side_example(1), samples.lengths
+    require(
+        (
+            not packed and (shortest is None or int(shortest.min()) > switch),
+            f"data.block_size must be at most {switch}, because this model turns longer texts by other factors "
+            f"(longrope), and takes a short one for long beside {'another' if packed else 'padding'}, got {length}",
+        )
+    )
 
 
 def _use(recipe: Recipe, data: Data) -> Use:

@@ -313,6 +313,7 @@ class Stretch(Layer):
         experts = config._experts_implementation
         if isinstance(x, FakeTensor):  # for which torch knows the products of single experts in 16 bits only
             config._experts_implementation = "batched_mm"
+            _settle(self.around)
         try:
             logits: Tensor = self.around(input_ids=ids_BT, **side, **remembered).logits
         except _Reached as reached:
@@ -341,6 +342,23 @@ class Stretch(Layer):
         other = 0 if self.pad else 1
         ids_BT = torch.full(x_BTC.shape[:2], other, dtype=torch.int64, device=x_BTC.device)
         return ids_BT if mask_BT is None or self.pad is None else ids_BT.masked_fill(mask_BT == 0, self.pad)
+
+
+def _settle(model: nn.Module) -> None:
+    """Keep dynamic rotary angles as they are: how long a text is, tensors without data do not say.
+
+    They change beyond `max_position_embeddings` only, where no data go.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, dict):
+            module.rope_type = {name: _still(kind) for name, kind in kinds.items()}  # type: ignore[assignment]
+        elif isinstance(kinds, str):
+            module.rope_type = _still(kinds)  # type: ignore[assignment]
+
+
+def _still(kind: str) -> str:
+    return "default" if "dynamic" in kind else kind
 
 
 def _strip(around: nn.Module, own: set[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Size]]:
@@ -536,6 +554,7 @@ def _run_without_blocks(skeleton: Skeleton, length: int | None) -> tuple[dict[st
     model = copy.deepcopy(skeleton.model, memo)
     with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        _settle(model)
         ids = torch.ones(_ROWS, _LENGTH, dtype=torch.int64)
         side = {name: torch.ones_like(ids) for name in skeleton.side}
         hook = register_module_forward_hook(uses.note)
@@ -614,6 +633,12 @@ def take_apart(
             f"a model must be one that reads text alone, and {config.model_type} has no hidden_size of its own; give "
             "its layers as module:factory"
         )
+    for name in ("layerdrop", "decoder_layerdrop"):
+        if getattr(config, name, 0):
+            raise ModelError(
+                f"{name} must be 0, because each stage runs in each step, got {getattr(config, name)}; set it in "
+                f"model.config"
+            )
     weight = aux_loss_weight(config) if task == "causal-lm" else 0.0  # the library's classifiers have no such loss
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
     # a cache is for generation only, and what routers give is for their loss, which layers make themselves
@@ -660,6 +685,7 @@ def take_apart(
         shared=skeleton.shared,
         vocab_size=config.vocab_size,
         max_positions=max_positions,
+        switch=_switch(config),
         save_config=partial(_save_config, saved, source),
         tied=skeleton.tied if tied == "untie" else {},
         head=tied if skeleton.tied else None,
@@ -718,6 +744,19 @@ def fields_of_blocks(config: Any, count: int) -> dict[str, Any]:
     if of_blocks := fields.get(OF_BLOCKS):
         shortened[OF_BLOCKS] = {place: each for place, each in of_blocks.items() if int(place) < count}
     return {**shortened, config.attribute_map.get("num_hidden_layers", "num_hidden_layers"): count}
+
+
+def kinds_of_blocks(config: Any, task: TaskName) -> list[Any]:
+    """What tells the blocks of a model apart: what they hold, and what lists of its configuration say of each.
+
+    Raises:
+        ModelError: the library refuses the configuration, or the blocks are no list.
+    """
+    _, blocks = _list_of_blocks(_without_weights(config, task))
+    held = [tuple((name, tensor.shape) for name, tensor in block.state_dict().items()) for block in blocks]
+    lists = [each for each in config.to_dict().values() if isinstance(each, list) and len(each) == len(blocks)]
+    said = [each for each in lists if all(isinstance(one, str) or one in (0, 1) for one in each)]
+    return list(zip(held, *said, strict=True))
 
 
 def unsplit(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
@@ -876,6 +915,13 @@ def _max_positions(skeleton: Skeleton) -> int | None:
         if embedding.num_embeddings == longest and embedding.padding_idx is not None
     ]
     return longest if longest is None else longest - max(taken, default=0)
+
+
+def _switch(config: Any) -> int | None:
+    """The longest text, in tokens, of which LongRoPE makes its angles by other factors than of longer ones."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = [one for one in (given, *given.values()) if isinstance(one, dict) and one.get("rope_type") == "longrope"]
+    return min((one["original_max_position_embeddings"] for one in each), default=None)
 
 
 def _multiplications(modules: Any) -> float:

@@ -23,6 +23,7 @@ from thinwire.models.architectures.library import (
     OF_BLOCKS,
     aux_loss_weight,
     fields_of_blocks,
+    kinds_of_blocks,
     take_apart,
     tied_names,
     unsplit,
@@ -38,6 +39,13 @@ _PROMPT = 3
 _NOISE, _LARGEST = 65_537, 2**28
 _ROUNDING = 1e-5
 """The largest difference of two values, as a share of the largest; rounding in float32 makes about 1e-6."""
+_MOST_BLOCKS = 12
+_SWITCH = {
+    **dict.fromkeys(("sliding_window", "window_size", "local_attention", "attention_chunk_size"), _WINDOW),
+    **dict.fromkeys(("floor_scale", "compress_rates", "original_max_position_embeddings"), _WINDOW),
+    "index_topk": 1,
+}
+"""What forwards compare lengths with, and the largest value in a tiny copy, whose samples pass it as real ones may."""
 _OF_HEAD = re.compile(r"head_dim|d_head|d_kv|head_size|rotary_dim")
 _WIDTH = re.compile(r"hidden_size|intermediate|_dim$|^dim$|d_model|n_embd|n_inner|_rank$|ffn|d_ff|expansion_size")
 _HEAD_COUNT = re.compile(r"num_attention_heads|num_key_value_heads|n_heads?$|num_heads$")
@@ -202,13 +210,14 @@ def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint, Tensor, dic
     The library builds some models whose widths do not fit each other. So the uncut one must run as well.
     """
     said: Exception | None = None
+    count = 0
     try:
-        factors = _factors(config)
+        factors, count = _factors(config), shown_by(kinds_of_blocks(config, task))
     except Exception as error:  # of the library, for what this kind of configuration does not have
         said, factors = error, []
     for heads, numbers in factors:
         try:
-            small = _smaller(config, heads, numbers)
+            small = _smaller(config, count, heads, numbers)
             whole, blueprint = _filled(small, task), take_apart(small, task)
             tokens, side = _samples(blueprint, small, task)
             with torch.no_grad():
@@ -239,11 +248,23 @@ def _factors(config: Any) -> list[tuple[int, int]]:
     return [(count, factor) for count in dict.fromkeys((fewer, 1)) for factor in reversed(narrower)]
 
 
-def _smaller(config: Any, heads: int, numbers: int) -> Any:
-    """The configuration with so many times fewer heads, each of so many times fewer numbers, and little else."""
-    layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["block"]
-    count = min(layers, max(3, 1 + max(kinds.index(kind) for kind in set(kinds))))
+def shown_by(kinds: Sequence[Any]) -> int:
+    """How many blocks from the first on show each kind."""
+    last = max(kinds.index(kind) for kind in kinds)
+    return min(len(kinds), max(3, 1 + last), _MOST_BLOCKS)
+
+
+def _lowered(value: Any, most: int | None = None) -> Any:
+    """A field with which forwards compare lengths, so low that a few tokens pass it."""
+    if not isinstance(value, dict):
+        return min(value, most) if most and type(value) is int and value > 0 else value
+    if value.get("rope_type", "longrope") != "longrope":  # others make their angles of it, of any length
+        return value
+    return {name: _lowered(each, _SWITCH.get(name, most)) for name, each in value.items()}
+
+
+def _smaller(config: Any, count: int, heads: int, numbers: int) -> Any:
+    """The configuration with so many blocks, times fewer heads, each of times fewer numbers, and little else."""
     fields = config.to_dict()
     changed = fields_of_blocks(config, count)
     changed |= _shrunk(fields, heads, numbers)
@@ -252,8 +273,8 @@ def _smaller(config: Any, heads: int, numbers: int) -> Any:
     # so that the auxiliary loss shows beside the logits
     changed |= {name: 1.0 for name in AUX_LOSS_WEIGHTS if fields.get(name)}
     changed |= {"vocab_size": min(config.vocab_size, _VOCABULARY), "use_cache": False}
-    if fields.get("sliding_window"):
-        changed["sliding_window"] = min(fields["sliding_window"], _WINDOW)
+    switches = (*_SWITCH, "rope_parameters")
+    changed |= {name: _lowered(fields[name], _SWITCH.get(name)) for name in switches if name in fields}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         token = fields.get(name)
         if isinstance(token, list) or (token or 0) >= changed["vocab_size"]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import (
     Blueprint,
+    Chain,
     Layer,
     LayerSpec,
     Stage,
@@ -133,6 +134,30 @@ def test_buffers_keep_what_their_constructors_computed():
     torch.testing.assert_close(state["mix.0.1.running_var"], torch.ones(4), **IDENTICAL)
     torch.testing.assert_close(state["mix.0.1.num_batches_tracked"], torch.tensor(0), **IDENTICAL)
     torch.testing.assert_close(stage.get_submodule("layers.2.norm").shift, torch.arange(4.0), **IDENTICAL)
+
+
+class Remembering(nn.Module):
+    """Adds up what it has seen, in a buffer."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x.detach().mean())
+        return x + self.seen
+
+
+def test_what_a_forward_keeps_must_be_in_checkpoints():
+    """A resume and an evaluation began without it."""
+    for persistent in (True, False):
+        layer = LayerSpec("one", lambda kept=persistent: Chain({"one": Remembering(kept)}))
+        describe = partial(stage_output_examples, Blueprint((layer,), initialize), [range(1)], torch.ones(2, 4), "fp32")
+        if persistent:
+            assert describe()[0][0].shape == (2, 4)
+            continue
+        with pytest.raises(ModelError, match=r"must be in checkpoints, .* got Remembering\.seen; register it"):
+            describe()
 
 
 def test_building_and_describing_leave_the_random_state_alone():

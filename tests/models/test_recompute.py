@@ -135,3 +135,27 @@ def test_costs_know_what_is_computed_again():
     model, ids = family("gpt2"), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     plain, again = (measure(model, ids, repetitions=1, warmup=0, recompute=kind)[1] for kind in ("none", "block"))
     assert again.activation_bytes == BATCH * LENGTH * 16 * 4 < plain.activation_bytes
+
+
+class Moving(nn.Module):
+    """Scales by a buffer that its forward reads and then moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        result = (x * self.weight * self.scale).tanh()
+        self.scale = self.scale + 0.5
+        return result
+
+
+def test_what_a_forward_reads_and_then_moves_is_the_same_again_in_the_backward():
+    """The second run began where the first had ended, and the gradients were others."""
+    layers = tuple(LayerSpec(name, lambda name=name: Chain({name: Moving()})) for name in ("first", "second"))
+    model = Blueprint(layers, lambda name, module: nn.init.ones_(module.weight))
+    microbatches = [drawn(3, 4, seed=seed) for seed in range(3)]
+    gradients = [drawn(3, 4, seed=3 + seed) for seed in range(3)]
+    plain, again = (trained(model, microbatches, gradients, recompute=how) for how in ("none", "block"))
+    assert_same(plain, again)

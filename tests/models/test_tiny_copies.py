@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.cache_utils import DynamicLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from thinwire.models.architectures.parity import check_parity, remembers
+from thinwire.models.architectures.library import kinds_of_blocks, take_apart
+from thinwire.models.architectures.parity import check_parity, remembers, shown_by
 from thinwire.models.errors import ModelError
 
 PUBLISHED = {
@@ -27,6 +29,43 @@ def test_a_copy_of_a_large_model_is_small_and_equal(name):
     assert found.endswith("gradients differ by 0 at most")
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("deepseek_v3", 4), ("glm_moe_dsa", 4), ("deepseek_v4", 5), ("jamba", 5), ("llama", 3)]
+)
+def test_a_copy_has_a_block_of_each_kind(name, count):
+    """Blocks of experts came after the last one of the copy."""
+    assert shown_by(kinds_of_blocks(AutoConfig.for_model(name), "causal-lm")) == count
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+LONG |= {"short_factor": [1.0] * 8, "long_factor": [2.0 + index for index in range(8)]}
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
+PHI = {**SMALL, "original_max_position_embeddings": 16, "rope_parameters": LONG}
+
+
+def test_a_copy_is_so_long_that_its_forward_takes_the_other_way(monkeypatch):
+    seen = []
+    update = torch.where
+    monkeypatch.setattr(torch, "where", lambda condition, *rest: seen.append(condition) or update(condition, *rest))
+    check_parity(AutoConfig.for_model("phi3", **PHI), "causal-lm")
+    assert any(one.ndim == 0 and one.item() for one in seen if not isinstance(one, FakeTensor))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_dynamic_rotary_angles_are_the_same_as_those_of_the_uncut_model(name):
+    """They were refused by an error on tensors without data."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    each = dynamic if name == "llama" else {"full_attention": dynamic, "sliding_attention": dynamic}
+    found = check_parity(AutoConfig.for_model(name, rope_parameters=each), "causal-lm")
+    assert found.endswith("gradients differ by 0 at most")
+
+
+@pytest.mark.parametrize(("name", "field"), [("opt", "layerdrop"), ("bart", "decoder_layerdrop")])
+def test_layers_that_are_left_out_at_random_are_refused_by_name(name, field):
+    with pytest.raises(ModelError, match=rf"^{field} must be 0, because each stage runs in each step, got 0\.5;"):
+        take_apart(AutoConfig.for_model(name, **{field: 0.5}), "causal-lm")
 
 
 def test_a_forward_that_hands_on_more_than_the_hidden_state_is_refused(monkeypatch):
