@@ -31,7 +31,7 @@ from thinwire.compress.feedback import (
     Method,
     MixedErrorFeedback,
 )
-from thinwire.compress.rules import require_hashable, try_out
+from thinwire.compress.rules import check_feedback, require_hashable, try_out
 from thinwire.errors import attempt
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find_in
@@ -129,6 +129,8 @@ def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments
     require_hashable(made)
     if isinstance(made, Codec) and not made.reuses_indices:
         try_out(made)
+    elif isinstance(made, Feedback):
+        check_feedback(made)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The rules that every codec keeps: `check` tries all of them on a codec, of Thinwire or of your own.
+"""The rules that codecs and feedback keep: `check` tries all of them on one, of Thinwire or of your own.
 
 Both ends of a boundary trust a codec. The receiver posts a buffer of exactly `nbytes`, both ends write buffers of
 feedback from the decoded payload, and a run can be repeated from its seed. A codec that breaks a rule trains something
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, ContractError, Described, Key, call_method, size_of
+from thinwire.compress.feedback import Feedback, Method
+from thinwire.compress.stores.store import Loan
 from thinwire.errors.calls import first_line
 
 _KEY = Key(seed=1, boundary=0, channel="activations", phase="train", step=2, microbatch=3)
@@ -34,12 +36,13 @@ _LEAST_REACHED = 0.01
 """Of an error bound: less, for the worst element of all tensors, and the bound says nothing."""
 _NEAR = 8
 """Bytes by which a codec may miss the size of its payload, and be told by how many."""
+_MESSAGES = 3
 _TRIAL = ((3, 5, 7), (2, 4, 8))
 """Shapes whose number of elements is odd, and a multiple of 8."""
 
 
-def check(codec: Codec) -> None:
-    """Try every rule of codecs on tensors of many shapes, dtypes and values.
+def check(codec: Method) -> None:
+    """Try every rule of codecs on tensors of many shapes, dtypes and values; of feedback, on the two ends of a slot.
 
     A tensor that the codec refuses by a CodecError is left out, but it must take some of float32. A codec that needs
     the indices of another one (`reuse`) cannot be checked alone.
@@ -48,9 +51,12 @@ def check(codec: Codec) -> None:
         ContractError: with a sentence for each rule that is broken, and the first tensor that showed it.
     """
     given: object = codec
+    if isinstance(given, Feedback):
+        check_feedback(given)
+        return
     if not isinstance(given, Codec):
         made = f"{given.__name__}()" if isinstance(given, type) else "parse(text)"
-        raise ContractError([f"check takes a codec, such as {made}, got {given!r}"])
+        raise ContractError([f"check takes a codec or a feedback rule, such as {made}, got {given!r}"])
     require_hashable(given)
     found = _Findings()
     for sentence in _described(codec):
@@ -75,6 +81,51 @@ def check(codec: Codec) -> None:
         found.add("", f"{codec.name} must keep its error_bound near its errors: {share}")
     if found.sentences:
         raise ContractError(found.sentences)
+
+
+def check_feedback(rule: Feedback) -> None:
+    """Send some messages of one slot, and compare the buffers of both ends.
+
+    Raises:
+        ContractError: with a sentence for each rule that is broken.
+    """
+    require_hashable(rule)
+    broken = dict.fromkeys(sentence for number in range(_MESSAGES) for sentence in _kept_apart(rule, number))
+    if broken:
+        raise ContractError(list(broken))
+
+
+def _kept_apart(rule: Feedback, number: int) -> Iterator[str]:
+    """What is wrong with a rule where a slot holds the buffer `number`, and a message of other numbers comes."""
+    shape = (1, 64)
+    x, before = _gaussian(shape, torch.float32).roll(number + 1), number * _gaussian(shape, torch.float32)
+    loan = Loan(torch.zeros(1, dtype=torch.int64), (before.clone(),))
+    try:
+        payload = torch.zeros(size_of(rule.inner, x.shape, x.dtype), dtype=torch.uint8)
+        message = rule.encode(x.clone(), loan, payload, _KEY)
+        decoded = _decoded(rule.inner, payload, x)
+    except ContractError:
+        raise
+    except CodecError:  # the codec refuses such a tensor, as it may
+        return
+    if not torch.equal(loan.parts[0], before):
+        yield f"{rule.name}'s write_message and encode must leave the buffer as it is"
+    kept, received, in_place = before.clone(), decoded.clone(), decoded.clone()
+    rule.advance(message.clone(), decoded.clone(), kept)
+    rule.receive(received, before.clone())
+    if rule.receiver_keeps and not torch.equal(received, kept):
+        yield (
+            f"{rule.name}'s receive must make of a message what advance makes of the sender's buffer, or the ends part"
+            f"; write both, or set receiver_keeps to False"
+        )
+    if rule.forgets:
+        rule.advance(message.clone(), in_place, in_place)
+        if not torch.equal(in_place, kept):
+            yield f"{rule.name}'s advance must not read the buffer, because forgets is True; set it to False"
+    if rule.encode_at_once(x.clone(), loan, again := torch.zeros_like(payload), _KEY) and not (
+        torch.equal(again, payload) and torch.equal(loan.parts[0], kept)
+    ):
+        yield f"{rule.name}'s encode_at_once must give what encode and advance give"
 
 
 def require_hashable(described: Described) -> None:

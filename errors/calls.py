@@ -42,9 +42,10 @@ def called(function: object) -> str:
 
 
 def first_line(raised: BaseException) -> str:
-    """The class of an exception, and the first line of its message."""
+    """The class of an exception, and the first line of its message, or two where the first is a heading."""
     lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
-    return ": ".join([type(raised).__name__, *lines[:1]])
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return ": ".join(filter(None, [type(raised).__name__, said]))
 
 
 def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:

@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     check_classes(Path(options.place), prepared.data.classes)
     with working(), showing("scoring the held-out samples"):
         table = _table(prepared.recipe.name, _scores(prepared, options.place))
+    prepared.tell_notes()
     if options.json:
         print(dumps(document(table.title, [table]), indent=2))
     else:

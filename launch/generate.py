@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
         assert assembly.generator is not None, "there is a prompt"
         check_base(options.place, wanted.model, (stage.submod for stage in assembly.trainer.stages))
+        prepared.tell_notes()
         assembly.trainer.runner.set_mode(trains=False)
         tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", sampling)
         for piece in _pieces(tokens, prompts):

@@ -63,6 +63,8 @@ False and null are as the first. Other ways to begin, as pissa, take out of the 
 _MATRICES = (".lora_A.default.weight", ".lora_B.default.weight")
 _OF_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Models in which PEFT refuses an `out_proj`: kernels read its weight past the matrices beside it."""
+_READ_PAST = ".dt_proj"
+"""The end of the names of modules whose weights the library's own forwards read so: of mamba, jamba and their kin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,23 @@ class AdaptedWeights:
     def lacking(self, names: Sequence[str]) -> list[str]:
         """As that of `Weights`: without an adapter to start from, the seed gives it."""
         frozen, own = self._divide(names)
+        self._require_targets(own)
         lost = set(self.base.lacking([*frozen.values()]))
         drawn = [name for name, stored in frozen.items() if stored in lost]
         return drawn + (own if self.adapter is None else self.adapter.lacking(own))
+
+    def _require_targets(self, own: Sequence[str]) -> None:
+        """Raise ModelError if the adapter lacks matrices that the recipe wants."""
+        stored = [] if self.adapter is None else [name for name in self.adapter.stored if is_adapter(name)]
+        lacks = sorted({name for name in own if is_adapter(name)} - {*stored}) if self.adapter is not None else []
+        ends = sorted({name.partition(ADAPTER_MARK)[0].rpartition(".")[2] for name in stored})
+        require(
+            (
+                not lacks,
+                f"model.lora.targets must be those of the adapter in {self.adapter and self.adapter.source}, which "
+                f"lacks {first_of(lacks)}; set them to [{', '.join(ends)}]",
+            )
+        )
 
     def unread(self, names: Sequence[str]) -> list[str]:
         """As that of `Weights`. ModelError if the adapter has tensors that the model does not: other targets."""
@@ -245,7 +261,8 @@ def _known_to_peft(linear: Collection[str], model_type: str) -> set[str]:
 
         model: Any = SimpleNamespace(config=SimpleNamespace(model_type=model_type))
         convert_peft_config_for_transformers(config, model=model, conversions=None)
-    return {name for name in config.target_modules if not (model_type in _OF_MAMBA and name.endswith(".out_proj"))}
+    past = (_READ_PAST, ".out_proj") if model_type in _OF_MAMBA else (_READ_PAST,)
+    return {name for name in config.target_modules if not name.endswith(past)}
 
 
 def _targets(
@@ -364,7 +381,7 @@ def check_config(path: Path, options: LoraOptions) -> None:
         config = json.loads(path.read_text(encoding="utf-8"))
         found = {name: config.get(name) or plain[0] for name, plain in _PLAIN.items()}
         rank, alpha = config["r"], config["lora_alpha"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} must be the configuration of an adapter, but it is damaged: {error!r}") from error
     strange = [f"{name} {value}" for name, value in found.items() if value not in _PLAIN[name]]
     require(

@@ -19,7 +19,7 @@ class LoraOptions:
 
     rank: int | None = None
     """The rank of the matrices; null trains the model itself."""
-    alpha: int | None = None
+    alpha: float | None = None
     """The output of the matrices is multiplied by alpha / rank; null means twice the rank."""
     dropout: float = 0.0
     """Share of a module's inputs that are dropped in front of its matrices in training."""
@@ -35,7 +35,7 @@ class LoraOptions:
         others = (self.alpha, self.dropout, self.targets, self.weights) != (None, 0.0, ALL_LINEAR, FRESH)
         require(
             (not given or (self.rank or 0) > 0, f"model.lora.rank must be at least 1, got {self.rank}"),
-            (self.alpha is None or self.alpha > 0, f"model.lora.alpha must be at least 1, got {self.alpha}"),
+            (self.alpha is None or self.alpha > 0, f"model.lora.alpha must be above 0, got {self.alpha}"),
             (0 <= self.dropout < 1, f"model.lora.dropout must lie in 0..1, below 1, got {self.dropout}"),
             (bool(self.targets), "model.lora.targets must name modules, got none"),
             (
@@ -48,10 +48,11 @@ class LoraOptions:
         )
 
     @property
-    def scale(self) -> int:
-        """alpha, given or not."""
+    def scale(self) -> float:
+        """alpha, given or not; a whole number as one."""
         assert self.rank is not None, "asked only of an adapter"
-        return 2 * self.rank if self.alpha is None else self.alpha
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        return int(alpha) if alpha == int(alpha) else alpha
 
 
 def _is_expression(text: str) -> bool:

@@ -7,9 +7,10 @@ for one batch before training: a pretrained model shows at once whether it bears
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
@@ -45,6 +46,8 @@ class Score:
     loss: float
     num_targets: int
     metrics: dict[str, float]
+    losses: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    """Of each micro-batch, summed over its targets."""
 
     def values(self) -> dict[str, float]:
         """All values by name: loss, num_targets, and the metrics."""
@@ -265,8 +268,18 @@ def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable
     # every loss, not their sum: fsum of all does not depend on which replica has which; counts are whole numbers
     told = collectives.everyone_across(trainer.placement, [sums, num_targets, counted])
     total = sum(number for _, number, _ in told)
-    mean_loss = math.fsum(loss for losses, _, _ in told for loss in losses) / max(1, total)
+    losses = tuple(loss for each, _, _ in told for loss in each)
+    mean_loss = math.fsum(losses) / max(1, total)
     observed = [each for _, _, each in told if each is not None]
     if not observed:
         return Score(math.nan, 0, {})
-    return Score(mean_loss, total, trainer.task.metrics(mean_loss, torch.tensor(observed, dtype=torch.float64).sum(0)))
+    metrics = trainer.task.metrics(mean_loss, torch.tensor(observed, dtype=torch.float64).sum(0))
+    return Score(mean_loss, total, metrics, losses)
+
+
+def error_of_difference(scores: Mapping[Compression, Score]) -> float | None:
+    """The standard error, over the held-out text, of the difference of two losses; None of fewer than two pieces."""
+    pieces = [off - on for on, off in zip(scores["on"].losses, scores["off"].losses, strict=True)]
+    if len(pieces) < 2 or not all(map(math.isfinite, pieces)):
+        return None
+    return statistics.stdev(pieces) * math.sqrt(len(pieces)) / max(1, scores["on"].num_targets)

@@ -51,6 +51,9 @@ from thinwire.pipeline.frames import CHANNELS
 
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
+ENOUGH = 1000
+"""The targets that a verdict needs, and the errors of the difference that it must be larger than."""
+ERRORS = 2
 
 
 def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
@@ -98,7 +101,10 @@ def merged(run: SavedRun, dtype: str | None = None) -> SavedRun:
     for name, tensor in whole.saved_state().items():
         tensor.detach().copy_(run.weights[name])
     recipe = replace(run.recipe, model=replace(wide, lora=LoraOptions()))
-    return replace(run, recipe=recipe, weights=merged_state(whole, getattr(torch, dtype or run.facts.dtype)))
+    scored = "" if options.dtype == "fp32" else f"an adapter beside weights in {options.dtype}"
+    return replace(
+        run, recipe=recipe, scored=scored, weights=merged_state(whole, getattr(torch, dtype or run.facts.dtype))
+    )
 
 
 def _check_adapter(run: SavedRun) -> None:
@@ -128,8 +134,12 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
     ]
+    scored = run.scored
     if any(_rounds(tensor, dtypes[name]) for name, tensor in kept.items()):
         notes.append(f"the weights are rounded to {chosen}; --dtype float32 keeps all their digits")
+        scored = scored or "the weights before they were rounded"
+    if run.held_out and scored:
+        notes.append(f"the held-out scores in README.md are of {scored}; `thinwire eval` scores the export as it is")
     return [*notes, *_of_another_tokenizer(folder)]
 
 
@@ -168,6 +178,11 @@ def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     if run.facts.ends and (run.folder / "model" / GENERATION).is_file():
         ends = read_object(run.folder / "model" / GENERATION)["eos_token_id"]
         notes.append(f"{base} does not name all tokens that end an answer: generate with eos_token_id={ends}")
+    if run.facts.inside:
+        notes.append(
+            f"the adapter is of the text model in {run.facts.inside}, as AutoModelForCausalLM loads it: who serves the "
+            f"whole finds none of its names, so export with --merged for that"
+        )
     if changed := run.recipe.model.config:
         notes.append(
             f"PEFT knows nothing of model.config: load the adapter with {', '.join(changed)} as README.md does"
@@ -254,7 +269,7 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
             ],
         ).markdown,
         "## Compression at inference",
-        _verdict(scores),
+        _verdict(run),
         scores_of("Held-out scores", "held out", by_mode).markdown if scores else "",
         "`thinwire eval` with this folder measures both again. The export does not hold the buffers of feedback. They "
         "start empty, so the first evaluation with AQ-SGD or EF21 differs from the evaluations of the run.",
@@ -262,15 +277,23 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _verdict(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+def _verdict(run: SavedRun) -> str:
     """Whether inference needs the codec, in a sentence."""
+    scores: Mapping[str, Mapping[str, float | None]] = run.held_out
     if not scores:
         return "The run did not score these weights, so it is not known whether inference needs the codec."
     on, off = scores["on"]["loss"], scores["off"]["loss"]
     if on is None or off is None:
         return "The training diverged: the held-out loss is NaN. Lower the learning rate, and train again."
     change = f"the held-out loss is {on:.4f} with compression and {off:.4f} without"
-    if off > on * (1 + NEEDS_CODEC):
+    if run.error is not None:
+        change += f", and the error of the difference over this text {run.error:.4f}"
+    if (targets := scores["on"]["num_targets"] or 0) < ENOUGH:
+        return (
+            f"Whether inference needs the codec is not known from {targets:,.0f} targets: {change}. Score {ENOUGH:,} "
+            f"or more, with a larger data.held_out or with data.evaluation."
+        )
+    if off - on > max(NEEDS_CODEC * on, ERRORS * (run.error or 0), run.gap):
         return (
             f"Inference needs the codec: {change}. The library alone does not compress, so cut the model as in "
             "training, and put the codec above at each boundary."

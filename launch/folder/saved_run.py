@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from thinwire.compress.stores.marks import stray
+from thinwire.errors.files import read_object
 from thinwire.errors.imports import is_path
 from thinwire.launch.folder.model_files import ModelFacts, read_facts
 from thinwire.launch.folder.weights import find_checkpoint
@@ -36,6 +38,12 @@ class SavedRun:
     """The held-out scores after these steps, by compression; empty where the run was not evaluated then."""
     base: frozenset[str]
     """A line for each frozen weight beside an adapter, as those of a digest; empty without an adapter."""
+    error: float | None = None
+    """The error of the difference of the two losses over the held-out text, if it is known."""
+    gap: float = 0.0
+    """How much higher the loss was without compression before training, on one batch; 0 if it is not known."""
+    scored: str = ""
+    """What the run scored, where the weights are others by now."""
 
 
 def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
@@ -78,7 +86,16 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         read_facts(saved.run / "model"),
         saved.held_out,
         saved.base,
+        saved.error,
+        _gap_before(saved.run),
     )
+
+
+def _gap_before(run: Path) -> float:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no summary, an old one, or a damaged one
+        look = read_object(run / "summary.json")["look"]
+        return float(look["off"]["loss"] - look["on"]["loss"])
+    return 0.0
 
 
 def check_base(place: str, model: ModelOptions, stages: Iterable[Module]) -> None:

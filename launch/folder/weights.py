@@ -104,11 +104,21 @@ class SavedCheckpoint:
     def held_out(self) -> dict[str, Any]:
         """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
         with as_written(self.run / "evaluations.jsonl", OptionsError):
-            lines = read_lines(self.run / "evaluations.jsonl")
-            found: dict[str, Any] = next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
-            scores = {name: scores for name, scores in found.items() if name != "step"}
+            scores = {name: scores for name, scores in self._evaluation.items() if name in ("on", "off")}
             _check_scores(scores)
         return scores
+
+    @property
+    def error(self) -> float | None:
+        """The error of the difference of these two losses over the text, if it is known."""
+        with as_written(self.run / "evaluations.jsonl", OptionsError):
+            found = self._evaluation.get("error")
+            return None if found is None else float(found)
+
+    @property
+    def _evaluation(self) -> dict[str, Any]:
+        lines = read_lines(self.run / "evaluations.jsonl")
+        return next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
 
     def weights(self) -> dict[str, Tensor]:
         """The weights of all stages, named as in the unsplit model. All replicas hold the same."""

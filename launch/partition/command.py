@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     prepared = prepare(wanted)
     with showing("timing the layers"):
         found = examine(prepared, options)
+    prepared.tell_notes()
     if options.json:
         measured = {} if found.measured is None else {"measured": found.measured.to_json()}
         title = f"partition of {prepared.recipe.name}"

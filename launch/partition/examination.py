@@ -6,7 +6,6 @@ The costs are measured here, or were measured on other machines: `thinwire parti
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thinwire.errors.files import read_object
 from thinwire.launch.plan.memory import numbers_of_a_parameter
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.shared.links import parse_bandwidth
@@ -256,12 +256,12 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
 
 def _read(path: str) -> MeasuredMachine:
     try:
-        found = json.loads(Path(path).read_text())["measured"]
+        found = read_object(Path(path))["measured"]
         costs = tuple(LayerCost(**cost) for cost in found["costs"])
         if not costs or any(type(cost.activation_bytes) is not int or not cost.compute >= 0 for cost in costs):
             raise ValueError("costs that were not measured")
         return MeasuredMachine(path, str(found["device"]), costs, int(found["process_bytes"]))
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise OptionsError(f"--measured {path} must be the output of `thinwire partition RECIPE --json`") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -37,6 +38,11 @@ class Prepared:
     """The output of each stage for a micro-batch, as meta tensors."""
     prompts: Prompts | None = None
     """What is answered at each evaluation; None without prompts."""
+
+    def tell_notes(self) -> None:
+        """Print on stderr what reading the data and the model has shown, as a run does at its start."""
+        for note in self.data.notes:
+            print(note, file=sys.stderr)
 
     @cached_property
     def steps_per_epoch(self) -> int:

@@ -55,6 +55,7 @@ def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tup
         layers=len(prepared.blueprint.layers),
         steps=prepared.recipe.training.steps,
     )
+    prepared.tell_notes()
     if given is not None:
         return workload
     with threads(recipe.training.threads), showing("timing the stages and codecs"):

@@ -22,7 +22,7 @@ from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.log_file import LogFile, keep_lines
 from thinwire.launch.shared.strict_json import dumps, with_nan
-from thinwire.pipeline.evaluation import Compression, Score
+from thinwire.pipeline.evaluation import Compression, Score, error_of_difference
 from thinwire.pipeline.replicas.step_exchanges import StageExchanged
 from thinwire.pipeline.training.trainer import StepRecord
 
@@ -187,7 +187,7 @@ class MetricsLog:
         """Log an evaluation after `step` steps."""
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
-        self._logs["evaluations"].add(_line({"step": step} | values))
+        self._logs["evaluations"].add(_line({"step": step} | values | {"error": error_of_difference(scores)}))
         self._add(step, _of_curves(scores))
 
     def answer(self, step: int, prompt: str, answers: Mapping[Compression, str]) -> None:

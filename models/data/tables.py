@@ -419,7 +419,10 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
         raise ModelError(f"{rule}, got {part.name!r}: {reason}") from error
     wanted = split_of(part, splits)
     table: Dataset = splits[wanted]
-    some = next(iter(table.take(1)), None) if part.streamed else len(table) > 0
+    try:
+        some = next(iter(table.take(1)), None) if part.streamed else len(table) > 0
+    except Exception as error:  # of the readers of every format
+        raise ModelError(f"{rule}, got {part.name!r}: {first_line(error.__cause__ or error)}") from error
     require((bool(some), f"split {wanted!r} of {part.name} must have at least one row, got none"))
     return table
 

@@ -35,7 +35,13 @@ from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
-from thinwire.pipeline.processes.transport import GroupEnd, MemoryEnd, ProcessGroupReceiver, ProcessGroupSender
+from thinwire.pipeline.processes.transport import (
+    GroupEnd,
+    MemoryEnd,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    reaching,
+)
 from thinwire.pipeline.wire.backends import group_arguments
 from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender, capacity_of, same_clock
 from thinwire.pipeline.wire.channel import Channel
@@ -150,12 +156,13 @@ class Wire:
         self._silent: list[WireStage] = []
         self._pipeline, self._in_use = group or dist.group.WORLD, False
         ranks = dist.get_process_group_ranks(self._pipeline)
-        created = dist.new_group(
-            ranks,
-            timeout=self._timeout,
-            use_local_synchronization=True,
-            **group_arguments(self.options, len(ranks), dist.group.WORLD),
-        )
+        with reaching(f"process {dist.get_rank()} was connecting to the others of its pipeline"):
+            created = dist.new_group(
+                ranks,
+                timeout=self._timeout,
+                use_local_synchronization=True,
+                **group_arguments(self.options, len(ranks), dist.group.WORLD),
+            )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
         self.handshake = Handshake(created, self._timeout)

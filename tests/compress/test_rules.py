@@ -3,9 +3,12 @@
 import re
 
 import pytest
+import torch
 
 from support.own_code import add_module
 from thinwire.compress import CodecError, ContractError, check, parse
+from thinwire.compress.codecs.quantize import Quantize
+from thinwire.compress.feedback import DifferenceFeedback, ErrorFeedback
 
 KEEPS = ["none", "fp16", "bf16", "fp8", "q(1)", "q(4)", 'q(3, scale="minmax", per="channel")', "q(4, group=5)"]
 KEEPS += ['q(4, round="stochastic")']
@@ -246,3 +249,58 @@ def test_an_argument_that_is_a_list_is_one_sentence(own):
 def test_a_codec_may_refuse_a_shape(own):
     own("    def nbytes(self, shape, dtype):\n        raise CodecError('only images')")
     assert str(parse("own_rules.Own")) == "own_rules.Own"
+
+
+RULES = ["ef(q(4))", "ef(topk(0.1), decay=0.95)", "efmixed(topk(0.1))", "ef21(q(2))", "aqsgd(q(4))", "ef(fp16)"]
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_every_rule_of_feedback_is_kept(text):
+    check(parse(text))
+
+
+class Half(DifferenceFeedback):
+    name = "half"
+
+    def advance(self, message, decoded, buffer):
+        buffer.add_(decoded, alpha=0.5)
+
+
+class Both(Half):
+    name = "both"
+
+    def receive(self, decoded, buffer):
+        decoded.mul_(0.5).add_(buffer)
+
+
+class Reading(ErrorFeedback):
+    name = "reading"
+    forgets = True
+
+    def advance(self, message, decoded, buffer):
+        torch.sub(message + buffer, decoded, out=buffer)
+
+
+class Writing(ErrorFeedback):
+    name = "writing"
+
+    def write_message(self, x, buffer, out):
+        torch.add(x, buffer.add_(1), out=out)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Half, "half's receive must make of a message what advance makes of the sender's buffer, or the ends part"),
+        (Reading, "reading's advance must not read the buffer, because forgets is True; set it to False"),
+        (Writing, "writing's write_message and encode must leave the buffer as it is"),
+        (Both, None),
+    ],
+)
+def test_a_rule_whose_ends_part_is_told(made, said):
+    """A rule with an advance of its own alone trained with other buffers at the two ends, and nobody said so."""
+    if said is None:
+        check(made(Quantize(4)))
+        return
+    with pytest.raises(ContractError, match=re.escape(said)):
+        check(made(Quantize(4)))

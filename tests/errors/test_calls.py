@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from thinwire.errors import ThinwireError
-from thinwire.errors.calls import call, called
+from thinwire.errors.calls import call, called, first_line
 
 
 def divide(a, b):
@@ -53,3 +53,11 @@ def test_a_function_without_a_signature_is_told_too():
 
 def test_functions_are_called_by_their_path():
     assert called(divide) == called(partial(divide, 3)) == f"{__name__}.divide"
+
+
+def test_a_heading_brings_the_line_below_it():
+    """A configuration's error says what is wrong in its second line."""
+    assert first_line(ValueError("Validation error for layer_types:\n    it has 3 entries\nmore")) == (
+        "ValueError: Validation error for layer_types: it has 3 entries"
+    )
+    assert (first_line(ValueError("one\ntwo")), first_line(KeyError())) == ("ValueError: one", "KeyError")

@@ -43,6 +43,16 @@ def test_any_recipe_is_scored_as_it_stands(here, capsys):
 
 
 @pytest.mark.slow
+def test_what_reading_has_shown_is_said_as_a_run_says_it(here, capsys):
+    """Only train said it: a stray weight, another tokenizer, fewer layers than the file has."""
+    notes = "a tiny copy of gpt2 computes the same, cut after every block and uncut"
+    for given in (["eval", "tiny.yaml"], ["partition", "tiny.yaml"], ["generate", "tiny.yaml", "--prompt", "a"]):
+        assert cli.main(given) == 0
+        told = capsys.readouterr()
+        assert notes in told.err and notes not in told.out, given
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compression.store_folder", "here"], ["--compression.store_folder", "no"]])
 def test_nothing_is_written_not_even_by_stores_on_disk(here, options):
     (here / "here").mkdir()

@@ -86,10 +86,16 @@ def refused(capsys, *arguments):
     return said.err
 
 
-def rewrite_scores(run, **losses):
+def rewrite_scores(run, *, error=None, targets=1000, gap=None, **losses):
     [told] = map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())
+    assert told["error"] > 0 and told["on"]["num_targets"] < 1000
+    told["error"] = error
     for mode, loss in losses.items():
-        told[mode]["loss"] = loss
+        told[mode] |= {"loss": loss, "num_targets": targets}
+    if gap is not None:
+        said = json.loads((run / "summary.json").read_text())
+        said["look"] = {"on": {"loss": 4.0}, "off": {"loss": 4.0 + gap}}
+        (run / "summary.json").write_text(json.dumps(said))
     (run / "evaluations.jsonl").write_text(json.dumps(told) + "\n")
 
 
@@ -109,6 +115,30 @@ def test_the_readme_says_whether_inference_needs_the_codec(copied, tmp_path, los
     assert verdict in said
     assert f"| compression off | {'NaN' if losses['off'] is None else format(losses['off'], '.4f')} |" in said
     assert "| 0 | activations | `q(2)` |" in said and "| 0 | gradients | `q(8)` |" in said
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict"),
+    [
+        ({"targets": 116}, "Whether inference needs the codec is not known from 116 targets: the held-out loss is 3.0"),
+        ({"error": 0.06}, "does not need the codec: the held-out loss is 3.0000 with compression and 3.1000 without, "),
+        ({"error": 0.06}, "and the error of the difference over this text 0.0600."),
+        ({"error": 0.04}, "Inference needs the codec: "),
+        ({"gap": 0.2}, "Inference does not need the codec: "),
+        ({"gap": 0.05}, "Inference needs the codec: "),
+    ],
+)
+def test_a_verdict_needs_text_and_a_gap_that_training_made(copied, tmp_path, known, verdict):
+    """It rested on 1 % of a loss over 116 tokens, where the untouched model had a larger gap."""
+    rewrite_scores(copied, on=3.0, off=3.1, **known)
+    assert verdict in (export(copied, tmp_path / "export") / "README.md").read_text()
+
+
+def test_scores_of_other_weights_are_said_to_be(copied, tmp_path, capsys):
+    assert cli.main(["export", str(copied), "--to", str(tmp_path / "narrow"), "--dtype", "bfloat16"]) == 0
+    said = "the held-out scores in README.md are of the weights before they were rounded; `thinwire eval` scores the"
+    assert said in capsys.readouterr().out and said in (tmp_path / "narrow" / "README.md").read_text()
+    assert "scores in README.md" not in (export(copied, tmp_path / "as it is") / "README.md").read_text()
 
 
 def test_an_export_carries_the_boundary_settings(copied, tmp_path):

@@ -225,7 +225,9 @@ def test_an_adapter_is_loaded_beside_the_model_that_the_recipe_changed(folder, t
     run = simulate("lora.yaml", tmp_path / "run", *options)
     capsys.readouterr()
     adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))
-    assert f"load the adapter with {', '.join(CHANGED[name])} as README.md does" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"load the adapter with {', '.join(CHANGED[name])} as README.md does" in said
+    assert ("the adapter is of the text model in qwen3_5, as AutoModel" in said) == (name == "qwen3_5")
     assert cli.main(["export", str(run), "--to", str(tmp_path / "merged"), "--merged"]) == 0
     merged, ids = loaded_as_its_readme_says(tmp_path / "merged"), torch.arange(40, 56)[None]
     torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)

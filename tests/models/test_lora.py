@@ -35,7 +35,7 @@ TARGETS = {
     "mixtral": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "gpt_oss": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "falcon": {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"},  # had none: a Linear with its own forward
-    "mamba": {"in_proj", "x_proj", "dt_proj"},  # PEFT refused an adapter with out_proj
+    "mamba": {"in_proj", "x_proj"},  # out_proj and dt_proj are read past their adapters
     # PEFT took gate_proj, up_proj and down_proj of shared experts for the experts', and left out what had trained
     "deepseek_v3": {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
 }
@@ -335,9 +335,28 @@ def test_a_plain_lora_may_begin_in_several_ways(tmp_path, fields):
     check_config(tmp_path / CONFIG_FILE, LoraOptions(rank=3))
 
 
+def test_alpha_may_be_any_number_and_a_file_may_be_nested_deep(tmp_path):
+    path = tmp_path / CONFIG_FILE
+    path.write_text(json.dumps({"r": 3, "lora_alpha": 6.5}))
+    check_config(path, LoraOptions(rank=3, alpha=6.5))
+    path.write_text('{"r":' + "[" * 100_000)
+    with pytest.raises(ModelError, match="must be the configuration of an adapter, but it is damaged: RecursionError"):
+        check_config(path, LoraOptions(rank=3))
+
+
+def test_an_adapter_of_other_targets_is_said_to_be_one(folder, tmp_path):
+    """It was said to hold not every weight of the model."""
+    stages = split(adapted(folder, "llama", targets=["q_proj", "v_proj"]))
+    save_file(for_peft(saved(stages)), tmp_path / WEIGHTS_FILE)
+    model = adapted(folder, "llama", targets=["q_proj", "o_proj"], weights=str(tmp_path))
+    said = rf"model.lora.targets must be those of the adapter in {tmp_path}, which lacks .*o_proj.*; set them to "
+    with pytest.raises(ModelError, match=said + r"\[q_proj, v_proj\]$"):
+        check_weights(model)
+
+
 MISTAKES = {
     "model.lora.rank must be at least 1, got 0": {"rank": 0},
-    "model.lora.alpha must be at least 1, got 0": {"alpha": 0},
+    "model.lora.alpha must be above 0, got 0": {"alpha": 0},
     "model.lora.dropout must lie in 0..1, below 1, got 1": {"dropout": 1},
     "model.lora.targets must name modules, got none": {"targets": []},
     "model.lora needs a rank, such as model.lora.rank 16": {"rank": None, "dropout": 0.1},
@@ -358,7 +377,9 @@ def test_mistakes_are_one_sentence(folder, said):
     assert len(caught.value.mistakes) == 1
 
 
-@pytest.mark.parametrize(("name", "target"), [("mamba", "out_proj"), ("deepseek_v3", "down_proj")])
+@pytest.mark.parametrize(
+    ("name", "target"), [("mamba", "out_proj"), ("mamba", "dt_proj"), ("deepseek_v3", "down_proj")]
+)
 def test_targets_that_peft_does_not_adapt_are_refused(folder, name, target):
     with pytest.raises(ModelError, match=rf"must name linear modules that PEFT adapts, got \S+\.{target}"):
         adapted(folder, name, targets=[target])

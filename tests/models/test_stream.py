@@ -139,3 +139,11 @@ def test_what_cannot_be_streamed_is_told(options, told, tmp_path):
     name = folder(tmp_path) if options else "pydoc"
     with pytest.raises(ModelError, match=told):
         load(DataOptions(**{"name": name, "stream": 1, "limit": 9, **STREAM, **options}))
+
+
+def test_a_first_row_that_cannot_be_read_is_a_sentence(tmp_path):
+    """It was a traceback."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "0.jsonl").write_text('{"text": "one"\n{"text": \n')
+    with pytest.raises(ModelError, match=r"got '.*files': .+"):
+        load(DataOptions(name=str(tmp_path / "files"), stream=1, limit=25, **STREAM))
