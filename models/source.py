@@ -135,8 +135,8 @@ def _check_fits(model: Blueprint, use: Use) -> None:
     """Raise ModelError, with a sentence for each, if data have more tokens or longer samples than a model reads."""
     tokens, readable = use.vocab_size or 0, model.vocab_size
     length, longest = use.block_size or 0, model.max_positions
-    larger = "enlarge the model by resize_token_embeddings of transformers and save it, or set weights: fresh"
-    wider = ", or raise vocab_size in config" if model.checkpoint is None else f", or {larger}"
+    larger = "set weights: fresh, or enlarge the model with resize_token_embeddings of transformers and save it"
+    wider = f", or {'raise vocab_size in config' if model.checkpoint is None else larger}"
     require(
         (
             readable is None or tokens <= readable,

@@ -75,7 +75,8 @@ def require_expected(coming: Pass, stage: int, *, trains: bool, samples: int) ->
             raise PipelineError(f"{name} must be int64 [samples], got {given.dtype} {list(given.shape)}")
         if len(given) != samples:
             raise PipelineError(
-                f"{name} must {does} each of the {samples} samples of a pass, got {len(given)} on stage {stage}"
+                f"{name} must {does} each of the {samples} samples of a pass, got {len(given)} on stage {stage}; the "
+                f"first dimension of the first tensor that a stage gets is taken for that of the samples"
             )
         if name == "lengths" and bool((given < 0).any()):
             raise PipelineError(f"lengths must be at least 0, got {int(given.min())} on stage {stage}")

@@ -85,7 +85,7 @@ def test_a_classifier_that_looks_for_the_padding_is_known():
 def test_pretrained_weights_are_not_widened(monkeypatch):
     made = replace(apart("gpt2"), checkpoint=object())
     monkeypatch.setattr(LibrarySource, "_layers", lambda self, use: made)
-    with pytest.raises(ModelError, match="take the model's own tokenizer, or set weights: fresh"):
+    with pytest.raises(ModelError, match="or set weights: fresh, or enlarge the model with resize_token"):
         find_model(options("gpt2")).blueprint(Use(task="causal-lm", vocab_size=62, block_size=4))
 
 
