@@ -129,7 +129,7 @@ def _made(described: type[Codec] | type[Feedback], bound: inspect.BoundArguments
     require_hashable(made)
     if isinstance(made, Codec) and not made.reuses_indices:
         try_out(made)
-    elif isinstance(made, Feedback):
+    elif isinstance(made, Feedback) and described not in FEEDBACK.values():
         check_feedback(made)
     return made
 
