@@ -41,7 +41,7 @@ _TRIAL = ((3, 5, 7), (2, 4, 8))
 """Shapes whose number of elements is odd, and a multiple of 8."""
 
 
-def check(codec: Method) -> None:
+def check(method: Method) -> None:
     """Try every rule of codecs on tensors of many shapes, dtypes and values; of feedback, on the two ends of a slot.
 
     A tensor that the codec refuses by a CodecError is left out, but it must take some of float32. A codec that needs
@@ -50,14 +50,15 @@ def check(codec: Method) -> None:
     Raises:
         ContractError: with a sentence for each rule that is broken, and the first tensor that showed it.
     """
-    given: object = codec
+    given: object = method
     if isinstance(given, Feedback):
         check_feedback(given)
         return
     if not isinstance(given, Codec):
         made = f"{given.__name__}()" if isinstance(given, type) else "parse(text)"
         raise ContractError([f"check takes a codec or a feedback rule, such as {made}, got {given!r}"])
-    require_hashable(given)
+    codec = given
+    require_hashable(codec)
     found = _Findings()
     for sentence in _described(codec):
         found.add(sentence, sentence)

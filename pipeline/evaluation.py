@@ -268,13 +268,13 @@ def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable
     # every loss, not their sum: fsum of all does not depend on which replica has which; counts are whole numbers
     told = collectives.everyone_across(trainer.placement, [sums, num_targets, counted])
     total = sum(number for _, number, _ in told)
-    losses = tuple(loss for each, _, _ in told for loss in each)
-    mean_loss = math.fsum(losses) / max(1, total)
+    pieces = tuple(loss for losses, _, _ in told for loss in losses)
+    mean_loss = math.fsum(pieces) / max(1, total)
     observed = [each for _, _, each in told if each is not None]
     if not observed:
         return Score(math.nan, 0, {})
     metrics = trainer.task.metrics(mean_loss, torch.tensor(observed, dtype=torch.float64).sum(0))
-    return Score(mean_loss, total, metrics, losses)
+    return Score(mean_loss, total, metrics, pieces)
 
 
 def error_of_difference(scores: Mapping[Compression, Score]) -> float | None:
