@@ -134,6 +134,7 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
     """
     from thinwire.launch.plan.places import real_placement
     from thinwire.pipeline.devices.transports import carrying, placed
+    from thinwire.pipeline.processes.backends import TRANSPORTS
 
     size = wanted.pipeline.num_processes
     found = placed(wanted.num_processes, gpus, wanted.training.device)
@@ -148,7 +149,7 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
         except OptionsError as error:
             why, refused = str(error), True
         rows.append([low, found[low].words, high, found[high].words, by, why])
-    by = "zmq" if wanted.wire.transport == "zmq" else "gloo"
+    by = TRANSPORTS[wanted.wire.transport].backend
     for low, high in sorted(where[0].counterparts):
         rows.append([low, found[low].words, high, found[high].words, by, "replicas exchange from the host's memory"])
     columns = ["process", "computes on", "and process", "computes on", "frames over", "why"]

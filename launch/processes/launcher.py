@@ -17,7 +17,7 @@ from thinwire.launch.processes.worker import work
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 from thinwire.launch.shared.progress import show
-from thinwire.pipeline.wire.backends import fresh_keys
+from thinwire.pipeline.processes.backends import fresh_keys
 
 
 def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[int]) -> None:

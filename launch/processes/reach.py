@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 def check_reach(wanted: Recipe) -> None:
     """Raise OptionsError if the file of keys or an interface cannot be used."""
     from thinwire.launch.shared.interfaces import check_interface
-    from thinwire.pipeline.wire.backends import check_keys
+    from thinwire.pipeline.processes.backends import TRANSPORTS, check_keys
 
-    # zmq takes addresses, too, and says so itself
-    if wanted.wire.transport != "zmq" or wanted.num_processes == 1:
+    if wanted.num_processes == 1 or not TRANSPORTS[wanted.wire.transport].reads_interface:
         check_interface()
     check_keys(wanted.wire)
 

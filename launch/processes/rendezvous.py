@@ -16,8 +16,8 @@ from thinwire.launch.shared import variables
 from thinwire.launch.shared.rank import is_spread
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes.backends import TRANSPORTS, group_arguments
 from thinwire.pipeline.processes.transport import reaching
-from thinwire.pipeline.wire.backends import group_arguments
 
 _POLL = 0.02
 
@@ -37,7 +37,8 @@ def join(prepared: Prepared, rank: int) -> None:
     advice += "only the stages may reach the ports of a run"
     file, wire = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
-    if several_hosts and wire.transport == "zmq" and not os.environ.get("GLOO_SOCKET_IFNAME"):
+    names_one = TRANSPORTS[wire.transport].reads_interface
+    if several_hosts and names_one and not os.environ.get("GLOO_SOCKET_IFNAME"):
         raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
     group = group_arguments(wire, found)
     try:

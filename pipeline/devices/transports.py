@@ -6,14 +6,12 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from thinwire.pipeline.devices.device import DeviceName
 from thinwire.pipeline.errors import OptionsError
-
-Carrying = Literal["gloo", "nccl", "zmq"]
+from thinwire.pipeline.processes.backends import TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,19 @@ class Location:
         return self.gpu or f"CPU of {self.host}"
 
 
-def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) -> tuple[Carrying, str]:
+def carrying(wanted: str, pair: tuple[int, int], locations: Sequence[Location]) -> tuple[str, str]:
     """The transport of two processes, and why.
 
     Args:
-        wanted: auto, gloo, nccl or zmq.
+        wanted: that of `wire.transport`.
         pair: the two processes.
         locations: where each process computes.
 
     Raises:
         OptionsError: nccl is wanted, and cannot be.
     """
-    if wanted in ("gloo", "zmq"):
-        return ("gloo" if wanted == "gloo" else "zmq"), "as wished"
+    if not TRANSPORTS[wanted].over_gpus:
+        return wanted, "as wished"
     one, other = (locations[process] for process in pair)
     on_cpu = [process for process in pair if locations[process].gpu is None]
     shared = one.gpu is not None and one == other

@@ -8,13 +8,14 @@ from typing import Literal
 
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import beyond
+from thinwire.pipeline.processes.backends import TRANSPORTS, TransportName, names_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class WireOptions:
     """How frames are sent and checked."""
 
-    transport: Literal["gloo", "zmq", "nccl", "auto"] = "gloo"
+    transport: TransportName = "gloo"
     """What carries messages between processes: gloo, which is part of torch, for private networks; zmq, which encrypts
     messages, admits only processes with the keys, and repairs broken connections; nccl, which carries frames from GPU
     to GPU, and was run on one GPU only; or auto: nccl between two GPUs of a host, else gloo."""
@@ -42,12 +43,11 @@ class WireOptions:
             for name, value, least in (("timeout", self.timeout, 0.01), ("heartbeat", self.heartbeat, 1))
             if not least <= value <= 1e6
         ]
-        if not 1 <= self.connections <= 64:
-            mistakes.append(f"wire.connections must be from 1 to 64, got {self.connections}")
-        elif self.connections > 1 and self.transport != "zmq":
+        most, several = TRANSPORTS[self.transport].connections, names_of(lambda transport: transport.connections > 1)
+        if not 1 <= self.connections <= most:
             mistakes.append(
-                f"wire.connections must be 1 for wire.transport {self.transport}, got {self.connections}; zmq may have "
-                f"several"
+                f"wire.connections must be {f'from 1 to {most}' if most > 1 else 1} for wire.transport "
+                f"{self.transport}, got {self.connections}; {several} may have several"
             )
         if mistakes:
             raise OptionsError(mistakes)

@@ -13,6 +13,7 @@ from thinwire.pipeline.options.overrides import check_overrides
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions
 from thinwire.pipeline.options.training import OptimizerOptions, TrainingOptions
+from thinwire.pipeline.processes.backends import TRANSPORTS, names_of
 
 
 def of_computing(
@@ -91,11 +92,12 @@ def _of_narrow_weights(
 
 def of_keys(wire: WireOptions) -> list[str]:
     """A sentence if there are keys for messages that nothing encrypts."""
-    if wire.keys is None or wire.transport == "zmq":
+    if wire.keys is None or TRANSPORTS[wire.transport].encrypts:
         return []
+    encrypting = names_of(lambda transport: transport.encrypts)
     return [
-        f"wire.keys needs wire.transport zmq, because {wire.transport} encrypts nothing, got {wire.keys}; set "
-        f"wire.transport to zmq, or drop the keys"
+        f"wire.keys needs wire.transport {encrypting}, because {wire.transport} encrypts nothing, got {wire.keys}; set "
+        f"wire.transport to {encrypting}, or drop the keys"
     ]
 
 

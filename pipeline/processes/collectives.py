@@ -32,6 +32,7 @@ from torch import Tensor
 
 from thinwire.errors.words import numbered, were
 from thinwire.pipeline.errors import MismatchError, WireError
+from thinwire.pipeline.processes.backends import arguments_beside
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.processes.transport import ProcessGroupReceiver, ProcessGroupSender, reaching
 
@@ -405,8 +406,6 @@ def another_across(where: Placement, timeout: timedelta) -> dist.ProcessGroup | 
 
 
 def _new_group(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-    # over ZeroMQ, the new group shares the connections of the default one
-    beside = {"backend": "zmq", "pg_options": dist.group.WORLD} if dist.get_backend() == "zmq" else {"backend": "gloo"}
-    created = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True, **beside)
+    created = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True, **arguments_beside())
     assert isinstance(created, dist.ProcessGroup), "this process is a member"
     return created

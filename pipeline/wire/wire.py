@@ -35,6 +35,7 @@ from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
+from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.transport import (
     GroupEnd,
     MemoryEnd,
@@ -42,7 +43,6 @@ from thinwire.pipeline.processes.transport import (
     ProcessGroupSender,
     reaching,
 )
-from thinwire.pipeline.wire.backends import group_arguments
 from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender, capacity_of, same_clock
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.handshake import Handshake
@@ -161,7 +161,7 @@ class Wire:
                 ranks,
                 timeout=self._timeout,
                 use_local_synchronization=True,
-                **group_arguments(self.options, len(ranks), dist.group.WORLD),
+                **group_arguments(self.options, len(ranks), beside=True),
             )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created

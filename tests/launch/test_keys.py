@@ -10,8 +10,8 @@ pytest.importorskip("zmq", reason="needs pyzmq")
 from thinwire.launch import cli
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import WireOptions
+from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.zeromq.keys import Keys
-from thinwire.pipeline.wire.backends import group_arguments
 
 
 def test_it_makes_a_file_of_keys(tmp_path, capsys):

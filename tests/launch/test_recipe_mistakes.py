@@ -190,7 +190,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--codec", "q(4)/zip"], "compression.gradients: unknown codec 'zip'"),
         (["quickstart", "--training.steps", "-1"], "training.steps must be at least 0, got -1"),
         (["quickstart", "--save-every", "-3"], "save_every must not be negative, got -3"),
-        (["quickstart", "--wire.connections", "4"], "wire.connections must be 1 for wire.transport gloo, got 4"),
+        (["quickstart", "--wire.connections", "4"], "wire.connections must be 1 for wire.transport gloo, got 4; zmq"),
         (["quickstart", "--wire.keys", "k"], "wire.keys needs wire.transport zmq, because gloo encrypts nothing"),
         (["quickstart", "--training.evaluate_every", "9"], 'evaluate_every must be like "20 epochs" or "500 steps"'),
         (["quickstart", "--data.block_size", "0"], "data.block_size must be at least 1, got 0"),

@@ -148,6 +148,7 @@ def _rows_of(path: Path | None) -> Sequence[Any]:
 def _check(wanted: Recipe, codecs: Sequence[str] | None, between: Sequence[str] | None) -> None:
     """Raise OptionsError that names every option that does not fit a bench."""
     from thinwire.pipeline.devices.device import CPU, choose
+    from thinwire.pipeline.processes.backends import TRANSPORTS, names_of
 
     _check_between(between or ())
     several = {replica: each.pipeline.accumulation for replica, each in wanted.replicas.overrides.items()}
@@ -165,8 +166,9 @@ def _check(wanted: Recipe, codecs: Sequence[str] | None, between: Sequence[str] 
             "a bench needs links: pipeline.num_stages and replicas.count must give at least 2 processes, got 1",
         ),
         (
-            wanted.wire.transport in ("gloo", "zmq") or choose(wanted.training.device) == CPU,
-            f"a bench measures frames that cross its links; set wire.transport to gloo or zmq, got "
+            not TRANSPORTS[wanted.wire.transport].over_gpus or choose(wanted.training.device) == CPU,
+            f"a bench measures frames that cross its links; set wire.transport to "
+            f"{names_of(lambda transport: not transport.over_gpus)}, got "
             f"{wanted.wire.transport}",
         ),
         (
