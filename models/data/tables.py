@@ -43,7 +43,7 @@ from thinwire.models.data.parts import (
 )
 from thinwire.models.errors import ModelError, require
 from thinwire.models.first_bytes import nests_beyond, told_by
-from thinwire.models.tasks import IGNORE
+from thinwire.models.tasks import IGNORE, MOST_CLASSES
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -88,14 +88,22 @@ def open_file(part: Part, columns: Columns) -> Splits:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise OSError for a table that would end the process in a library, or be read otherwise.
+    """Raise OSError for a table that would end the process in a library, take its memory, or be read otherwise.
 
-    That is JSON whose first row is null, or that is nested deep, and CSV with more fields than its header, of which
-    pandas would take the last ones.
+    That is JSON whose first row is null, or that is nested deep, parquet that declares very many classes, and CSV with
+    more fields than its header, of which pandas would take the last ones.
     """
     match TABLES.get(path.suffix.lower()):
         case "json":
             _check_json(path)
+        case "parquet":
+            import pyarrow.parquet
+
+            with path.open("rb") as file:
+                declared = (pyarrow.parquet.read_schema(file).metadata or {}).get(b"huggingface", b"")
+            numbers = map(int, re.findall(rb'"num_classes":\s*(\d{1,99})', declared))
+            if (most := max(numbers, default=0)) > MOST_CLASSES:
+                raise OSError(f"{path.name} must have at most {MOST_CLASSES} classes, and declares {most}")
         case "csv":
             import pandas
 

@@ -1,5 +1,6 @@
 """Tables: the file that was named, the columns that were meant, and one sentence for everything else."""
 
+import json
 import os
 import shutil
 
@@ -216,6 +217,16 @@ def test_tables_that_are_something_else_are_named(tmp_path, name, content, told)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=told):
         read("text", Part(str(tmp_path / name)))
+
+
+def test_parquet_that_declares_very_many_classes_is_refused_before_they_take_memory(tmp_path):
+    """`datasets` makes a name for each: a file of a kilobyte took all memory."""
+    told = {"info": {"features": {"label": {"num_classes": 10**10, "_type": "ClassLabel"}}}}
+    rows = pa.table({"label": [0]}).replace_schema_metadata({"huggingface": json.dumps(told)})
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet")
+    for name in (tmp_path / "rows.parquet", tmp_path):
+        with pytest.raises(ModelError, match=r"rows\.parquet must have at most 1000000 classes, and declares 10"):
+            read("pairs", Part(str(name)))
 
 
 @pytest.mark.parametrize("suffix", [".md", ".text"])
