@@ -91,7 +91,8 @@ def check_feedback(rule: Feedback) -> None:
         ContractError: with a sentence for each rule that is broken.
     """
     require_hashable(rule)
-    broken = dict.fromkeys(sentence for number in range(_MESSAGES) for sentence in _kept_apart(rule, number))
+    with torch.no_grad():
+        broken = dict.fromkeys(sentence for number in range(_MESSAGES) for sentence in _kept_apart(rule, number))
     if broken:
         raise ContractError(list(broken))
 

@@ -120,9 +120,10 @@ def test_a_replica_of_torchft_comes_back_after_a_kill_and_holds_the_weights_of_t
             first = exchanges(stays)
     finally:
         lighthouse.shutdown()
-    assert sorted(first) == list(range(1, max(first) + 1)), "the other one lost no exchange"
+    began = min(first)  # it may be late, and begin with the weights of the other
+    assert sorted(first) == list(range(began, max(first) + 1)), "the other one lost no exchange"
     assert any(count == 1 for (count, *_), _ in first.values()), "and went on alone"
-    for number, stages in both.items():
+    for number, stages in ((number, stages) for number, stages in both.items() if number >= began):
         for (count, _, digest), (count_of_first, _, digest_of_first) in zip(stages, first[number], strict=True):
             assert (count, digest) == (count_of_first, digest_of_first) and count == 2
     codec, shapes = parse("q(4)").codec, ([(64, 16), (64,)], [(1, 64), (1,)])

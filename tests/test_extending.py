@@ -46,7 +46,7 @@ def surroundings(site: Path):
 
 
 def test_the_page_has_these_sections():
-    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A command"]
+    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A transport", "A command"]
 
 
 def test_a_codec(follow):

@@ -50,7 +50,7 @@ class MidTreadGrid(Grid):
         return self._steps(scales), None
 
     @property
-    def measuring(self) -> CodeRule:
+    def measuring(self) -> CodeRule | None:
         """The largest with its sign."""
         return CodeRule.NEAREST
 

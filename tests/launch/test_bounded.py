@@ -15,7 +15,7 @@ STEPS = int(os.environ.get("THINWIRE_STEPS", "240"))
 """How long the run is; `make soak` asks for more."""
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "tensorboard")
 """What has a line for every step or evaluation, and so must grow."""
-PAGES = 3 << 20
+PAGES = 6 << 20
 """Bytes of memory that allocators may take later than at first."""
 
 

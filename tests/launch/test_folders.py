@@ -178,6 +178,7 @@ def test_a_run_that_is_killed_while_it_replaces_the_model_can_start_again(tmp_pa
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "model" / name).touch()
     facts = {"tied": {}, "dtype": "float32", "trained": None, "inside": "", "checkpoint": None}
+    facts |= {"ends": tuple, "more_ends": ()}
     blueprint = SimpleNamespace(**facts, save_config=killed)
     prepared = SimpleNamespace(
         blueprint=blueprint,

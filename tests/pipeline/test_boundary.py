@@ -101,6 +101,9 @@ LEARNT = """
     class Learnt(DifferenceFeedback):
         factor = torch.nn.Parameter(torch.tensor(0.5))
 
+        def advance(self, message, decoded, buffer):
+            super().advance(message, decoded.mul_(self.factor), buffer)
+
         def receive(self, decoded, buffer):
             super().receive(decoded.mul_(self.factor), buffer)
 """
