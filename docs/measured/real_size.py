@@ -28,7 +28,7 @@ forks.use_one_thread()  # else the stages would be new interpreters, which know 
 from thinwire.launch import cli  # noqa: E402
 from thinwire.launch.plan.prepared import Prepared  # noqa: E402
 from thinwire.launch.run.parts.evaluation import Evaluation  # noqa: E402
-from thinwire.launch.run.parts.weights import Weights  # noqa: E402
+from thinwire.launch.run.parts.saving import Saving  # noqa: E402
 from thinwire.launch.run.run import Run  # noqa: E402
 from thinwire.pipeline.saving.checkpoint import Checkpoints  # noqa: E402
 from thinwire.pipeline.training.optimization import Update  # noqa: E402
@@ -53,7 +53,7 @@ CAUSES = {
     (Runner, "run"): "passes",
     (Update, "step"): "optimizer",
     (Checkpoints, "save"): "checkpoint",
-    (Weights, "save"): "weights",
+    (Saving, "save"): "weights",
     (Evaluation, "evaluate"): "evaluation",
     (Evaluation, "begin"): "evaluation",
 }

@@ -14,7 +14,7 @@ from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among, values_of
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.models.data.clients import JoinedSamples
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
@@ -93,7 +93,7 @@ class Resumption:
         went = f"goes on from the checkpoint of step {self.first} in {self.folder}{'' if self.same_parts else anew}"
         return [*self.passed_over, *([f"from here on, {listed([*self.changes])}"] if self.changes else []), went]
 
-    def load(self, parts: Iterable[Part]) -> None:
+    def load(self, parts: Iterable[RunPart]) -> None:
         """Give each part its state. CheckpointError if that is not what a run writes."""
         for part in parts if self.manifest is not None else ():
             if part.name:

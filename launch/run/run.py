@@ -14,14 +14,14 @@ from thinwire.launch.results.outputs import writing
 from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.checkpoints import Checkpointing
-from thinwire.launch.run.parts.comparison import Comparison
+from thinwire.launch.run.parts.equality_check import EqualityCheck
 from thinwire.launch.run.parts.evaluation import Evaluation
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.loss_scale import Scale
+from thinwire.launch.run.parts.loss_scaling import LossScaling
 from thinwire.launch.run.parts.notes import Notes
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.parts.results import Results, summarize
-from thinwire.launch.run.parts.weights import Weights
+from thinwire.launch.run.parts.saving import Saving
 from thinwire.launch.run.resume import resumption_of
 from thinwire.launch.run.room import Room
 from thinwire.launch.shared.doing import Doing
@@ -59,16 +59,16 @@ class Run:
         self.resumption = found = resumption_of(self.assembly)
         self.log = Log(self.assembly, runs, found)
         self.evaluation = Evaluation(self.assembly, found, self.log, self._is_asked)
-        self.weights = Weights(self.assembly, self.log, self._summarize)
+        self.weights = Saving(self.assembly, self.log, self._summarize)
         best = Best(self.assembly, self.log, self.evaluation, self.weights)
         self.checkpoints = Checkpointing(self.assembly, runs, self.log, self._states)
-        self.parts: tuple[Part, ...] = (
+        self.parts: tuple[RunPart, ...] = (
             self.log,
             Notes(self.assembly, room, found.notes, best),
             self.evaluation,
             best,
-            Comparison(self.assembly),
-            Scale(self.trainer.update.scale),
+            EqualityCheck(self.assembly),
+            LossScaling(self.trainer.update.scale),
             # last: they must hold the changes by this step's evaluation
             self.weights,
             self.checkpoints,

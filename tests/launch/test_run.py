@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
-from thinwire.launch.comparison.runs import read, training_bytes
+from thinwire.launch.equality_check.runs import read, training_bytes
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.processes.worker import Worker
 from thinwire.launch.results.summary import carried, channel_rows
 from thinwire.launch.run import run as run_module
-from thinwire.launch.run.parts import comparison, results
+from thinwire.launch.run.parts import equality_check, results
 from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
@@ -281,7 +281,7 @@ def test_buffers_of_both_ends_are_compared_after_epochs_and_at_the_end(monkeypat
         ready = prepared("--output", "run", "--compression.activations", "aqsgd(q(4))", *options)
         run = Run(ready, simulated_placement(ready.recipe))
         monkeypatch.setattr(collectives, "compare", lambda where, digests: compared.append(digests))
-        monkeypatch.setattr(comparison, "compare_replicas", lambda trainer: compared.append("replicas"))
+        monkeypatch.setattr(equality_check, "compare_replicas", lambda trainer: compared.append("replicas"))
         run.go()
     assert compared[1::2] == ["replicas"] * 2
     assert [sorted(digests) for digests in compared[::2]] == [[0, 1]] * 2

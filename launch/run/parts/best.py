@@ -9,15 +9,15 @@ from typing import Any
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.evaluation import Evaluation
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.parts.weights import Weights
+from thinwire.launch.run.parts.part import RunPart
+from thinwire.launch.run.parts.saving import Saving
 from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint_folder import manifests
 from thinwire.pipeline.training.trainer import StepRecord
 
 
-class Best(Part):
+class Best(RunPart):
     """The best score so far, in all processes, and its weights in best/.
 
     A run that goes on with another score has none yet, nor has one that has saved others since: it trains those steps
@@ -29,7 +29,7 @@ class Best(Part):
 
     name = "best"
 
-    def __init__(self, assembly: Assembly, log: Log, evaluation: Evaluation, weights: Weights) -> None:
+    def __init__(self, assembly: Assembly, log: Log, evaluation: Evaluation, weights: Saving) -> None:
         self._trainer, self._where = assembly.trainer, assembly.trainer.placement
         self._recipe, self._log = assembly.prepared.recipe, log
         self._evaluation, self._weights = evaluation, weights

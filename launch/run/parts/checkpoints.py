@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from thinwire.launch.folder.policy import checkpoint_folder
 from thinwire.launch.folder.weights import discard_after
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.parts.comparison import compare_replicas
+from thinwire.launch.run.parts.equality_check import compare_replicas
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.parts.weights import require_finite
+from thinwire.launch.run.parts.part import RunPart
+from thinwire.launch.run.parts.saving import require_finite
 from thinwire.launch.run.resume import Resumption, header
 from thinwire.launch.run.words import words_of_run
 from thinwire.launch.shared.exit_codes import StoppedError
@@ -23,7 +23,7 @@ from thinwire.pipeline.training.trainer import StepRecord
 from thinwire.pipeline.training.training_state import collect, resume, resume_model
 
 
-class Checkpointing(Part):
+class Checkpointing(RunPart):
     """Writes checkpoints after steps in which the recipe asks for them, at the end, and where a run is stopped.
 
     Attributes:

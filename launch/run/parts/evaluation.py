@@ -8,7 +8,7 @@ from typing import Any
 from thinwire.launch.results.console import scores_in_words
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.resume import Resumption
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.sampler import Batch, evaluation_batches
@@ -18,7 +18,7 @@ from thinwire.pipeline.options.durations import is_due
 from thinwire.pipeline.training.trainer import StepRecord
 
 
-class Evaluation(Part):
+class Evaluation(RunPart):
     """Scores and answers after steps in which the recipe asks for them, and at the end.
 
     Attributes:

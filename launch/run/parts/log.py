@@ -17,7 +17,7 @@ from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError, save_recipe, writing
 from thinwire.launch.results.summary import Times
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.resume import Resumption
 from thinwire.models.data.chats import visible
 from thinwire.pipeline.errors import OptionsError
@@ -26,7 +26,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.training.trainer import StepRecord
 
 
-class Log(Part):
+class Log(RunPart):
     """The log, in the process that reports; the others have no lines. All have the seconds of the run.
 
     Attributes:

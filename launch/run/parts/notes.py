@@ -8,7 +8,7 @@ from itertools import chain
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.best import Best
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.room import Room
 from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
@@ -18,7 +18,7 @@ from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 
 
-class Notes(Part):
+class Notes(RunPart):
     """Notes on where the run goes on, the data, batch normalization and stores."""
 
     def __init__(self, assembly: Assembly, room: Room, found: Sequence[str], best: Best) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from thinwire.pipeline.training.trainer import StepRecord
 
 
-class Part:
+class RunPart:
     """A part of a run. Every process has each of them, and `Run` calls all in one order, so they may talk together."""
 
     name = ""

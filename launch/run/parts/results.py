@@ -12,8 +12,8 @@ from thinwire.launch.results.outputs import OutputError, save_picture, save_summ
 from thinwire.launch.results.summary import carried, of_stages, stage_report, written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.part import Part
-from thinwire.launch.run.parts.weights import Weights
+from thinwire.launch.run.parts.part import RunPart
+from thinwire.launch.run.parts.saving import Saving
 from thinwire.launch.shared.tables import say
 from thinwire.models.digest import weights_digest
 from thinwire.pipeline.measuring.traces import StageTrace
@@ -21,10 +21,10 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
 
 
-class Results(Part):
+class Results(RunPart):
     """Gathers the traces; the process that reports writes and prints the final results."""
 
-    def __init__(self, assembly: Assembly, log: Log, weights: Weights) -> None:
+    def __init__(self, assembly: Assembly, log: Log, weights: Saving) -> None:
         self._assembly, self._trainer = assembly, assembly.trainer
         self._recipe, self._log, self._weights = assembly.prepared.recipe, log, weights
 

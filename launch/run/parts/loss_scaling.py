@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.pipeline.training.optimization import LossScale
 
 
-class Scale(Part):
+class LossScaling(RunPart):
     """The state of the trainer's loss scale, which steps raise and lower."""
 
     name = "loss_scale"

@@ -12,7 +12,7 @@ from thinwire.launch.results.outputs import OutputError, save_summary, writing
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
@@ -22,7 +22,7 @@ from thinwire.pipeline.training.trainer import StepRecord, Trainer
 Summary = dict[str, Any]
 
 
-class Weights(Part):
+class Saving(RunPart):
     """Saves of weights. A summary of the run so far goes with them, so that it can be reported if it stops early.
 
     Attributes:

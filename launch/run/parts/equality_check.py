@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
-from thinwire.launch.run.parts.part import Part
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.training.trainer import StepRecord, Trainer
 
 
-class Comparison(Part):
+class EqualityCheck(RunPart):
     """After each epoch and at the end, compares the buffers of all ends, and the replicas, where the recipe asks."""
 
     def __init__(self, assembly: Assembly) -> None:
