@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.run_files import weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
-from thinwire.launch.equality_check.runs import read, training_bytes
+from thinwire.launch.comparison.runs import read, training_bytes
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.processes.worker import Worker
 from thinwire.launch.results.summary import carried, channel_rows
