@@ -35,7 +35,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cluster": ("cluster", "run a command on several simulated hosts with slow links, all on this machine"),
     "bench": ("bench.command", "measure codecs, or a recipe over slow links, on this machine"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
-    "trace": ("trace", "turn the recorded steps of a run into a trace for Perfetto"),
     "report": ("report", "write one HTML page about runs and measurements"),
     "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),

@@ -30,7 +30,7 @@ from thinwire.pipeline.saving.checkpoint_folder import has_manifests, is_step, m
 if TYPE_CHECKING:
     from thinwire.pipeline.processes.placement import Placement
 
-_FOLDERS = ("weights", "best", "model", "tensorboard", "trace")
+_FOLDERS = ("weights", "best", "model", "tensorboard")
 """The folders within that of a run which are the run's own, beside its checkpoints and stores."""
 _LOOK_SECONDS = 0.1
 _PATIENCE = 3.0

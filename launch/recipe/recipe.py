@@ -56,8 +56,6 @@ PACKAGED = files("thinwire.launch") / "recipes"
 
 _NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 
-TRACED = 5
-"""Steps that --trace records if it gives no number."""
 SMOKE_STEPS = 3
 
 
@@ -168,7 +166,6 @@ class Recipe:
             compression=replace(compression, warmup=warmup),
             training=replace(self.training, steps=SMOKE_STEPS, epochs=None, evaluate_every="0 steps"),
             checkpoint=replace(self.checkpoint, every=f"{SMOKE_STEPS} steps", folder="", resume="never"),
-            debug=replace(self.debug, trace=SMOKE_STEPS),
         )
 
 
@@ -202,7 +199,6 @@ def make_parser(prog: str, group: type[Any] = Recipe, prefix: str = "") -> Parse
         description="RECIPE is a packaged name (see `thinwire recipes`) or the path of a YAML file. Every option below "
         "overrides one field of it; dashes and underscores are the same in option names. --codec A/G is short for "
         "--compression.activations A --compression.gradients G, and one codec stands for both. "
-        f"--trace=N is short for --debug.trace N, and --trace for --debug.trace {TRACED}. "
         "--resume RUN takes the recipe of a run that stopped, and goes on from its newest checkpoint. "
         "--overwrite is short for --checkpoint.resume never: it renames the folder of an earlier run to FOLDER.1. "
         "--max-restarts N is short for --checkpoint.restarts N. "
@@ -309,8 +305,6 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
             found.append(_FLAGS[argument])
         elif option in _FLAGS:
             wrong.append(f"{option} takes no value, got {text!r}")
-        elif option == "--trace":
-            found.append(("debug.trace", text if equals else str(TRACED)))
         elif option not in ("--codec", "--max-restarts", "--resume") and steps_to(Recipe, name)[-1][1] is None:
             wrong.append(_unknown(option, name))
         else:
@@ -343,8 +337,7 @@ def read_options(argv: Sequence[str], prog: str) -> tuple[str, list[tuple[str, s
     if not free and not resumed:
         raise OptionsError(f"the following arguments are required: recipe; see {prog} --help")
     if len(free) > 1:
-        hint = f"--trace takes its number behind =, such as --trace={TRACED}; " if "--trace" in argv else ""
-        raise OptionsError(f"unrecognized arguments: {' '.join(free[1:])}; {hint}see {prog} --help")
+        raise OptionsError(f"unrecognized arguments: {' '.join(free[1:])}; see {prog} --help")
     return _recipe_of(resumed) if resumed else free[0], found
 
 

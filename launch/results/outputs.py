@@ -11,7 +11,6 @@ runs/NAME/
   evaluations.jsonl     one line for each evaluation
   answers.jsonl         one line for each prompt of each evaluation, if the recipe has prompts
   exchanges.jsonl       one line for each step in which replicas exchanged
-  trace/stage-I.json    the last steps of a stage, if the recipe asks for a trace
   summary.json          the numbers of the tables at the end, and more
   loss.png              the loss curve
 """
@@ -26,13 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.compress.stores.durable import write_durably
-from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.recipe.recipe import Recipe, dump
 from thinwire.launch.results.log_file import FULL
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.pipeline.evaluation import Compression, Score
-from thinwire.pipeline.measuring.traces import StageTrace
 
 
 class OutputError(FailedError):
@@ -66,15 +63,6 @@ def save_recipe(recipe: Recipe) -> None:
 def save_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json to the folder of a run."""
     write_durably(folder / "summary.json", f"{dumps(summary, indent=2)}\n".encode())
-
-
-def save_traces(folder: Path, traces: Sequence[StageTrace]) -> None:
-    """Write one file for each stage. They replace the trace of an earlier run in the same folder."""
-    target = folder / "trace"
-    remove(target)
-    for trace in traces:
-        claim(target, run_of(folder) or "")
-        (target / f"stage-{trace.stage}.json").write_text(dumps(trace.to_json()) + "\n")
 
 
 def save_picture(

@@ -96,7 +96,6 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
         sync=sync_of(stages, where, replicas, pipeline, recipe.optimizer, shared, training.steps),
         update=Update(stages, where, recipe.optimizer, training, shared),
         causal=prepared.blueprint.compare is not None and data.num_labels is None,
-        trace=recipe.debug.trace,
     )
     generator = None
     if prepared.prompts is not None:

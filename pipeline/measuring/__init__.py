@@ -1,1 +1,1 @@
-"""Seconds and bytes: meters, clocks of processes, traces."""
+"""Seconds and bytes: meters, clocks of processes."""

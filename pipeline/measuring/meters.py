@@ -15,14 +15,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from thinwire.pipeline.frames import EXCHANGE
-from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
 
 Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
 """The sections. `neighbour` is waiting until a frame departs, `wire` is waiting until it arrives. `wait` is either of
 them if the two cannot be distinguished: between processes whose clocks were never compared."""
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
-NO_WORK = Work()
 RECENT = 100
 """Exchanges whose beginning and end a meter keeps."""
 
@@ -64,10 +62,7 @@ class Traffic:
 
 @dataclass
 class Meter:
-    """Seconds of one stage by section and compute by task, and what it sent and received by (boundary, channel, phase).
-
-    `recording`, while there is one, takes every slice of those seconds as it ends.
-    """
+    """Seconds of a stage by section and compute by task, and bytes sent and received by (boundary, channel, phase)."""
 
     seconds: dict[Section, float] = field(default_factory=lambda: dict.fromkeys(SECTIONS, 0.0))
     computing: dict[str, float] = field(default_factory=dict)
@@ -78,20 +73,19 @@ class Meter:
     """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
     exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """When each of the last exchanges began and ended, by this process's clock."""
-    recording: Recording | None = None
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
     """Reports when a section begins and ends. Of a GPU it may first wait until all that was asked of it is done."""
     _exchange_begun: float | None = None
-    _open: list[tuple[Section, str, Work]] = field(default_factory=list)
+    _open: list[tuple[Section, str]] = field(default_factory=list)
     _since: float = 0.0
 
-    def section(self, name: Section, what: str = "", work: Work = NO_WORK) -> Self:
+    def section(self, name: Section, what: str = "") -> Self:
         """Charge the time inside to `name`, not to the sections around it. For a `with`: the call begins the section.
 
-        `what` says it in words, `work` in the terms of a trace.
+        `what` says it in words; for compute it is the task.
         """
         self.turn()
-        self._open.append((name, what, work))
+        self._open.append((name, what))
         return self
 
     def __enter__(self) -> None: ...
@@ -100,9 +94,9 @@ class Meter:
         self.turn()
         self._open.pop()
 
-    def waiting(self, what: str, work: Work = NO_WORK) -> Wait:
+    def waiting(self, what: str) -> Wait:
         """Charge the time inside to the neighbour until the frame departs, and to the wire from then on."""
-        return Wait(self.section("wait", what, work))
+        return Wait(self.section("wait", what))
 
     @contextmanager
     def exchanging(self, *, ends: bool = False) -> Iterator[None]:
@@ -137,19 +131,11 @@ class Meter:
         """Charge the time since the last turn to the innermost section."""
         now = self.clock()
         if self._open:
-            name, _, work = self._open[-1]
+            name, what = self._open[-1]
             self.seconds[name] += now - self._since
             if name == "compute":
-                self.computing[work.task] = self.computing.get(work.task, 0.0) + now - self._since
-            if self.recording is not None:
-                kind = "wait" if name in WAITS else name
-                self.recording.spans.append(Span(self._since, now, kind, *work))
+                self.computing[what] = self.computing.get(what, 0.0) + now - self._since
         self._since = now
-
-    def depart(self, work: Work, nbytes: int) -> None:
-        """Record that a frame goes to the transport now."""
-        if self.recording is not None:
-            self.recording.departures.append(Departure(time.perf_counter(), *work, nbytes))
 
     def state_dict(self) -> dict[str, Any]:
         """The measurements so far, as JSON values."""

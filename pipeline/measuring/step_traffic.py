@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from thinwire.pipeline.measuring.meters import Meter, Traffic
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.collectives import AsyncNotes, Kind, in_words
 from thinwire.pipeline.processes.placement import Placement
 
@@ -39,7 +38,7 @@ class StepTraffic:
         """
         mine = [*(now - before for now, before in zip(self._sent(), self._before, strict=True)), beside]
         self._notes.send(mine)
-        with self._meters[0].section("neighbour", "waiting for the reports of all stages on a step", Work("report")):
+        with self._meters[0].section("neighbour", "waiting for the reports of all stages on a step"):
             told = [mine, *self._notes.receive()]
         nbytes, uncompressed, others = zip(*told, strict=True)
         return sum(nbytes), sum(uncompressed), list(others)

@@ -331,12 +331,6 @@ class DebugOptions:
     check_buffers: bool = False
     """Whether to compare the buffers at both ends of every boundary, and the weights of all replicas, after each epoch
     and at the end."""
-    trace: int = 0
-    """The last training steps to record as a trace, for thinwire trace and thinwire report; 0 records none."""
     smoke: bool = False
-    """Whether to make the shortest run that uses every part: three steps of little data, an evaluation, a save, a
-    checkpoint and a trace, in a folder of its own. --smoke is short for it."""
-
-    def __post_init__(self) -> None:
-        if self.trace < 0:
-            raise OptionsError(f"debug.trace must be at least 0 steps, got {self.trace}")
+    """Whether to make the shortest run that uses every part: three steps of little data, an evaluation, a save and
+    a checkpoint, in a folder of its own. --smoke is short for it."""

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from thinwire.compress import Key, Microbatch
 from thinwire.pipeline.frames import EXCHANGE, SHARED, Header
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.processes.transport import (
     GroupEnd,
     MemoryEnd,
@@ -87,15 +86,6 @@ class Lane(Channel):
         phase = phase_of(microbatch.kind)
         owner = -1 if self.to_all or self.to is None else self.to
         return Key(self.seed, self.boundary, f"{self.name} {owner}", phase, microbatch.step, self._number, tensor)
-
-    def work(self, microbatch: Microbatch) -> Work:
-        """A frame in the terms of a trace; it crosses no boundary, so it has none."""
-        return Work(self.name, microbatch.step)
-
-    @property
-    def flushing(self) -> Work:
-        """Waiting until sent frames have left, in the terms of a trace."""
-        return Work(f"flush of {self.name}")
 
     def describe(self, microbatch: Microbatch) -> str:
         """A frame in words, for errors."""

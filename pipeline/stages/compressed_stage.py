@@ -28,7 +28,6 @@ from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.stages.graph import Gradients, Graph, Root, edge
 from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
 from thinwire.pipeline.stages.torch_stage import TorchStage
@@ -240,8 +239,7 @@ class CompressedStage(TorchStage):
         """Run one micro-batch forward and send its output on."""
         if not self._open:
             self._open_pass()
-        work = Work("forward", self.step, fwd_chunk_id)
-        with self.meter.section("compute", work=work), self._seeded(fwd_chunk_id), self.in_memory():
+        with self.meter.section("compute", "forward"), self._seeded(fwd_chunk_id), self.in_memory():
             output = super().forward_one_chunk(fwd_chunk_id, args, kwargs)
         if self.is_last and save_forward_output:
             kept = output.detach() if isinstance(output, Tensor) else tree_map_only(Tensor, Tensor.detach, output)
@@ -268,7 +266,7 @@ class CompressedStage(TorchStage):
         graph = self._graphs.pop(bwd_chunk_id)
         if self._is_idle:
             return
-        with self.meter.section("compute", work=Work("backward", self.step, bwd_chunk_id)), self.in_memory():
+        with self.meter.section("compute", "backward"), self.in_memory():
             if self.is_last:
                 assert loss is not None, "the schedule gives the last stage its loss"
                 graph, gradients = Graph.of((loss,), graph.leaves, keeps_outputs=True), None
@@ -290,7 +288,7 @@ class CompressedStage(TorchStage):
         if not self.has_backward or (self._connected and self._is_idle):
             return
         assert bwd_chunk_id in self._second_parts, "backward_one_chunk(full_backward=False) comes first"
-        with self.meter.section("compute", work=Work("weights", self.step, bwd_chunk_id)), self.in_memory():
+        with self.meter.section("compute", "weights"), self.in_memory():
             self._second_parts.pop(bwd_chunk_id)(last_backward)
             self._gradients.look()
 

@@ -24,7 +24,6 @@ from thinwire.models.layers import Stage
 from thinwire.models.tasks import Task, WithLoss
 from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
 from thinwire.pipeline.processes.collectives import StageNumbers
 from thinwire.pipeline.processes.placement import Placement
@@ -125,7 +124,7 @@ class WholeBatchLoss:
 
     def __call__(self, given: Tensor | WithLoss, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
-        with self._meter.section("compute", work=Work("loss")):
+        with self._meter.section("compute", "loss"):
             output, own = given if isinstance(given, WithLoss) else (given, None)
             trains = self._observed is None
             if self._observed is not None:
@@ -180,7 +179,7 @@ class Update:
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
             if isinstance(optimizer, QuantizedAdam):
                 optimizer.frozen = self._options.is_frozen(progress)
-                with stage.meter.section("compute", work=Work("optimizer")):
+                with stage.meter.section("compute", "optimizer"):
                     optimizer.to_momentum()
 
     def step(self, progress: Progress, optimizers: Sequence[Optimizer], replicas: int = 1) -> float | None:
@@ -203,7 +202,7 @@ class Update:
         # 3. Step, then clear the gradients for the next batch.
         self.before_step()
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
-            with stage.meter.section("compute", work=Work("optimizer")), stage.in_memory():
+            with stage.meter.section("compute", "optimizer"), stage.in_memory():
                 for group in optimizer.param_groups:
                     _set_lr(group, self.lr(progress.step))
                 if steps:
@@ -214,7 +213,7 @@ class Update:
     def _norm(self) -> float:
         """The norm of the gradients of all stages. Collective."""
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
-        with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages", Work("norm")):
+        with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
             self._squares.send(squares)
             return math.sqrt(sum(self._squares.receive()))
 

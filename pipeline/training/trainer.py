@@ -20,9 +20,7 @@ from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import Section, spending
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.measuring.step_traffic import StepTraffic
-from thinwire.pipeline.measuring.tracer import Tracer
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.step_exchanges import StageExchanged, exchanged_by_stages
@@ -80,7 +78,6 @@ class Trainer:
         sync: what pipelines exchange around the step, and whose optimizers step when.
         update: the optimizer's step of all stages.
         causal: whether no output for a token depends on later ones: padding behind samples then stays off the wire.
-        trace: how many of the last steps the tracer keeps.
 
     Attributes:
         done: optimizer steps that are done. Codecs that change while training goes on depend on it.
@@ -104,14 +101,12 @@ class Trainer:
         sync: Sync,
         update: Update,
         causal: bool = False,
-        trace: int = 0,
     ) -> None:
         self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
         timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
         self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout)
-        self.tracer = Tracer({stage.stage_index: stage.meter for stage in runner.stages}, trace)
         self.done, self.stopped = 0, False
 
     @property
@@ -126,17 +121,13 @@ class Trainer:
 
     def train(self, after_step: Callable[[StepRecord], None], first: int = 0) -> None:
         """Run all optimizer steps from `first` on. `after_step` is called after each; it may raise to end training."""
-        self.tracer.read_clock(self.placement.reporter)
         self.done = first
         while (step := self.done) < self.update.steps and not self.stopped:
             if (step - first).bit_count() <= 1:  # after 0, 1, 2, 4, 8 ... steps
                 self.read_clocks(begins=step == first)
-            with self.tracer.step(step):
-                record = self.train_step(step)
-            after_step(record)
+            after_step(self.train_step(step))
         if not self.stopped:
             self.sync.end(Progress(self.done - 1, self.sampler.steps_per_epoch))
-        self.tracer.read_clock(self.placement.reporter)
 
     def read_clocks(self, *, begins: bool = True) -> None:
         """Compare the clocks of processes that wait for each other, so that waiting can be distinguished.
@@ -177,7 +168,7 @@ class Trainer:
         self._require_finite(step, losses_of_all, grad_norm)
         self.done = step + 1
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
-            with meters[0].section("neighbour", "waiting for the step of all stages", Work("step")):
+            with meters[0].section("neighbour", "waiting for the step of all stages"):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
         nbytes, uncompressed, exchanges = self.traffic.end(self.sync.exchanges.report())
         seconds, spent = time.perf_counter() - started, spending(meters)

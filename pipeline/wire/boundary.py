@@ -160,8 +160,8 @@ class Sender(ChannelEnd):
 
         Raises PipelineError if the tensors differ from those announced, NonFiniteError on NaN or infinity.
         """
-        channel, work = self.channel, self.channel.work(microbatch)
-        with self._meter.section("encode", work=work), _lasting(), torch.set_grad_enabled(False):
+        channel = self.channel
+        with self._meter.section("encode"), _lasting(), torch.set_grad_enabled(False):
             # 1. Refuse wrong tensors first, before anything is changed.
             tensors = [None if tensor is None else _plain(tensor.detach()) for tensor in tensors]
             self._check(tensors, microbatch)
@@ -178,7 +178,6 @@ class Sender(ChannelEnd):
             if len(encoded) < len(tensors):
                 nones = sum(1 << at for at, tensor in enumerate(tensors) if tensor is None)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
-            self._meter.depart(work, nbytes)
             self._way.send(frame, nbytes, channel.sending(microbatch), partial(self._seal, microbatch, nbytes, nones))
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
@@ -207,7 +206,7 @@ class Sender(ChannelEnd):
     def flush(self) -> None:
         """Wait until all sent frames have left; NonFiniteError if one from a GPU had NaN or infinity."""
         what = f"{self.channel.sender} was waiting for its {self.channel.name} to leave"
-        with self._meter.section("wire", what, self.channel.flushing):
+        with self._meter.section("wire", what):
             self._way.flush()
         if (bad := self._flags.first_bad()) is not None:
             raise self._not_finite(bad)
@@ -297,15 +296,15 @@ class Receiver(ChannelEnd):
 
         Raises PeerError if none comes, WireError if it is not the planned frame or cannot be decoded.
         """
-        channel, work, waiting = self.channel, self.channel.work(microbatch), self.channel.waiting(microbatch)
+        channel, waiting = self.channel, self.channel.waiting(microbatch)
         # 1. Wait; the time of departure counts for measurements only, so the frame need not be checked yet.
         self.post(1)  # a pass of another schedule may have more micro-batches than the stage knows of
-        with self._meter.waiting(waiting, work) as wait:
+        with self._meter.waiting(waiting) as wait:
             frame = self._way.receive(waiting)
             self._room -= 1
             memory = frame.numpy().data
             wait.departed = self._local_time(departure(memory))
-        with self._meter.section("decode", work=work), _lasting(), torch.set_grad_enabled(False):
+        with self._meter.section("decode"), _lasting(), torch.set_grad_enabled(False):
             # 2. Plan before a buffer changes, as the sender did.
             plan = self.plan(microbatch)
             # 3. Check before decoding: a wrong frame must not change a buffer.

@@ -17,7 +17,6 @@ from thinwire.compress import Key, Method, Microbatch, parse
 from thinwire.compress.codec import size_of
 from thinwire.compress.measured import sent_share
 from thinwire.pipeline.frames import ALIGNMENT, HEADER_BYTES, ChannelName, Header
-from thinwire.pipeline.measuring.spans import Work
 from thinwire.pipeline.wire.passes import phase_of
 
 AS_IT_IS = parse("none")
@@ -110,15 +109,6 @@ class Channel:
             + (" with gradient" if example.requires_grad else "")
             for example in self.examples
         ]
-
-    def work(self, microbatch: Microbatch) -> Work:
-        """A frame of this channel in the terms of a trace."""
-        return Work(self.name, microbatch.step, microbatch.index, self.boundary)
-
-    @property
-    def flushing(self) -> Work:
-        """Waiting until sent frames have left, in the terms of a trace."""
-        return Work("flush", boundary=self.boundary)
 
     def describe(self, microbatch: Microbatch) -> str:
         """A frame of this channel in words, for errors."""

@@ -236,8 +236,8 @@ class GpuReceiver(Receiver):
 
     def receive(self, microbatch: Microbatch, room: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Order a micro-batch's frame and its decoding; nobody waits. `confirm` checks that it was the right one."""
-        channel, what, work = self.channel, self.channel.describe(microbatch), self.channel.work(microbatch)
-        with self._meter.section("decode", work=work), torch.no_grad():
+        channel, what = self.channel, self.channel.describe(microbatch)
+        with self._meter.section("decode"), torch.no_grad():
             plan: FramePlan = self.plan(microbatch)
             self._arrivals.expect(plan.nbytes)
             frame = self._arrivals.receive(channel.waiting(microbatch))

@@ -54,7 +54,6 @@ def test_a_long_run_stays_as_it_is(tmp_path):
         "--save_every": 40,
         "--compression.activations": 'aqsgd(q(3), store="disk")',
         "--compression.gradients": "ef(topk(0.2))",
-        "--debug.trace": 5,
         "--output": "run",
     }
     run, samples = tmp_path / "run", []

@@ -386,10 +386,8 @@ def test_weights_of_a_run_have_the_mode_of_its_other_files(folder):
 # --- what cannot be exported --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["export", "trace"])
-def test_a_folder_that_does_not_exist_is_said_not_to(command, tmp_path, capsys):
-    options = ["--to", tmp_path / "export"] if command == "export" else []
-    said = refused(capsys, command, tmp_path / "nowhere", *options)
+def test_a_folder_that_does_not_exist_is_said_not_to(tmp_path, capsys):
+    said = refused(capsys, "export", tmp_path / "nowhere", "--to", tmp_path / "export")
     assert said == f"RUN must be the folder of a run, got {tmp_path / 'nowhere'}, which does not exist\n"
 
 

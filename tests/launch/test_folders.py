@@ -131,7 +131,7 @@ def test_a_folder_that_may_not_be_read_is_refused_in_a_sentence(tmp_path, monkey
 @pytest.mark.parametrize(
     "name",
     [
-        *("model/net.py", "tensorboard/mine", "trace/stages.txt", "weights/step-00000002/mine", "model"),
+        *("model/net.py", "tensorboard/mine", "weights/step-00000002/mine", "model"),
         *("loss.png", "recipe.yaml", "summary.json", "evaluations.jsonl", "metrics.jsonl"),
     ],
 )
@@ -434,7 +434,6 @@ COMMANDS = {
     "eval": lambda run: ["eval", run],
     "export": lambda run: ["export", run, "--to", "exported"],
     "report": lambda run: ["report", run, "--out", "page.html"],
-    "trace": lambda run: ["trace", run],
 }
 
 
@@ -445,7 +444,7 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_recipe(folder)
-        options = ["--trace", "--checkpoint.every", "1 steps", "--training.evaluate_every", "1 steps"]
+        options = ["--checkpoint.every", "1 steps", "--training.evaluate_every", "1 steps"]
         codec = ["--codec", "ef(topk(0.25))/q(8)"]
         assert cli.main(["simulate", "tiny.yaml", "--output", "run", *options, *codec]) == 0
     return folder / "run"

@@ -48,9 +48,6 @@ FILES = [
     "recipe.yaml",
     "summary.json",
     "tensorboard",
-    "trace/stage-0.json",
-    "trace/stage-1.json",
-    "trace/written-by-thinwire.txt",
     "weights/step-00000003/manifest.json",
     "weights/step-00000003/stage-0/model-00001-of-00001.safetensors",
     "weights/step-00000003/stage-0/values.json",
@@ -74,7 +71,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder):
     """The run that most tests look at: `thinwire train`, whose output it is."""
-    command = completed([*NEW_THINWIRE, "train", "tiny.yaml", "--output", "trained", "--trace=2"], folder)
+    command = completed([*NEW_THINWIRE, "train", "tiny.yaml", "--output", "trained"], folder)
     assert command.status == 0, command.stderr
     return command
 
@@ -156,7 +153,7 @@ def test_the_summary_scores_held_out_text_both_ways(trained, folder):
 
 def test_the_recipe_it_leaves_reads_back(trained, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    asked = recipe.parse(["tiny.yaml", "--output", "trained", "--debug.trace", "2", "--model.tied", "untie"])
+    asked = recipe.parse(["tiny.yaml", "--output", "trained", "--model.tied", "untie"])
     assert recipe.parse(["trained/recipe.yaml"]) == asked, "with what the run chose"
     assert recipe.parse(["trained/recipe.yaml", "--output", "elsewhere"]) == replace(asked, output="elsewhere")
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 OWN = {"size", "sent"}
 """Commands that the page on extending defines, and a test of its own runs."""
-WITHOUT_RECIPE = {"cluster", "trace", "report", "export", "recipes", "keys"}
+WITHOUT_RECIPE = {"cluster", "report", "export", "recipes", "keys"}
 """Commands that options of a recipe may not follow."""
 CALL = re.compile(r"(?:\$ )?(?:\S*/)?(thinwire [a-z-].*|torchrun .*-m thinwire\.launch\.train.*|python -m thinwire .*)")
 PAGES = [*(page for page in pages() if page.name != "CHANGELOG.md"), ROOT / "docker" / "README.md"]

@@ -50,19 +50,6 @@ def test_codec_is_short_for_both_channels(options, activations, gradients):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "steps"),
-    [
-        (["--trace", "quickstart"], 5),
-        (["quickstart", "--trace=2"], 2),
-        (["quickstart", "--trace", "--debug.trace", "3"], 3),
-    ],
-)
-def test_trace_is_short_for_a_few_steps(arguments, steps):
-    assert parse(arguments).debug.trace == steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     "options",
     [
         ["--save-every", "3", "--pipeline.num-stages", "2"],

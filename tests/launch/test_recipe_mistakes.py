@@ -75,10 +75,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--smoke=1"], "--smoke takes no value, got '1'"),
         (["quickstart", "--zzz"], "there is no option --zzz; see thinwire train --help"),
         (["quickstart", "extra"], "unrecognized arguments: extra; see thinwire train --help"),
-        (
-            ["quickstart", "--trace", "3"],
-            "unrecognized arguments: 3; --trace takes its number behind =, such as --trace=5; see thinwire train",
-        ),
         (["quickstart", "--training.steps"], "argument --training.steps: expected one argument; see thinwire train"),
         (["quickstart", "--training.steps", "many"], "training.steps must be a whole number, got many"),
         (
@@ -94,7 +90,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "training.device must be one of auto, cpu, cuda, got gpu (did you mean cuda?)",
         ),
         (["quickstart", "--training.steps", "0.5"], "training.steps must be a whole number, got 0.5"),
-        (["quickstart", "--trace=few"], "debug.trace must be a whole number, got few"),
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),
         (["quickstart", "--wire.checksum", "maybe"], "wire.checksum must be true or false, got maybe"),
         (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, fp16, got fp8"),

@@ -45,16 +45,15 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or goo
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A working folder with two runs, `tiny` with a trace and tables, `other` without, and the file `bench.json`."""
+    """A working folder with two runs, `tiny` with tables, `other` without, and the file `bench.json`."""
     made = tmp_path_factory.mktemp("report")
     (made / "tiny.yaml").write_text(RECIPE)
     (made / "text").write_bytes(b"some words, many times; " * 83 + b"the end.")
     before = Path.cwd()
     os.chdir(made)
     try:
-        assert cli.main(["simulate", "tiny.yaml", "--output", "tiny", "--trace=3"]) == 0
+        assert cli.main(["simulate", "tiny.yaml", "--output", "tiny"]) == 0
         shutil.copytree("tiny", "other")
-        shutil.rmtree("other/trace")
         summary = json.loads(Path("other/summary.json").read_text())
         other = {**summary, "name": "other & <co>", **OF_REPLICAS}
         for stage in other["stages"]:

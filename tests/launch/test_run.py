@@ -307,5 +307,5 @@ def test_a_disk_that_is_full_after_the_weights_costs_the_picture_alone(here, mon
 
     monkeypatch.setattr(results, "save_picture", full)
     folder = ran("--output", "run").recipe.folder
-    assert "the traces or the picture are left out: run must have room" in " ".join(capsys.readouterr().out.split())
+    assert "the picture is left out: run must have room" in " ".join(capsys.readouterr().out.split())
     assert json.loads((folder / "summary.json").read_text())["running"] is False

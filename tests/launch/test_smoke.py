@@ -54,7 +54,7 @@ def test_every_part_leaves_what_it_makes(folder, capsys):
     assert (summary["smoke"], summary["steps"], summary["running"]) == (True, 3, False)
     assert {"on", "off"} == set(summary["held_out"])
     assert list(run.glob("weights/step-00000003/stage-*")) and list(run.glob("checkpoints/step-00000003/manifest.json"))
-    assert (run / "trace/stage-0.json").exists() and (run / "loss.png").exists()
+    assert (run / "loss.png").exists()
     said = capsys.readouterr().out
     assert "a smoke run: every part has worked" in said
     assert cli.main(["report", str(run)]) == 0

@@ -11,70 +11,48 @@ from torch.distributed.pipelining import ScheduleGPipe
 from support import processes
 from thinwire.pipeline import CompressedStage, CompressionOptions, Wire
 from thinwire.pipeline.measuring import clocks
-from thinwire.pipeline.measuring.clocks import Clock, NeighbourClocks, Reading, read_clock
+from thinwire.pipeline.measuring.clocks import Clock, NeighbourClocks, Reading
 
 
 def test_times_lie_on_the_line_through_both_readings():
     clock = Clock(Reading(at=100.0, offset=5.0, error=1e-4), Reading(at=300.0, offset=5.02, error=3e-4))
     assert clock.drift == pytest.approx(1e-4)
-    assert clock.error == 3e-4
-    assert clock.reference(100.0) == pytest.approx(105.0, abs=1e-12)
-    assert clock.reference(200.0) == pytest.approx(205.01, abs=1e-12)
-    assert clock.reference(300.0) == pytest.approx(305.02, abs=1e-12)
+    for here, there in {100.0: 105.0, 200.0: 205.01, 300.0: 305.02}.items():
+        assert clock.local(there) == pytest.approx(here, abs=1e-9)
 
 
 def test_a_difference_within_the_errors_is_no_drift():
     clock = Clock(Reading(at=100.0, offset=5.0, error=1e-4), Reading(at=100.01, offset=5.0002, error=1.1e-4))
     assert clock.drift == 0.0
-    assert clock.reference(90.0) == pytest.approx(95.0002, abs=1e-12)
+    assert clock.local(95.0002) == pytest.approx(90.0, abs=1e-9)
 
 
 def test_one_reading_has_no_drift():
     reading = Reading(at=1.0, offset=-3.0, error=0.0)
     assert Clock(reading, reading).drift == 0.0
-    assert Clock(reading, reading).reference(7.0) == 4.0
-
-
-def test_a_process_alone_is_its_own_reference(alone):
-    assert (read_clock(0).offset, read_clock(0).error) == (0.0, 0.0)
+    assert Clock(reading, reading).local(4.0) == 7.0
 
 
 SHIFTS = (40.0, 0.0, -3.5)
 
 
-def _read(rank):
-    """Read the clock of process 1, every process's own running ahead by its shift."""
-    clocks.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + SHIFTS[rank])
-    return read_clock(1)
-
-
-@pytest.mark.processes
-def test_a_clock_that_is_ahead_is_found_out_within_the_error_stated():
-    """The processes of one machine share a clock, so what they measure is the shift they were given."""
-    readings = processes.run(_read, len(SHIFTS))
-    for shift, reading in zip(SHIFTS, readings, strict=True):
-        assert 0 <= reading.error < 1, reading
-        assert abs(reading.offset + shift) <= reading.error, (shift, reading)
-    assert readings[1].error == 0.0 < readings[0].error
-
-
-def test_a_time_there_is_the_inverse_of_a_time_here():
-    clock = Clock(Reading(at=100.0, offset=5.0, error=1e-4), Reading(at=300.0, offset=5.02, error=3e-4))
-    assert [clock.local(clock.reference(time)) for time in (90.0, 250.0)] == pytest.approx([90.0, 250.0], abs=1e-9)
-
-
 def _read_neighbours(rank):
-    """What the clocks of neighbours in a chain say when this process's says 1000 s, read twice."""
+    """What the clocks of neighbours in a chain say when this process's says 1000 s, read twice, and their readings."""
     clocks.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + SHIFTS[rank])
     known = NeighbourClocks()
     for _ in range(2):
         known.read([(0, 1), (1, 2)])
-    return {peer: known.local(peer, 1000.0) for peer in range(len(SHIFTS))}
+    readings = {peer: clock.last for peer, clock in known._clocks.items()}
+    return {peer: known.local(peer, 1000.0) for peer in range(len(SHIFTS))}, readings
 
 
 @pytest.mark.processes
 def test_both_of_two_neighbours_know_each_others_time_and_nobody_elses():
-    for rank, read in enumerate(processes.run(_read_neighbours, len(SHIFTS))):
+    """The processes of one machine share a clock, so what they measure is the shift they were given."""
+    for rank, (read, readings) in enumerate(processes.run(_read_neighbours, len(SHIFTS))):
+        for peer, reading in readings.items():
+            assert 0 < reading.error < 1, reading
+            assert abs(reading.offset - (SHIFTS[peer] - SHIFTS[rank])) <= reading.error, (rank, peer, reading)
         for peer, local in read.items():
             if abs(rank - peer) == 1:
                 assert local == pytest.approx(1000.0 + SHIFTS[rank] - SHIFTS[peer], abs=0.5), (rank, read)

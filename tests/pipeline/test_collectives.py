@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from support import processes
 from thinwire.pipeline.errors import PeerError, WireError
-from thinwire.pipeline.measuring.clocks import NeighbourClocks, read_clock
+from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
@@ -188,7 +188,6 @@ FLIPPED = {
     "the gradient norm": lambda rank, where: norm_of(rank, where),
     "losses": lambda rank, where: losses_of(rank),
     "a clock": lambda rank, where: NeighbourClocks().read([(0, 1)]),
-    "the last clock": lambda rank, where: read_clock(0),
 }
 """What process 1 tells process 0, by name."""
 

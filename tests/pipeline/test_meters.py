@@ -2,7 +2,6 @@ import pytest
 
 from thinwire.pipeline.measuring import meters
 from thinwire.pipeline.measuring.meters import SECTIONS, Meter, Traffic, count, spending
-from thinwire.pipeline.measuring.spans import Departure, Recording, Span, Work
 
 NOTHING = dict.fromkeys(SECTIONS, 0.0)
 
@@ -40,41 +39,14 @@ def test_sections_are_exclusive(clock):
 
 def test_compute_is_counted_by_task_too(clock):
     meter = Meter()
-    for microbatch in range(2):
-        with meter.section("compute", work=Work("forward", 0, microbatch)):
+    for _ in range(2):
+        with meter.section("compute", "forward"):
             clock.now += 1.0
-            with meter.section("wait", work=Work("activations")):
+            with meter.section("wait", "stage 1 was waiting"):
                 clock.now += 10.0
-        with meter.section("compute", work=Work("backward", 0, microbatch)):
+        with meter.section("compute", "backward"):
             clock.now += 3.0
     assert meter.computing == {"forward": 2.0, "backward": 6.0}
-
-
-def test_a_recording_takes_every_slice_and_departure(clock):
-    meter, recording = Meter(), Recording()
-    with meter.section("compute"):
-        clock.now = 1.0
-    meter.depart(Work("activations", 0, 0, 0), 100)
-    meter.recording = recording
-    frame = Work("gradients", 5, 2, 0)
-    with meter.section("compute", work=Work("backward", 5, 2)):
-        clock.now = 2.0
-        with meter.section("wait", "stage 0 was waiting", frame):
-            clock.now = 4.0
-        clock.now = 4.5
-    meter.depart(frame, 64)
-    meter.recording = None
-    with meter.section("decode"):
-        clock.now = 9.0
-    assert recording == Recording(
-        [
-            Span(1.0, 2.0, "compute", "backward", 5, 2, None),
-            Span(2.0, 4.0, "wait", "gradients", 5, 2, 0),
-            Span(4.0, 4.5, "compute", "backward", 5, 2, None),
-        ],
-        [Departure(4.5, "gradients", 5, 2, 0, 64)],
-    )
-    assert meter.seconds == {**NOTHING, "compute": 2.5, "wait": 2.0, "decode": 4.5}
 
 
 def test_an_exception_closes_its_section(clock):
@@ -132,22 +104,20 @@ def test_spending_is_that_of_all_stages(clock):
     ],
 )
 def test_a_wait_is_for_the_neighbour_until_the_frame_departs(clock, departed, parts):
-    meter, recording = Meter(), Recording()
-    meter.recording = recording
+    meter = Meter()
     clock.now = 1.0
-    with meter.waiting("stage 1 was waiting", Work("activations", 0, 0, 0)) as wait:
+    with meter.waiting("stage 1 was waiting") as wait:
         clock.now = 10.0
         wait.departed = departed
     assert meter.seconds == {**NOTHING, **parts}
-    assert [(span.kind, span.start, span.end) for span in recording.spans] == [("wait", 1.0, 10.0)]
 
 
 def test_what_is_apart_takes_no_seconds_and_keeps_its_traffic(clock):
     meter = Meter()
-    with meter.section("compute", work=Work("forward")):
+    with meter.section("compute", "forward"):
         clock.now = 1.0
     with meter.apart():
-        with meter.section("compute", work=Work("forward")):
+        with meter.section("compute", "forward"):
             clock.now = 50.0
         count(meter.sent, (0, "activations", "eval-on"), Traffic(frames=1, bytes=10))
     with meter.section("encode"):

@@ -143,7 +143,6 @@ class Setting:
     wire: Mapping[str, Any] = field(default_factory=lambda: {"timeout": 60.0})
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.05, "max_grad_norm": 0.5})
     samples: type[Samples] = Samples
-    trace: int = 0
     shared: bool = False
     """Whether every stage has the layer of the first one, as weights that stages share."""
     replicas: int = 1
@@ -262,7 +261,6 @@ def make_trainer(rank, *, where=None, **options):
         task=task,
         sync=sync_of(stages, where, replicas, setting.pipeline, optimizer, shared, training.steps),
         update=Update(stages, where, optimizer, training, shared),
-        trace=setting.trace,
     )
     for stage in stages:
         stage.connect()

@@ -7,9 +7,7 @@ with fp32 or bf16 on the wire.
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +23,6 @@ from thinwire.models.data.sampler import Batch
 from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.measuring.meters import SECTIONS, Meter
-from thinwire.pipeline.measuring.spans import Recording
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.options.training import MOST_STEPS
@@ -60,7 +57,7 @@ class StepMeasures:
     sections: dict[str, float]
     """Seconds of its stages by section; sections do not overlap."""
     forward: float
-    """Median seconds of the forward of a micro-batch through a stage of this process; of a GPU, of its launch alone."""
+    """Mean seconds of the forward of a micro-batch through a stage of this process; of a GPU, of its launch alone."""
     sent: float
     """Bytes of all frames that its stages sent."""
 
@@ -105,7 +102,7 @@ class Thinwire(Contender):
         optimizer = replace(recipe.optimizer, lr=rate)
         ready = replace(prepared, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
         self.round = replicas.sync.every if replicas.step_alone else 1
-        self._next = 0
+        self._next, self._microbatches = 0, recipe.pipeline.num_microbatches
         self._assembly = assemble(ready, where, rank)
         self._trainer = self._assembly.trainer
         self.stages = self._trainer.stages
@@ -122,17 +119,17 @@ class Thinwire(Contender):
         stages, steps = self.stages, self.round
         for stage in stages:
             stage.meter.sent.clear()
-        recordings = [Recording() for _ in stages]
-        for stage, recording in zip(stages, recordings, strict=True):
-            stage.meter.recording = recording
+        before = self._forwards()
         taken = [self._take(ids) for _ in range(steps)]
-        for stage in stages:
-            stage.meter.recording = None
         return StepMeasures(
             sections={name: sum(record.sections[name] for record in taken) / steps for name in SECTIONS},
-            forward=_forward(recordings),
+            forward=(self._forwards() - before) / (steps * len(stages) * self._microbatches),
             sent=sum(traffic.bytes for stage in stages for traffic in stage.meter.sent.values()) / steps,
         )
+
+    def _forwards(self) -> float:
+        """Seconds of all forwards so far."""
+        return sum(stage.meter.computing.get("forward", 0.0) for stage in self.stages)
 
     def _take(self, ids: Tensor) -> StepRecord:
         """Take one optimizer step."""
@@ -153,16 +150,6 @@ class Thinwire(Contender):
     def close(self) -> None:
         """Close stores and delete their files."""
         self._assembly.close()
-
-
-def _forward(recordings: Sequence[Recording]) -> float:
-    """Median seconds of the forward of a micro-batch through one of the stages that were recorded."""
-    found = defaultdict[tuple[int, int | None, int | None], float](float)
-    for stage, recording in enumerate(recordings):
-        for span in recording.spans:
-            if (span.kind, span.task) == ("compute", "forward"):
-                found[stage, span.pass_index, span.microbatch] += span.end - span.start
-    return statistics.median(found.values())
 
 
 class CastAtBoundaries(nn.Module):

@@ -43,8 +43,8 @@ COLUMNS = (
 NOTE = (
     "Medians. First visits: with samples that have not come before, which AQ-SGD sends in full or by a codec of their "
     "own. x none: speed over Thinwire's uncompressed speed. MB: of all processes, for samples seen before. forward: of "
-    "a micro-batch, in the slowest stage; links of 8 x kB / ms Mbit/s carry its uncompressed activation in that time. "
-    "The other ms are the parts of a step, means over the processes."
+    "a micro-batch, the mean of a step, in the slowest stage; links of 8 x kB / ms Mbit/s carry its uncompressed "
+    "activation in that time. The other ms are the parts of a step, means over the processes."
 )
 
 

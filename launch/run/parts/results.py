@@ -1,4 +1,4 @@
-"""What a run shows at its end: the summary, a picture, traces, and the digest of the weights."""
+"""What a run shows at its end: the summary, a picture, and the digest of the weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thinwire.launch.results.console import show_summary
-from thinwire.launch.results.outputs import OutputError, save_picture, save_summary, save_traces, writing
+from thinwire.launch.results.outputs import OutputError, save_picture, save_summary, writing
 from thinwire.launch.results.summary import carried, of_stages, stage_report, written
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
@@ -16,13 +16,12 @@ from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.parts.saving import Saving
 from thinwire.launch.shared.tables import say
 from thinwire.models.digest import weights_digest
-from thinwire.pipeline.measuring.traces import StageTrace
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.replicas.step_exchanges import exchange_report
 
 
 class Results(RunPart):
-    """Gathers the traces; the process that reports writes and prints the final results."""
+    """The process that reports writes and prints the final results."""
 
     def __init__(self, assembly: Assembly, log: Log, weights: Saving) -> None:
         self._assembly, self._trainer = assembly, assembly.trainer
@@ -31,7 +30,7 @@ class Results(RunPart):
     def end(self, done: int) -> None:
         """Close the stages, and show the results; whatever could be lost is saved."""
         self._assembly.close()
-        traces, lines, summary = self._traces(), self._log.lines, self._weights.summary
+        lines, summary = self._log.lines, self._weights.summary
         if lines is None or summary is None:
             return
         times = self._log.times
@@ -44,20 +43,10 @@ class Results(RunPart):
             with writing(folder):
                 lines.close()
                 say(lines.news())
-                save_traces(folder, traces)
                 save_picture(folder / "loss.png", self._recipe.name, unit, lines.losses, lines.evaluations)
         except OutputError as error:  # the weights and numbers are saved, so the run has not failed
-            say(f"the traces or the picture are left out: {error}")
+            say(f"the picture is left out: {error}")
         show_summary(summary)
-
-    def _traces(self) -> list[StageTrace]:
-        """The trace of every stage, in the process of the last stage. Else, or without a trace, an empty list."""
-        tracer = self._trainer.tracer
-        if not tracer.keep:
-            return []
-        found = {stage: trace.to_json() for stage, trace in tracer.traces().items()}
-        gathered = collectives.gather(self._trainer.placement, found)
-        return [StageTrace.from_json(trace) for trace in gathered or ()]
 
 
 def summarize(assembly: Assembly, done: int, told: Mapping[str, Any]) -> dict[str, Any] | None:
