@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -105,6 +105,16 @@ class Described(ABC):
             allowed = " and ".join(self.channels)
             raise CodecError(f"{self.name} is for {allowed} only, got {self} for {channel}; {self.instead}")
 
+    def of_known_length(self) -> Self:
+        """The same, with codecs inside whose payloads all have `nbytes`; what is decoded is the same.
+
+        Raises CodecError if one of them has no such form.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        inside = {field.name: getattr(self, field.name) for field in fields}
+        inside = {name: one.of_known_length() for name, one in inside.items() if isinstance(one, Described)}
+        return dataclasses.replace(self, **inside) if inside else self  # type: ignore[type-var]
+
     def __str__(self) -> str:
         return expression_of(self)
 
@@ -165,6 +175,16 @@ class Codec(Described):
         Raises CodecError if this one reuses indices and the other has none to share.
         """
         return self
+
+    def of_known_length(self) -> Self:
+        """The codec whose payloads all have `nbytes`, and are decoded to the same values; itself unless it `varies`.
+
+        Raises CodecError if there is none.
+        """
+        made = super().of_known_length()
+        if made.varies:
+            raise CodecError(f"payloads of {self} vary in length, and it has no form in which they do not")
+        return made
 
     def unscaled(self) -> "Codec":
         """The codec without the scaling that makes it unbiased: feedback uses this one."""

@@ -33,7 +33,12 @@ class Blockwise(MayVary, Codec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", resolve_per(self, self.per, self.group))
-        check_code(self, self.code)
+        check_code(self, self.code, self._codes)
+
+    @property
+    def _codes(self) -> Sequence[Code]:
+        """What `code` may be."""
+        return ("entropy",)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of all scales and of the packed codes; 0 for a tensor without elements.

@@ -8,11 +8,11 @@ The options grid and step are in grid_with_zero.py and steps.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from types import MappingProxyType
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from torch import Tensor
 
@@ -70,7 +70,8 @@ class Quantize(Blockwise):
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
     one. Frequent integers take fewer bits, so it sets the size, and `bits` how large an integer may be."""
     code: Code | None = field(default=None, kw_only=True)
-    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`."""
+    """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`; `plain`, with `step`: its
+    integers take all of their `bits`, and payloads have one length."""
 
     def __post_init__(self) -> None:
         attempt(
@@ -99,7 +100,7 @@ class Quantize(Blockwise):
             return
         if type(self.step) not in (int, float) or not 0 < self.step <= _LARGEST_STEP:
             raise CodecError(f"q's step must be above 0 and at most {_LARGEST_STEP:g}, got {self.step!r}")
-        if self.bits not in (8, 16) or self._points != "midtread" or self.code:
+        if self.bits not in (8, 16) or self._points != "midtread" or self.code == "entropy":
             raise CodecError(
                 f"q's step needs 8 or 16 bits, of which frequent integers take fewer, and a grid with zero, without "
                 f"code, got {self}; write q(8, step={self.step})"
@@ -109,7 +110,15 @@ class Quantize(Blockwise):
     def varies(self) -> bool:
         """Whether frequent codes take fewer bits."""
         # torch.compile takes a property of super() for its value, which is always true
-        return self.code is not None or self.step is not None
+        return self.code == "entropy" or (self.step is not None and self.code is None)
+
+    def of_known_length(self) -> Self:
+        """The codec without `code`, or with integers of a step as they are."""
+        return replace(self, code=None if self.step is None else "plain")
+
+    @property
+    def _codes(self) -> Sequence[Code]:
+        return ("entropy",) if self.step is None else get_args(Code)
 
     @property
     def _grid(self) -> Grid:
@@ -129,7 +138,7 @@ class Quantize(Blockwise):
         quantizer = self._quantizer
         if not isinstance(quantizer, StepQuantizer):
             return super().entropy_bits(payload, shape)
-        scales, _, rows, integers = quantizer.read(payload, shape)
+        scales, rows, integers = quantizer.read(payload, shape)
         _, counts = integers.unique(return_counts=True)
         return 8 * (LENGTH_BYTES + 2 * len(scales) + 2 * rows.numel()) + prod(shape) * entropy(counts)
 
@@ -142,5 +151,5 @@ class Quantize(Blockwise):
     def _quantizer(self) -> Quantizer:
         if self.step is None:
             return super()._quantizer
-        columns = partial(blocks_per, "channel")
-        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, self.per == "row")
+        columns, rows, plain = partial(blocks_per, "channel"), self.per == "row", self.code == "plain"
+        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain)

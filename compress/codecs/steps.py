@@ -1,9 +1,14 @@
 """q's option step: integers of a step that is a share of the block's root mean square, coded by classes of scale.
 
 payload     | T, uint32 | scale of each block, bf16 | rows apart, bf16 | integers, coded as coding/integers.py says |
-            | T, uint32 | scale of each block, bf16 | integers, int8 or int16 |                if coding saves nothing
+            | T, uint32 | scale of each block, bf16 | room for rows apart, bf16 | integers, int8 or int16 |
 
-T counts all bytes that are sent, as in entropy.py; in the second form it is `nbytes`. An integer k is decoded as k
+T counts all bytes that are sent, as in entropy.py. The second form is sent if coding saves nothing, and always with
+code="plain": T is `nbytes` there, because the room is that of the most rows that go apart, one in 64 (none of 63 rows).
+The rows apart lie at its begin, in order, and zeros behind them. Both forms hold the same scales, rows and integers, so
+they are decoded to the same values. On a GPU nobody looks at a payload of code="plain" to write or read it.
+
+An integer k is decoded as k
 times the scale of its block, which is step * rms(x) as bf16, rounded up: more only where a value would need an integer
 beyond 127, or 32767 with 16 bits. So a few massive values cost the rest of their block nothing but longer codes, and
 the error of a block is at most half a step: |x - C(x)| <= step/2 * rms(x) wherever all values are within reach. Layers
@@ -22,9 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
@@ -41,13 +44,13 @@ SMALLEST_SCALE = 2.0**-125
 _OVER_BLOCK = (0, 2)
 _BF16_BYTES = 2
 _MASSIVE, _ROWS_OF_ONE_APART = 16, 64
-_TINY = 0x0080
-"""The least normal number of bf16."""
+_TINY, _INFINITY = 0x0080, 0x7F80
+"""The least normal number of bf16, and infinity."""
 
 
 @dataclass(frozen=True)
 class StepQuantizer(Quantizer):
-    """Integers of a step, coded."""
+    """Integers of a step, coded unless `plain`."""
 
     step: float
     """The distance of two points, in root mean squares of the block."""
@@ -59,6 +62,8 @@ class StepQuantizer(Quantizer):
     """Gives the columns of a tensor of this shape, as blocks."""
     rows: bool
     """Whether blocks are rows, of which some may go apart."""
+    plain: bool
+    """Whether all payloads have the second form."""
 
     @property
     def last(self) -> int:
@@ -67,34 +72,40 @@ class StepQuantizer(Quantizer):
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The most bytes of a payload; CodecError if they are more than its length can say."""
-        return with_length(_BF16_BYTES * self.blocks(shape).count + self.bits // 8 * prod(shape))
+        head, room = self._places(shape)
+        return with_length(head + room - LENGTH_BYTES + self.bits // 8 * prod(shape))
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the length, the scales, and the integers, coded if that is shorter."""
+        """Write the length, the scales, the rows apart, and the integers, coded if that is shorter."""
         blocks, columns, flat = self.blocks(x.shape), self.columns(x.shape), x.reshape(-1).float()
         scales, integers = self.integers(flat, blocks)
-        head = LENGTH_BYTES + _BF16_BYTES * blocks.count
-        sent, apart = scales, self._massive(scales)
+        head, room = self._places(x.shape)
         if self.rows:
-            sent = torch.where(scales == 0, _TINY, scales)
-        coded, start = integers, head
-        if len(apart):
-            rows = x.reshape(blocks.count, -1)[apart].bfloat16()
-            sent, start = sent.index_fill(0, apart, 0), head + _BF16_BYTES * rows.numel()
-            coded = integers.view(blocks.count, -1).index_fill(0, apart, 0).view(-1)
-            if start < len(out):
-                out[head:start] = tensor_bytes(rows)
-        length = start + self._write(coded, columns, out[start:-1])
-        if length <= start:
-            sent, length = scales, len(out)
-            out[head:] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
-        out[LENGTH_BYTES:head] = tensor_bytes(sent)
-        put_length(length, out)
+            scales = torch.where(scales == 0, _TINY, scales)
+        rows, apart = x.new_empty(0, dtype=torch.bfloat16), 0
+        if room:
+            massive = _massive(scales)
+            first, goes = _first_of(massive, room // (_BF16_BYTES * blocks.inner))
+            rows = torch.where(goes, x.reshape(blocks.count, -1)[first].bfloat16(), 0)
+            by_row = integers.view(blocks.count, -1)
+            by_row[first] = torch.where(goes, 0, by_row[first])
+            scales = scales.masked_fill(massive, 0)
+            apart = 0 if self.plain else int(goes.sum())
+        start, length = head + _BF16_BYTES * apart * blocks.inner, 0
+        if not self.plain:
+            length = self._write(integers, columns, out[start:-1])
+        if length:
+            out[head:start] = tensor_bytes(rows[:apart])
+        else:
+            out[head : head + room] = tensor_bytes(rows)
+            out[head + room :] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
+        out[LENGTH_BYTES:head] = tensor_bytes(scales)
+        put_length(start + length if length else len(out), out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write integers times scales into `out`, and the rows apart."""
         blocks = self.blocks(out.shape)
-        scales, apart, rows, integers = self.read(payload, out.shape)
+        scales, rows, integers = self.read(payload, out.shape)
         values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
         if kernels.cover(values, blocks):
             kernels.values(integers, scales, blocks.inner, values)
@@ -103,32 +114,34 @@ class StepQuantizer(Quantizer):
             values.copy_((blocks.view(integers).float() * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
-        if len(apart):
-            decoded = torch.empty_like(rows, dtype=out.dtype)
+        if len(rows):
+            first, goes = _first_of(scales == 0, len(rows))
+            decoded, by_row = torch.empty_like(rows, dtype=out.dtype), out.view(blocks.count, -1)
             saturating_copy(rows, decoded)
-            out.view(blocks.count, -1)[apart] = decoded
+            by_row[first] = torch.where(goes, decoded, by_row[first])
 
-    def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The scales, int16, the indices of the rows apart, these rows, bf16, and all integers, int16 [n].
+    def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The scales, int16, the rows apart, or all of their room, bf16, and all integers, int16 [n].
 
         Raises CodecError if these bytes are no payload.
         """
-        blocks, n, length = self.blocks(shape), prod(shape), length_of(payload)
-        head = LENGTH_BYTES + _BF16_BYTES * blocks.count
+        blocks, (head, room) = self.blocks(shape), self._places(shape)
         scales = payload[LENGTH_BYTES:head].clone().view(torch.int16)
-        none = torch.empty(0, dtype=torch.int64, device=payload.device)
+        length = len(payload) if self.plain else length_of(payload)
         if length == len(payload):
-            plain = payload[head:].clone().view(torch.int8 if self.bits == 8 else torch.int16)
-            return scales, none, none, plain.to(torch.int16)
-        apart = (scales == 0).nonzero().squeeze(1) if self.rows else none
-        start = head + _BF16_BYTES * len(apart) * blocks.inner
+            rows = payload[head : head + room].clone().view(torch.bfloat16).view(-1, blocks.inner)
+            plain = payload[head + room :].clone().view(torch.int8 if self.bits == 8 else torch.int16)
+            return scales, rows, plain.to(torch.int16)
+        apart = int((scales == 0).sum()) if self.rows else 0
+        start = head + _BF16_BYTES * apart * blocks.inner
         if length < start:
             raise CodecError(f"a payload's rows apart need {start - head} bytes, and {length - head} are there")
-        rows = payload[head:start].clone().view(torch.bfloat16).view(len(apart), blocks.inner)
-        coded, columns, integers = payload[start:length].cpu(), self.columns(shape), torch.empty(n, dtype=torch.int16)
+        rows = payload[head:start].clone().view(torch.bfloat16).view(apart, blocks.inner)
+        n, coded, columns = prod(shape), payload[start:length].cpu(), self.columns(shape)
+        integers = torch.empty(n, dtype=torch.int16)
         if not (kernels.cover_code(coded) and kernels.decode(coded, columns, integers)):
             integers = decode_integers(coded, columns)  # says what is wrong
-        return scales, apart, rows, integers.to(payload.device)
+        return scales, rows, integers.to(payload.device)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
@@ -165,16 +178,11 @@ class StepQuantizer(Quantizer):
         most = torch.full((1,), torch.finfo(torch.float32).max, device=scales.device)
         return (most / scales).floor_().clamp_(max=self.last)
 
-    def _massive(self, scales: Tensor) -> Tensor:
-        """The indices of the rows that go apart, given the scales of all."""
-        if not self.rows:
-            return torch.empty(0, dtype=torch.int64, device=scales.device)
-        known: NDArray[np.int32] = scales.cpu().int().numpy()
-        middle = (len(known) - 1) // 2
-        # the integers of bf16 are in the order of its numbers, and 4 octaves lie between one and its 16th
-        apart = np.flatnonzero(known > np.partition(np.maximum(known, _TINY), middle)[middle] + (4 << 7))
-        few = len(apart) * _ROWS_OF_ONE_APART <= len(known) and known.max() <= 0x7F80
-        return torch.from_numpy(apart if few else apart[:0]).to(scales.device)
+    def _places(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Where the rows apart begin, and the bytes of their room."""
+        blocks = self.blocks(shape)
+        most = blocks.count // _ROWS_OF_ONE_APART if self.rows else 0
+        return LENGTH_BYTES + _BF16_BYTES * blocks.count, _BF16_BYTES * most * blocks.inner
 
     def _write(self, integers: Tensor, columns: Blocks, out: Tensor) -> int:
         """Write the code of `integers`, and return its length; 0 if there is no room.
@@ -193,3 +201,18 @@ class StepQuantizer(Quantizer):
         if room is not out:
             out[:length] = room[:length]
         return length
+
+
+def _massive(scales: Tensor) -> Tensor:
+    """Which rows go apart, bool [count], given the scales of all, bf16 as int16."""
+    known, most = scales.int(), len(scales) // _ROWS_OF_ONE_APART
+    middle = known.sort().values[(len(known) - 1) // 2]
+    # the integers of bf16 are in the order of its numbers, and 4 octaves lie between one and its 16th
+    apart = known > middle + (4 << 7)
+    return apart & (apart.sum() <= most) & (known.amax() <= _INFINITY)
+
+
+def _first_of(marked: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The indices [most] of rows, the marked ones first, and whether each is one, bool [most, 1]; nobody waits."""
+    first = marked.to(torch.uint8).sort(descending=True, stable=True).indices[:most]
+    return first, marked[first].unsqueeze(1)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.compress import Coder, Decoder, Encoder, Method, Microbatch, SlotCounts
+from thinwire.compress import CodecError, Coder, Decoder, Encoder, Method, Microbatch, SlotCounts
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.measured import contraction, swamped
 from thinwire.compress.stores.files import StoreFiles
@@ -288,7 +288,7 @@ class Wire:
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
             capacity = capacity_of(encoders)
-            if (group := self._to_gpu(channel, holder, encoders)) is not None:
+            if (group := self._to_gpu(channel, holder)) is not None:
                 to_gpu = GpuSender(
                     capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
                 )
@@ -301,7 +301,7 @@ class Wire:
             self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
         ]
         capacity = capacity_of(decoders)
-        if (group := self._to_gpu(channel, holder, decoders)) is not None:
+        if (group := self._to_gpu(channel, holder)) is not None:
             arrivals = GpuArrivals(capacity, holder.device, group, self._rank(holder.peer))
             return GpuReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
         receiving = self._transport(ProcessGroupReceiver, channel, capacity, holder)
@@ -341,6 +341,33 @@ class Wire:
         ]
         return coder
 
+    def _method(self, boundary: int, name: ChannelName) -> Method:
+        """The method of a channel; from GPU to GPU its form whose frames have a length known in advance.
+
+        Raises OptionsError if it has none.
+        """
+        method = self.compression.method(boundary, name)
+        try:
+            return method.of_known_length() if (boundary, name) in self.gpus.groups else method
+        except CodecError as error:
+            raise OptionsError(
+                f"wire.transport nccl needs frames whose length is known in advance: {error}; add --wire.transport gloo"
+            ) from None
+
+    @property
+    def notes(self) -> list[str]:
+        """What carries the frames of each pair of processes, and which codecs of this process go uncoded, in words."""
+        wanted = {self.compression.method(*channel): self._method(*channel) for channel in self.gpus.groups}
+        return [
+            *self.gpus.notes,
+            *(
+                f"{method} goes over NCCL as {known}, because frames have a length known in advance there: the same "
+                f"losses and weights, and more bytes"
+                for method, known in wanted.items()
+                if known != method
+            ),
+        ]
+
     def discard_stores(self) -> None:
         """Delete the store files that this Wire made. Close the stores first."""
         self._files.discard()
@@ -352,21 +379,15 @@ class Wire:
                 boundary=shape.index,
                 name=name,
                 examples=shape.examples if name == "activations" else shape.gradients,
-                method=self.compression.method(shape.index, name),
+                method=self._method(shape.index, name),
                 seed=self.seed,
             )
             for name in CHANNELS
         }
 
-    def _to_gpu(self, channel: Channel, holder: Holder, coders: Sequence[Coder]) -> dist.ProcessGroup | None:
-        """The communicator of a channel; None if its frames go another way. OptionsError if their lengths vary."""
-        group = None if holder.peer is None else self.gpus.groups.get((channel.boundary, channel.name))
-        if group is not None and (varying := [str(coder.method) for coder in coders if coder.varies]):
-            raise OptionsError(
-                f"wire.transport nccl needs frames whose length is known in advance, and frames of {varying[0]} vary; "
-                f'add --wire.transport gloo, or drop code="entropy"'
-            )
-        return group
+    def _to_gpu(self, channel: Channel, holder: Holder) -> dist.ProcessGroup | None:
+        """The communicator of a channel; None if its frames go another way."""
+        return None if holder.peer is None else self.gpus.groups.get((channel.boundary, channel.name))
 
     def _sums(self, capacity: int, holder: Holder) -> PayloadSums | None:
         """What takes the place of the payloads' checksum from GPU to GPU."""

@@ -110,6 +110,20 @@ def test_a_codec_without_the_option_uses_all_bytes():
 
 
 @pytest.mark.parametrize("expression", CODED)
+def test_the_form_of_known_length_is_decoded_to_the_same_values(expression):
+    codec = parse(expression)
+    known = codec.of_known_length()
+    assert codec.varies and not known.varies
+    assert_identical(roundtrip(known, gaussian(30, 50)), roundtrip(codec, gaussian(30, 50)))
+
+
+def test_feedback_has_a_form_of_known_length_around_the_codecs_inside():
+    method = parse('aqsgd(q(4, code="entropy"), first=q(8, step=0.2), slot="sample")')
+    assert method.of_known_length() == parse('aqsgd(q(4), first=q(8, step=0.2, code="plain"), slot="sample")')
+    assert parse("ef(q(4))").of_known_length() == parse("ef(q(4))")
+
+
+@pytest.mark.parametrize("expression", CODED)
 @pytest.mark.parametrize("seed", range(3))
 def test_damage_is_a_sentence(expression, seed):
     codec, x = parse(expression), gaussian(16, 64)

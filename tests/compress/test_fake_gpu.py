@@ -8,6 +8,7 @@ from support.codec_helpers import EXPRESSIONS, KEY
 from support.gpus import GPU, FakeGpu, fake_put
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
 from thinwire.compress.codecs import sparse
+from thinwire.compress.codecs.coding import lengths
 from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
@@ -36,7 +37,7 @@ WAITING = (
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (codec, coder, memory, plan, sparse, store):
+    for module in (codec, coder, lengths, memory, plan, sparse, store):
         monkeypatch.setattr(module, "put", fake_put)
 
 
@@ -53,6 +54,17 @@ def test_a_codec_works_on_the_gpu_alone_and_nobody_waits_for_it(expression):
     made = parse(expression)
     with FakeGpu():
         assert send(made, torch.empty(SHAPE, device=GPU), GPU).device == GPU
+
+
+@pytest.mark.parametrize("expression", ['q(8, step=0.2, code="plain")', 'q(16, step=0.01, code="plain", per="tensor")'])
+def test_integers_that_are_not_coded_leave_and_come_while_nobody_waits(expression):
+    made = parse(expression)
+    with FakeGpu():
+        x = torch.empty((4, 33, 64), device=GPU)
+        payload = torch.empty(made.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=GPU)
+        made.encode(x, payload, KEY)
+        decoded = torch.empty_like(x)
+        made.decode(payload, decoded, KEY)
 
 
 @pytest.mark.parametrize("expression", WAITING)

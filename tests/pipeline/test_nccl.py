@@ -6,12 +6,15 @@ import torch.distributed as dist
 
 from support.gpus import GPU, FakeGpu
 from support.processes import run
-from support.toy import Setting, train
+from support.toy import WIDTH, Setting, train
+from thinwire.compress import parse
 from thinwire.pipeline.devices.transports import Location, advice, carrying
 from thinwire.pipeline.errors import OptionsError, PipelineError
-from thinwire.pipeline.frames import HEADER_BYTES
+from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.wire import nccl, wire
+from thinwire.pipeline.wire.channel import frame_bytes
 
 CPU_A, ONE, TWO, FAR = Location("a", None), Location("a", "GPU-1"), Location("a", "GPU-2"), Location("b", "GPU-3")
 
@@ -120,8 +123,10 @@ def from_gpu_to_gpu(rank, options, damaged=False):
         ("1f1b", 2, 2, ("aqsgd(q(4))", "ef(topk(0.25))")),
         ("1f1b", 3, 3, ("q(4)", "q(8)")),
         ("interleaved-zero-bubble", 2, 4, ("q(4)", "q(8)")),
+        ("1f1b", 2, 2, ("q(8, step=0.2)", "q(8, step=0.2)")),
+        ("1f1b", 2, 2, ('aqsgd(q(8, step=0.5), first=q(8, code="entropy"))', 'ef(topk(0.3, code="entropy"))')),
     ],
-    ids=["with feedback", "three processes", "several boundaries between two processes"],
+    ids=["with feedback", "three processes", "several boundaries between two processes", "the default", "coded"],
 )
 def test_the_ends_from_gpu_to_gpu_carry_the_same_numbers(alone, schedule, processes, stages, codecs):
     """With three processes it hung: torch names a group by how many there are, and each made those of its own pairs.
@@ -133,12 +138,19 @@ def test_the_ends_from_gpu_to_gpu_carry_the_same_numbers(alone, schedule, proces
     options = {"schedule": schedule, "num_stages": stages, "compression": compression}
     results = run(from_gpu_to_gpu, processes, options)
     assert not [said for said in results if isinstance(said, str)]
-    losses, weights, *_ = train(0, options | {"simulated": True})
+    losses, weights, coded, *_ = train(0, options | {"simulated": True})
     assert next(found[0] for found in results if found[0] is not None) == losses
     for found in results:
         for stage, state in found[1].items():
             assert all(torch.equal(tensor, weights[stage][name]) for name, tensor in state.items())
-    assert all(any(traffic for traffic in found[2].values()) for found in results)
+        for stage, sent in found[2].items():
+            assert sent and sent.keys() == coded[stage].keys()
+            for route, traffic in sent.items():
+                _, channel, _ = route
+                known = parse(dict(zip(("activations", "gradients"), codecs, strict=True))[channel]).of_known_length()
+                if known.feedback is None:
+                    length = frame_bytes([known.nbytes((2, 3, WIDTH), torch.float32)])
+                    assert traffic.bytes == traffic.frames * length, "what was really sent"
 
 
 @pytest.mark.processes
@@ -189,9 +201,27 @@ def test_a_sum_is_ordered_on_the_gpu_without_a_look_at_it():
 
 
 @pytest.mark.processes
-def test_frames_whose_length_varies_are_refused_from_gpu_to_gpu():
-    options = {"compression": {"activations": 'q(4, code="entropy")', "gradients": "q(8)"}}
+def test_frames_whose_length_varies_in_any_case_are_refused_from_gpu_to_gpu():
+    options = {"compression": {"activations": 'rotated.Rotated("q(8, step=0.2)")', "gradients": "q(8)"}}
     assert all(
         "needs frames whose length is known in advance" in said and "add --wire.transport gloo" in said
         for said in run(from_gpu_to_gpu, 2, options)
     )
+
+
+@pytest.mark.processes
+def test_a_line_says_which_codecs_go_uncoded_from_gpu_to_gpu():
+    first, _ = run(notes_of, 2)
+    assert first[-1] == (
+        'q(8, step=0.2) goes over NCCL as q(8, step=0.2, code="plain"), because frames have a length known in advance '
+        "there: the same losses and weights, and more bytes"
+    )
+    assert len(first) == 2, "q(8) goes as it is"
+
+
+def notes_of(rank):
+    made = wire.Wire(CompressionOptions(gradients="q(8)"))
+    before = made.notes
+    made.gpus = nccl.GpuLinks({(0, name): made.group for name in CHANNELS}, ["nccl carries"])
+    assert before == []
+    return made.notes

@@ -1,13 +1,16 @@
 """Payloads that say how long they are, of codecs with code="entropy": the first four bytes, a uint32, count all."""
 
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, require_choice
+from thinwire.compress.transfer import put
 
-Code = Literal["entropy"]
+Code = Literal["entropy", "plain"]
 LENGTH_BYTES = 4
 
 
@@ -19,17 +22,21 @@ class MayVary:
     @property
     def varies(self) -> bool:
         """Whether frequent symbols take fewer bits."""
-        return self.code is not None
+        return self.code == "entropy"
+
+    def of_known_length(self) -> Self:
+        """The codec without `code`: it sends what is coded as it is."""
+        return replace(self, code=None)  # type: ignore[type-var]
 
     def used(self, payload: Tensor) -> int:
         """How many bytes of a payload are sent; CodecError if it says something impossible."""
         return length_of(payload) if self.varies and len(payload) else len(payload)
 
 
-def check_code(codec: Codec, code: object) -> None:
+def check_code(codec: Codec, code: object, allowed: Sequence[Code] = ("entropy",)) -> None:
     """Raise CodecError if a codec's option `code` is not allowed."""
     if code is not None:
-        require_choice(codec, "code", code, get_args(Code))
+        require_choice(codec, "code", code, allowed)
 
 
 def with_length(size: int) -> int:
@@ -45,7 +52,8 @@ def with_length(size: int) -> int:
 
 def put_length(length: int, out: Tensor) -> None:
     """Write how many bytes of a payload are sent, and zeros beyond them."""
-    out[:LENGTH_BYTES] = torch.frombuffer(bytearray(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
+    told = torch.frombuffer(bytearray(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
+    out[:LENGTH_BYTES] = put(told, out.device)
     out[length:] = 0
 
 

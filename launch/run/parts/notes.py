@@ -40,7 +40,7 @@ class Notes(RunPart):
                 *prepared.data.notes,
                 *(prepared.prompts.notes if prepared.prompts else ()),
                 note_on_lora(prepared.blueprint),
-                *trainer.stages[0].wire.gpus.notes,
+                *trainer.stages[0].wire.notes,
                 recipe.compression.note_on_warmup(steps, per_epoch),
                 recipe.replicas.note_on_steps({"save_every": recipe.save_every, "training.evaluate_every": evaluated}),
                 recipe.optimizer.note_on_warmup(steps),
