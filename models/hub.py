@@ -70,6 +70,15 @@ def load(auto: Any, name: str, **options: Any) -> Any:
         ) from error
 
 
+def file_of(name: str, file: str) -> Path | None:
+    """A file of a folder, or of a name on the hub, which is fetched if need be; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    with reading(name):
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
 def reason(name: str, error: BaseException, kept: str | Path = "") -> str:
     """Why a name cannot be read: a full cache, the hub that cannot be reached, or else the words of the library.
 

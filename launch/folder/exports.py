@@ -70,6 +70,8 @@ def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
     write = _write_model if run.recipe.model.lora.rank is None else _write_adapter
     try:
         notes = write(run, folder, dtype)
+        if date := run.recipe.data.date:
+            notes.append(f"chats had the date {date} in training; the exported chat template writes that of each day")
         (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
         (folder / "README.md").write_text(readme(run, notes))
         return notes

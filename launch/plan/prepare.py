@@ -6,16 +6,18 @@ This needs no process group. So a launcher calls it first, and finds every mista
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
-from thinwire.errors import attempt
+from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.cut import cut
 from thinwire.launch.plan.host_data import data_of, with_own_task
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.shared_weights import notes_on_shared
-from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.recipe.recipe import PACKAGED, Recipe
+from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
@@ -40,6 +42,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         OptionsError: there is no GPU where one is wanted, or too little memory.
     """
     device = choose(recipe.training.device)
+    recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
             lambda: with_own_task(given or data_of(recipe, rank), recipe.training),
@@ -48,6 +51,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
             lambda: check_precision(recipe.training.precision, device),
             lambda: check_compiler(device) if recipe.training.compile else None,
         )
+    recipe = replace(recipe, data=replace(recipe.data, date=data.date or recipe.data.date))
     with showing("cutting the model"):
         prepared = cut(recipe, source, data)
     if prepared.blueprint.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
@@ -56,6 +60,17 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         notes = [*prepared.data.notes, found, *_notes(prepared)]
         prepared = replace(prepared, data=replace(prepared.data, notes=tuple(notes)))
     return _counted_in_steps(prepared)
+
+
+def _on_its_day(recipe: Recipe) -> Recipe:
+    """A recipe whose chats are those of the run that it goes on with, on any later day: with the date of that run."""
+    begun = recipe.folder / "recipe.yaml"
+    if recipe.data.chosen_kind != "chat" or recipe.data.date or recipe.checkpoint.resume == "never":
+        return recipe
+    with suppress(ThinwireError, LookupError, AttributeError, TypeError):  # there is none, or it is damaged
+        date = fields_in(read_named(str(begun), PACKAGED, "a run has"), str(begun), "recipe")["data"].get("date")
+        return replace(recipe, data=replace(recipe.data, date=date))
+    return recipe
 
 
 def _source(recipe: Recipe, copies: int) -> ModelSource:

@@ -63,5 +63,7 @@ def _starting(prepared: Prepared, arguments: Sequence[str], descriptors: Sequenc
     """How a stage process is started: forked, or, where that is not safe, as a new interpreter."""
     if forks.is_safe():
         return partial(forks.Forked, lambda: work(prepared, heartbeat.begin()))
+    date = prepared.recipe.data.date
     again = [*arguments, "--checkpoint.resume", prepared.recipe.checkpoint.resume]
+    again += ["--data.date", date] if date else []
     return stage_processes.command([sys.executable, "-m", "thinwire.launch.train", *again], descriptors)

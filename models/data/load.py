@@ -25,6 +25,7 @@ from thinwire.models.data.pairs import PairSamples
 from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, evaluation_part, is_split
 from thinwire.models.data.samples import Data, Samples
 from thinwire.models.data.sources import read, source_of, stream_texts
+from thinwire.models.data.templates import today
 from thinwire.models.data.texts import TextBlocks, TextStream
 from thinwire.models.data.tokenizer import Bytes, Pretrained, make_tokenizer
 from thinwire.models.errors import ModelError, require
@@ -46,6 +47,8 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
     if not options.mixture:
         _require_one_tokenizer(options, {options.name: data})
     notes = list(data.notes)
+    if options.date != data.date and options.date:
+        notes.append(f"data.date, {options.date}, does nothing, because the chat template asks for no date")
     if options.evaluation and options.held_out not in (0, DataOptions.held_out):
         notes.append(f"data.held_out, {options.held_out}, does nothing, because data.evaluation names what is held out")
     if data.held_out is not None and data.held_out.digest == data.training.digest:
@@ -59,7 +62,8 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
 def _load_mixture(options: DataOptions, seed: int) -> Data:
     kind = options.chosen_kind
     names = [options.name, *options.mixture]
-    first = replace(options, kind=kind, mixture={})
+    day = options.date or (today() if kind == "chat" else None)
+    first = replace(options, kind=kind, mixture={}, date=day)
     once = options.evaluation is not None and not is_split(options.evaluation)  # of no source, so the first reads it
     later = replace(first, evaluation=None, evaluation_limit=None, held_out=0) if once else first
     each = [first, *(replace(later, name=name) for name in options.mixture)]
@@ -232,7 +236,8 @@ def _load_text(options: DataOptions, seed: int) -> Data:
 def _load_chat(options: DataOptions, seed: int) -> Data:
     columns, notes = _columns(options)
     tokenizer, *parts = attempt(
-        lambda: Pretrained(options.tokenizer), *(partial(read, "chat", part, columns) for part in _parts(options))
+        lambda: Pretrained(options.tokenizer, options.date),
+        *(partial(read, "chat", part, columns) for part in _parts(options)),
     )
     given = (each.tokens for part in parts for each in part if isinstance(each, ChatTokens))
     sizes = [tokenizer.vocab_size, *(int(tokens.max()) + 1 for tokens in given if len(tokens))]
@@ -253,6 +258,7 @@ def _load_chat(options: DataOptions, seed: int) -> Data:
         held[0] if held else None,
         LanguageModeling(),
         vocab_size=max(sizes),
+        date=tokenizer.date,
         ends=frozenset().union(*(each.ends for part in (training, *rest) for each in part)),
         notes=(*notes, *samples.notes(), f"the first conversation, where the loss counts what is in [[ ]]:\n{said}"),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Literal
 
 from thinwire.models.data.parts import Kind
@@ -70,6 +71,9 @@ class DataOptions:
     elsewhere."""
     block_size: int = 128
     """The number of tokens in a sample. Pairs, tagged texts and conversations are cut or padded to this length."""
+    date: str | None = None
+    """chat: the day for chat templates that ask for it, such as 2026-11-29. null takes today in UTC; a run keeps it for
+    whatever comes later: going on, eval, generate, export."""
     packing: bool = False
     """chat: whether a sample holds as many whole conversations as fit. No conversation sees another; the model must
     read positions for that."""
@@ -143,6 +147,8 @@ class DataOptions:
                 f"{self.mixture}",
             ),
             *(self._rules_of_streams(kind) if self.stream is not None else ()),
+            (kind == "chat" or self.date is None, f"date must be left out for kind {kind}: only chat has templates"),
+            (self.date is None or _is_date(self.date), f"date must be a day such as 2026-11-29, got {self.date}"),
             (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
             (
@@ -193,3 +199,10 @@ class DataOptions:
     def limits(self) -> tuple[int | None, int | None]:
         """How much of the training data, and of the `evaluation` data, to use."""
         return self.limit, self.evaluation_limit or self.limit
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

@@ -113,6 +113,7 @@ def outline_text(data: Data, *, labels: bool) -> str:
         "num_labels": data.num_labels,
         "vocab_size": data.vocab_size,
         "classes": data.classes,
+        "date": data.date,
         **told,
     }
     return json.dumps(values) + "\n"
@@ -146,14 +147,14 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))
         num_labels, vocab_size = values["num_labels"], values["vocab_size"]
-        classes = tuple(map(str, values["classes"]))
+        classes, date = tuple(map(str, values["classes"])), values.get("date")
         for part in (training, held_out):
             if part is not None:
                 part.example(1)
                 part.check_labels(num_labels)
         task = LanguageModeling() if num_labels is None else Classification(num_labels)
-        if type(vocab_size) not in (int, type(None)):
-            raise TypeError("vocab_size must be a whole number or null")
+        if type(vocab_size) not in (int, type(None)) or not isinstance(date, str | None):
+            raise TypeError("vocab_size must be a whole number or null, and date a text or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{rule}: it is damaged ({error})") from error
     written = "write it with thinwire outline --labels, or " if num_labels is not None else ""
@@ -165,4 +166,4 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
             "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
         )
     )
-    return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes)
+    return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes, date=date)

@@ -52,5 +52,7 @@ class Data:
     """The names of the classes, by number; empty if the source names none."""
     ends: frozenset[tuple[int, ...]] = frozenset()
     """The tokens that end answers of conversations: of each answer, those in a row."""
+    date: str | None = None
+    """The date that the chat template wrote, as in 2026-11-29; None if it asks for none."""
     notes: tuple[str, ...] = ()
     """Sentences to print at the start of a run."""

@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from typing import Any
 
 from thinwire.errors.calls import first_line
 from thinwire.models.data.parts import ANSWERS, Conversation
+from thinwire.models.data.trial import CHARACTERS, is_error, tried
 from thinwire.models.errors import ModelError, require
 
 Message = dict[str, Any]
@@ -28,6 +30,9 @@ THOUGHT = "</think>"
 _SHOWN = 60
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """What stands before an answer in a chat template that marks answers itself."""
+_NOW = "strftime_now"
+"""What a chat template calls for the date."""
+_NOW_CALL = re.compile(_NOW + r"""\(\s*(["'])([^"'\\]*)\1\s*\)""")
 _LETTERS = "QZ"
 """What takes the place of words. With two, one differs from any sign that it may stand for."""
 
@@ -39,8 +44,8 @@ class Template:
         marks: whether it marks answers itself.
     """
 
-    def __init__(self, tokenizer: Any, name: str, cuts: Callable[[str], list[int]]) -> None:
-        """`name` is that of the tokenizer; `cuts` says where the tokens of a text end.
+    def __init__(self, tokenizer: Any, name: str, cuts: Callable[[str], list[int]], day: str = "") -> None:
+        """`name` is that of the tokenizer; `cuts` says where the tokens of a text end; `day` is its date, else today.
 
         Raises:
             ModelError: there is no template, or several of which none is the default.
@@ -64,18 +69,51 @@ class Template:
         )
         self.name, self._tokenizer, self._cuts = name, tokenizer, cuts
         self.marks = bool(_GENERATION.search(tokenizer.get_chat_template()))
+        each: tuple[Any, Any] = (None, [{}])
+        self._texts = [self._on(day, tokenizer.get_chat_template(tools=tools)) for tools in each]
+        self._tried = False
+
+    def _on(self, day: str, template: str) -> str:
+        """A chat template as on a day: the libraries give each call the time at which it is made."""
+        now = datetime.fromisoformat(day or today())
+        dated = _NOW_CALL.sub(lambda call: json.dumps(now.strftime(call[2])), template)
+        require(
+            (
+                f"{_NOW}(" not in dated,
+                f"the chat template of tokenizer {self.name!r} must give {_NOW} a format in quotes, so that all "
+                f'conversations of a run have one date; write it as in {_NOW}("%Y-%m-%d")',
+            )
+        )
+        return dated
 
     def render(self, chat: Conversation, place: str, **options: Any) -> Any:
         """What the template makes of a conversation: a text, or what the options say. `place` names it in errors."""
         given = {"tokenize": False, "tools": list(chat.tools) or None, **options}
+        given["chat_template"] = self._texts[bool(chat.tools)]
         try:
-            return self._tokenizer.apply_chat_template(list(chat.messages), **given)
-        except Exception as error:  # of the template, which says what it does not allow
+            found = self._tokenizer.apply_chat_template(list(chat.messages), **given)
+        except BaseException as error:  # of the template, which says what it does not allow
+            if not is_error(error):
+                raise
             raise ModelError(
                 f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}; "
                 "leave out of the rows what it does not know, or put one that does into the tokenizer's folder as "
                 "chat_template.jinja"
             ) from error
+        require(
+            (
+                not isinstance(found, str) or len(found) <= CHARACTERS,
+                f"the chat template of tokenizer {self.name!r} must write at most {CHARACTERS} characters of a "
+                f"conversation, got {len(found)} of {place}; leave it out, or take another tokenizer",
+            )
+        )
+        return found
+
+    def _try(self, chat: Conversation) -> None:
+        """Try the template on the first conversation that it gets. ModelError if that takes too much."""
+        said = {"template": self._texts[bool(chat.tools)], "messages": list(chat.messages), "tools": list(chat.tools)}
+        tried(json.dumps(said, default=str), f"the chat template of tokenizer {self.name!r} must write a conversation")
+        self._tried = True
 
     def fitted(self, chat: Conversation, place: str) -> Conversation:
         """A conversation in the form of which the template writes most: as it is, or with contents and calls otherwise.
@@ -84,6 +122,8 @@ class Template:
             ModelError: it takes no form, or leaves out an answer to learn.
         """
         best, least, refused = None, 0, None
+        if not self._tried:
+            self._try(chat)
         for form in _forms(chat):
             try:
                 text = self.render(form, place)
@@ -321,6 +361,16 @@ def _changed(message: Message, name: str) -> Message:
 def _shown(content: Any) -> str:
     said = repr(content)
     return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}.."
+
+
+def today() -> str:
+    """The date in UTC, as in 2026-11-29: alike on hosts in all zones."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def asks_date(tokenizer: Any) -> bool:
+    """Whether a chat template of a tokenizer of transformers asks for the date."""
+    return _NOW in str(tokenizer.chat_template)
 
 
 def counted(chat: Conversation) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from thinwire.models.data.chats import ChatTokens
 from thinwire.models.data.endings import Endings
 from thinwire.models.data.options import BYTES
 from thinwire.models.data.parts import Conversation, local_path
-from thinwire.models.data.templates import Template, counted, followed
+from thinwire.models.data.templates import Template, asks_date, counted, followed, today
+from thinwire.models.data.trial import is_error, tried
 from thinwire.models.errors import ModelError, require
 from thinwire.models.smollm2 import place_of
 
@@ -99,10 +101,16 @@ class Padded:
 
 
 class Pretrained:
-    """A tokenizer of transformers, as `AutoTokenizer` loads it."""
+    """A tokenizer of transformers, as `AutoTokenizer` loads it.
 
-    def __init__(self, name: str) -> None:
+    Attributes:
+        date: that of its chat template, as in 2026-11-29; None if the template asks for none, or there is none.
+    """
+
+    def __init__(self, name: str, date: str | None = None) -> None:
+        """`date` is what a chat template that asks for it gets; None gives it today's."""
         self._tokenizer = load_tokenizer(name)
+        self.date = (date or today()) if asks_date(self._tokenizer) else None
         if not self._tokenizer.get_vocab().keys() - set(self._tokenizer.all_special_tokens):
             raise ModelError(f"{_RULE}, got {name!r}: no token is there, as in a folder without the tokenizer's files")
         self.name = name
@@ -112,7 +120,9 @@ class Pretrained:
         """What the tokenizer makes of texts. ModelError if its files let it fail."""
         try:
             return self._tokenizer(*texts, verbose=False, **options)
-        except Exception as error:  # the libraries check little of what the files say
+        except BaseException as error:  # the libraries check little of what the files say
+            if not is_error(error):
+                raise
             raise ModelError(f"{_RULE}, got {self.name!r}: it fails with {first_line(error)}") from error
 
     def tokens(self, texts: Sequence[str], limit: int | None = None) -> Tensor:
@@ -305,7 +315,10 @@ class Pretrained:
     def _template(self) -> Template:
         """Its chat template. ModelError if it has none."""
         return Template(
-            self._tokenizer, self.name, lambda text: [end for _, end in self._encoded(text)["offset_mapping"][0]]
+            self._tokenizer,
+            self.name,
+            lambda text: [end for _, end in self._encoded(text)["offset_mapping"][0]],
+            self.date or "",
         )
 
     def _encoded(self, *texts: str) -> Any:
@@ -337,20 +350,26 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
+        if file := hub.file_of(place, "tokenizer.json"):
+            facts = file.stat()
+            told = {"tokenizer": str(file), "mark": [facts.st_size, facts.st_mtime_ns]}
+            tried(json.dumps(told), f"{_RULE}, got {name!r}")
         return hub.load(AutoTokenizer, place)
     except ModelError:
         raise
-    except Exception as error:  # of a file of another release, tokenizers raises nothing narrower
+    except BaseException as error:  # of a file of another release, tokenizers raises nothing narrower
+        if not is_error(error):
+            raise
         raise ModelError(f"{_RULE}, got {name!r}: {hub.reason(name, error)}") from error
 
 
-def make_tokenizer(name: str) -> Bytes | Pretrained:
-    """The tokenizer with this name: "bytes", or the name or folder of a tokenizer of transformers.
+def make_tokenizer(name: str, date: str | None = None) -> Bytes | Pretrained:
+    """The tokenizer with this name: "bytes", or the name or folder of a tokenizer of transformers, as on `date`.
 
     Raises:
         ModelError: there is no such tokenizer.
     """
-    return Bytes() if name == BYTES else Pretrained(name)
+    return Bytes() if name == BYTES else Pretrained(name, date)
 
 
 def _shortened(parts: Sequence[bytes], room: int) -> list[bytes]:

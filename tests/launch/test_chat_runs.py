@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from support.tiny_run import alone
 from thinwire.launch import cli
 from thinwire.launch.folder.exports import export
 from thinwire.launch.folder.model_files import ends_of
-from thinwire.launch.folder.saved_run import read_run
+from thinwire.launch.folder.saved_run import read_run, recipe_of
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.processes import launcher
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.run import Run
+from thinwire.models.data.templates import today
 from thinwire.pipeline.training.trainer import Trainer
 
 RECIPE = """
@@ -218,3 +221,42 @@ def test_the_line_that_serves_an_export_answers_a_message(chats, tmp_path):
     (page,) = blocks(DOCS / "start" / "serve.md", "python")
     exec(page, said := {})
     assert said["answer"]["role"] == "assistant" and said["answer"]["content"]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_date_of_its_chats(chats, tmp_path, monkeypatch, capsys):
+    """It could not go on the next day, and an evaluation a week later scored other tokens without a word."""
+    dated = "{{ 'cat ' if strftime_now('%d') == '29' else 'dog ' }}" + CHAT
+    write_tokenizer(tmp_path / "words", pairs=False, chat=dated)
+    more = ["--data.held_out", "0.4", "--pipeline.num_microbatches", "1", "--checkpoint.every", "1 step"]
+    monkeypatch.setattr("thinwire.models.data.tokenizer.today", lambda: "2026-11-29")
+    run = simulate("chat.yaml", tmp_path / "run", *more)
+    assert "  date: 2026-11-29\n" in (run / "recipe.yaml").read_text()
+    held_out = summary(run)["held_out"]["on"]["loss"]
+    monkeypatch.setattr("thinwire.models.data.tokenizer.today", lambda: "2026-11-30")
+    capsys.readouterr()
+    assert cli.main(["eval", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"][0]["rows"][0][1] == held_out
+    simulate("chat.yaml", run, *more, "--training.steps", "2")
+    assert summary(run)["steps"] == 2
+    assert cli.main(["export", str(run), "--to", "tuned"]) == 0
+    assert "chats had the date 2026-11-29 in training" in Path("tuned/README.md").read_text()
+    asked = prepare(recipe_of("tuned", ["--training.prompts", '["why"]'], "thinwire generate"))
+    assert asked.prompts.tokens[0][0] == 5 + WORDS.index("cat")
+    assert prepare(recipe.parse(["chat.yaml", "--output", "new"])).recipe.data.date == "2026-11-30"
+
+
+@pytest.mark.parametrize("text", ["", "data: []", "data: {date: 5}", "data: {date: now}", "data: {"])
+def test_a_run_of_a_damaged_folder_has_the_date_of_today(chats, tmp_path, text):
+    (tmp_path / "words" / "chat_template.jinja").write_text("{{ strftime_now('%d')[:0] }}" + CHAT)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(text)
+    assert prepare(recipe.parse(["chat.yaml", "--output", "run"])).recipe.data.date == today()
+
+
+def test_processes_that_are_new_interpreters_have_the_date_of_their_launcher(chats, tmp_path, monkeypatch):
+    (tmp_path / "words" / "chat_template.jinja").write_text("{{ strftime_now('%d')[:0] }}" + CHAT)
+    ready = prepare(recipe.parse(["chat.yaml", "--data.date", "2026-11-29"]))
+    monkeypatch.setattr("thinwire.launch.processes.forks.is_safe", lambda: False)
+    monkeypatch.setattr("thinwire.launch.processes.stage_processes.command", lambda line, descriptors: line)
+    assert launcher._starting(ready, ["chat.yaml"], ())[-2:] == ["--data.date", "2026-11-29"]

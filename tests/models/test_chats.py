@@ -166,6 +166,41 @@ def test_answers_count_and_what_ends_them(tmp_path, template):
     )
 
 
+DATED = "{{ 'cat ' if strftime_now('%d %b %Y, %H:%M') == '29 Nov 2026, 00:00' else 'dog ' }}" + CHAT
+"""A template that asks for the date, as those of Llama 3.2, SmolLM3, gpt-oss and Mistral Small do."""
+
+
+@uses_datasets
+def test_a_template_writes_the_date_that_it_is_given(tmp_path, monkeypatch):
+    path = write_json(tmp_path / "a.jsonl", [{"messages": ASKED}])
+    words = write_tokenizer(tmp_path / "words", chat=DATED, pairs=False)
+    given = {"name": str(path), "kind": "chat", "tokenizer": words, "block_size": 12, "held_out": 0}
+    other = load(DataOptions(**given, date="2026-11-30"))
+    monkeypatch.setattr("thinwire.models.data.tokenizer.today", lambda: "2026-11-29")
+    today, known = load(DataOptions(**given)), load(DataOptions(**given, date="2026-11-29"))
+    assert today.date == known.date == "2026-11-29" and other.date == "2026-11-30"
+    assert today.training.digest == known.training.digest != other.training.digest
+    assert Pretrained(words, "2026-11-30").prompt("why", chat=True)[0] == WORDS.index("dog") + 5
+    asks_none = {**given, "tokenizer": write_tokenizer(tmp_path / "none", chat=CHAT, pairs=False)}
+    undated = load(DataOptions(**asks_none, date="2026-11-29"))
+    assert undated.date is None and "data.date, 2026-11-29, does nothing" in " ".join(undated.notes)
+
+
+def test_a_template_must_say_which_form_of_the_date_it_wants(tmp_path):
+    template = "{% set form = '%d' %}{{ strftime_now(form) }}" + CHAT
+    told = r"must give strftime_now a format in quotes, .*; write it as in strftime_now\(\"%Y-%m-%d\"\)$"
+    with pytest.raises(ModelError, match=told):
+        Pretrained(write_tokenizer(tmp_path, chat=template, pairs=False)).prompt("why", chat=True)
+
+
+def test_a_date_is_a_day_of_chats():
+    for text in ("29 Nov 2026", "20261129", "2026-11-31"):
+        with pytest.raises(ModelError, match=f"^date must be a day such as 2026-11-29, got {text}$"):
+            DataOptions(name="a.jsonl", kind="chat", tokenizer="words", date=text)
+    with pytest.raises(ModelError, match=r"^date must be left out for kind text: only chat has templates$"):
+        DataOptions(date="2026-11-29")
+
+
 @pytest.mark.parametrize("marks", ["{% generation %}", ""])
 def test_the_first_token_of_an_answer_counts_where_it_begins_with_a_space_of_the_prompt(tmp_path, marks):
     """It did not, and a model never learned how its answers begin."""

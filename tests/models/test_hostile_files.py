@@ -6,13 +6,15 @@ import os
 import random
 import resource
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
 from PIL import Image
 
-from support.data_files import png, random_pixels, write_tokenizer
+from support.data_files import CHAT, png, random_pixels, write_tokenizer
 from support.models import blueprint
+from thinwire.models.data import trial
 from thinwire.models.data.images import decode, find_format
 from thinwire.models.data.parts import Labelled, Part
 from thinwire.models.data.sources import read
@@ -161,6 +163,80 @@ def test_tokenizers(tmp_path, chance):
         bad += refused(lambda: make_tokenizer(folder).tokens(["the cat sat"]))
         (tmp_path / "words" / name).write_bytes(files[name])
     assert bad > 10
+
+
+BOMBS = {
+    "{{ 'x' * 8000000000 }}": "takes more than 2 GiB of memory, or fails",
+    "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}": "writes more than 8388608 characters of a conversation",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 4 s",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", BOMBS)
+def test_a_chat_template_that_computes_without_bound(tmp_path, chance, monkeypatch, text):
+    monkeypatch.setattr(trial, "SECONDS", 4.0)
+    folder = write_tokenizer(tmp_path, pairs=False, chat=text + CHAT)
+    told = f"^the chat template of tokenizer '.*' must write a conversation, and in a trial it {BOMBS[text]}; take"
+    with pytest.raises(ModelError, match=told):
+        make_tokenizer(folder).prompt("why", chat=True)
+
+
+def test_a_chat_template_that_writes_too_much_of_one_conversation(tmp_path, monkeypatch):
+    tokenizer = make_tokenizer(write_tokenizer(tmp_path, pairs=False, chat=CHAT))
+    tokenizer.prompt("why", chat=True)
+    monkeypatch.setattr("thinwire.models.data.templates.CHARACTERS", 60)
+    with pytest.raises(ModelError, match="must write at most 60 characters of a conversation, got 92 of the prompt"):
+        tokenizer.prompt("why " * 20, chat=True)
+
+
+def with_replacing(folder, *pairs):
+    """A tokenizer that replaces signs before it looks for words."""
+    write_tokenizer(folder)
+    known = json.loads((folder / "tokenizer.json").read_text())
+    steps = [{"type": "Replace", "pattern": {"String": sign}, "content": other} for sign, other in pairs]
+    steps = {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    (folder / "tokenizer.json").write_text(json.dumps(known | steps))
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_makes_much_of_little(tmp_path, chance):
+    six = [(one, other * 1000) for one, other in pairwise("xyzuvwq")]
+    with pytest.raises(ModelError, match=r"in a trial it takes more than 2 GiB of memory, or fails; take another one$"):
+        make_tokenizer(with_replacing(tmp_path / "six", *six))
+    with pytest.raises(ModelError, match=r"in a trial it makes [0-9]+ tokens of [0-9]+ characters; take another one$"):
+        make_tokenizer(with_replacing(tmp_path / "one", ("x", "on " * 1000)))
+    assert len(make_tokenizer(with_replacing(tmp_path / "none", ("x", "on "))).tokens(["x cat"])) > 2
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_panics(tmp_path, capfd):
+    """Rust's panics are no Exception, and print their own account."""
+    folder = write_tokenizer(tmp_path)
+    known = json.loads((tmp_path / "tokenizer.json").read_text())
+    wrong = {
+        "post_processor": known["post_processor"] | {"special_tokens": {}},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+        | {"continuing_subword_prefix": "../x"},
+    }
+    for name, value in wrong.items():
+        (tmp_path / "tokenizer.json").write_text(json.dumps(known | {name: value}))
+        with pytest.raises(ModelError, match=r"in a trial it fails with .*; take another one$"):
+            make_tokenizer(folder)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    made = make_tokenizer(folder)
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(*_, **__):
+        raise PanicException("no entry")
+
+    made._tokenizer = panics
+    with pytest.raises(ModelError, match=r"it fails with PanicException: no entry$"):
+        made.tokens(["the cat"])
+    assert "panicked" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
