@@ -14,8 +14,8 @@ IN_MEMORY = $(if $(wildcard /dev/shm),TMPDIR=/dev/shm)
 # pytest keeps the tests as it compiles them, and Numba its kernels: once here, and not once in each worker
 COMPILE_TESTS = $(BIN)/pytest --quiet -k 'kernels_for_the_cpu or operations_and_kernels' >/dev/null 2>&1 || true
 PACKAGES = errors compress models pipeline launch
-# an environment with the newest torch that setup.cfg allows
-NEWEST = build/newest
+# an environment with the newest torch that setup.cfg allows, or with the release that TORCH names
+NEWEST = build/$(or $(TORCH:%=torch-%),newest)
 # with the tests and not before them: by itself it would leave a core idle
 MYPY = MYPYPATH=$(LAYOUT) $(BIN)/mypy
 TYPES = $(MYPY) $(PACKAGES:%=-p thinwire.%) && $(MYPY) examples && $(MYPY) docs/measured docs/studies
@@ -48,13 +48,13 @@ test-fast: $(VENV)/compiled-dev ## Run the tests that need no processes and litt
 # whatever pip's configuration holds back
 test-newest: export PIP_CONFIG_FILE = /dev/null
 test-newest: export PIP_CONSTRAINT =
-test-newest: ## Install the newest torch that setup.cfg allows into build/newest, and run there what leans on torch most.
-	@$(MAKE) --no-print-directory VENV=$(NEWEST) UPGRADE='--upgrade --upgrade-strategy eager' newest
+test-newest: ## Install the newest torch that setup.cfg allows (or TORCH=2.11.0), and run there what leans on torch most.
+	@$(MAKE) --no-print-directory VENV=$(NEWEST) UPGRADE='--upgrade --upgrade-strategy eager $(TORCH:%=torch==%)' newest
 
 newest: $(BIN)/pip
-	@$(BIN)/python tests/support/newest.py ask
+	@$(if $(TORCH),,$(BIN)/python tests/support/newest.py ask)
 	@$(MAKE) --no-print-directory $(VENV)/compiled-dev
-	@$(BIN)/python tests/support/newest.py check
+	@$(BIN)/python tests/support/newest.py check $(TORCH)
 	$(BIN)/thinwire train quickstart --training.steps 8 --output $(VENV)/run --overwrite
 	$(BIN)/pytest $(WORKERS) --durations 10 tests/pipeline tests/compress/test_compiled.py
 

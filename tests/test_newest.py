@@ -2,7 +2,8 @@
 
 import pytest
 
-from support.newest import cap, listed, news, release, unseen
+from support import newest as module
+from support.newest import cap, check, listed, news, release, unseen
 from support.pages import ROOT
 
 ANSWER = "torch (2.15.0)\nAvailable versions: 2.15.0, 2.14.1, 2.13.0+cpu, 1.13.1\n  INSTALLED: 2.14.1\n"
@@ -38,3 +39,13 @@ def test_a_newer_torch_is_only_news():
     assert news((2, 16), listed(ANSWER)) == ""
     said = "torch 2.15.0 is out, which setup.cfg does not allow: raise its cap and run make test-newest."
     assert news((2, 15), listed(ANSWER)) == said
+
+
+def test_a_release_that_was_asked_for_may_be_an_older_one(monkeypatch, capsys):
+    monkeypatch.setattr(module, "installed", lambda: (2, 11, 0))
+    check("2.11.0+cpu")
+    assert capsys.readouterr().out == "The tests run on torch 2.11.0.\n"
+    with pytest.raises(SystemExit, match=r"the newest below it that pip finds is 2\.11\.0"):
+        check()
+    with pytest.raises(AssertionError, match=r"to install torch 2\.12\.1, and installed 2\.11\.0"):
+        check("2.12.1")

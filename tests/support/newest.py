@@ -79,11 +79,13 @@ def ask() -> None:
         (Path(sys.prefix) / "installed-dev").unlink(missing_ok=True)
 
 
-def check() -> None:
-    """After the installation: other packages may hold torch back."""
+def check(wanted: str = "") -> None:
+    """After the installation: other packages may hold torch back. A release that was asked for may be an older one."""
     brought = installed()
     assert brought, "pip installed no torch"
-    if said := unseen(cap((ROOT / "setup.cfg").read_text()), brought):
+    if wanted:
+        assert brought == release(wanted), f"pip was to install torch {wanted}, and installed {written(brought)}"
+    elif said := unseen(cap((ROOT / "setup.cfg").read_text()), brought):
         sys.exit(said)
     print(f"The tests run on torch {written(brought)}.", flush=True)
 
@@ -96,4 +98,4 @@ def installed() -> Release | None:
 
 
 if __name__ == "__main__":
-    {"ask": ask, "check": check}[sys.argv[1]]()
+    {"ask": ask, "check": check}[sys.argv[1]](*sys.argv[2:])
