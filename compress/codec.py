@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.transfer import put
+from thinwire.compress.words import DeviceWords
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import call
 
@@ -70,11 +70,13 @@ class Key(NamedTuple):
     def words(self, device: torch.device) -> Words:
         """A source of random words of 64 bits: called with n, it gives the next n, int64 on `device`.
 
-        The host draws them for a GPU too, and copies them, so that both encode to the same bytes. They are NumPy's,
-        because torch draws half as fast.
+        They are NumPy's, because torch draws half as fast. A GPU makes the same ones itself, so that both encode to the
+        same bytes.
         """
+        if device.type != "cpu":
+            return DeviceWords(self.number, device)
         numbers = np.random.PCG64(self.number)
-        return lambda count: put(torch.from_numpy(numbers.random_raw(count).view(np.int64)), device)
+        return lambda count: torch.from_numpy(numbers.random_raw(count).view(np.int64))
 
 
 NO_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)

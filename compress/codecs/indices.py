@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import CodecError
+from thinwire.compress.codec import CodecError, Words
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.fused import largest as on_gpu
 from thinwire.compress.codecs.selection import places_of_largest
@@ -66,14 +66,14 @@ def put_values(values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     return x
 
 
-def random_indices(seed: int, samples: int, n: int, k: int) -> Tensor:
+def random_indices(words: Words, samples: int, n: int, k: int) -> Tensor:
     """`k` of `n` indices for each sample, every set of k equally likely: int64 [samples, k].
 
     They follow from the arguments alone, on every machine and in every version of NumPy: PCG64 never changes.
     """
     # Each element draws a 32-bit number, the k largest win; equal numbers change the odds by 2**-32 at most.
-    draws = np.random.PCG64(seed).random_raw((samples * n + 1) // 2).view(np.int32)
-    return largest(torch.from_numpy(draws[: samples * n]).view(samples, n), k)
+    draws = words((samples * n + 1) // 2).view(torch.int32)
+    return largest(draws[: samples * n].view(samples, n), k)
 
 
 def indices_size(samples: int, n: int, k: int) -> int:

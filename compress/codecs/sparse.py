@@ -49,7 +49,6 @@ from thinwire.compress.codecs.indices import (
 )
 from thinwire.compress.codecs.means import Means
 from thinwire.compress.codecs.quantize import Quantize
-from thinwire.compress.transfer import put
 from thinwire.errors import attempt
 
 Values = Literal["fp32", "fp16", "bf16", "q(8)", "q(4)", "means(2)"]
@@ -316,8 +315,7 @@ class RandK(Sparse):
 
     def _drawn(self, shape: Sequence[int], device: torch.device, key: Key) -> Tensor:
         samples, n = self.samples_of(shape)
-        # Always drawn on the CPU, so that both ends draw the same.
-        return put(random_indices(key.number, samples, n, self.count(n)), device)
+        return random_indices(key.words(device), samples, n, self.count(n))
 
     def _indices_size(self, shape: Sequence[int]) -> int:
         return 0

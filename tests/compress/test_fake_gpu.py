@@ -6,8 +6,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from support.codec_helpers import EXPRESSIONS, KEY
 from support.gpus import GPU, FakeGpu, fake_put
-from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, codec, coder, parse, plan
-from thinwire.compress.codecs import sparse
+from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, coder, parse, plan, words
 from thinwire.compress.codecs.coding import lengths
 from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
@@ -37,8 +36,9 @@ WAITING = (
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (codec, coder, lengths, memory, plan, sparse, store):
+    for module in (coder, lengths, memory, plan, store, words):
         monkeypatch.setattr(module, "put", fake_put)
+    monkeypatch.setattr(words, "tables", words.tables.__wrapped__)  # fake tensors are of one test
 
 
 def send(made, x, device):

@@ -23,6 +23,7 @@ from thinwire.compress.codecs.indices import (
     unpack_indices,
 )
 from thinwire.compress.codecs.selection import repetitive
+from thinwire.compress.words import DeviceWords
 
 
 @pytest.fixture(params=["numpy", "torch"])
@@ -293,17 +294,21 @@ def test_magnitude_bits_of_a_tensor_with_strides():
         assert_identical(magnitude_bits(view), magnitude_bits(view.contiguous()))
 
 
+def words(seed):
+    return DeviceWords(seed, torch.device("cpu"))
+
+
 def test_random_indices_are_the_same_for_ever():
-    assert random_indices(0, 2, 20, 5).tolist() == [[3, 4, 5, 6, 8], [20, 24, 37, 38, 39]]
-    assert random_indices(2**64 - 1, 1, 7, 3).tolist() == [[4, 5, 6]]
-    assert_identical(random_indices(5, 1, 6, 6), torch.arange(6)[None])
+    assert random_indices(words(0), 2, 20, 5).tolist() == [[3, 4, 5, 6, 8], [20, 24, 37, 38, 39]]
+    assert random_indices(words(2**64 - 1), 1, 7, 3).tolist() == [[4, 5, 6]]
+    assert_identical(random_indices(words(5), 1, 6, 6), torch.arange(6)[None])
 
 
 @few
 @given(data=st.data(), samples=st.integers(0, 5), n=st.integers(0, 50), seed=st.integers(0, 2**64 - 1))
 def test_random_indices_are_ascending_and_in_range(data, samples, n, seed):
     k = data.draw(st.integers(0, n))
-    drawn = random_indices(seed, samples, n, k)
+    drawn = random_indices(words(seed), samples, n, k)
     assert drawn.shape == (samples, k) and drawn.dtype == torch.int64
     assert (drawn.diff(dim=1) > 0).all()
     within = drawn - first_places(samples, n)
@@ -314,7 +319,7 @@ def test_random_indices_are_ascending_and_in_range(data, samples, n, seed):
 def test_every_set_is_as_likely_as_any_other(k):
     draws = 30_000
     sets = dict.fromkeys(combinations(range(6), k), 0)
-    for chosen in (random_indices(7, draws, 6, k) % 6).tolist():
+    for chosen in (random_indices(words(7), draws, 6, k) % 6).tolist():
         sets[tuple(chosen)] += 1
     expected = draws / len(sets)
     chi_square = sum((count - expected) ** 2 / expected for count in sets.values())
@@ -324,11 +329,11 @@ def test_every_set_is_as_likely_as_any_other(k):
 
 
 def test_samples_and_seeds_draw_apart():
-    drawn = random_indices(1, 50, 1000, 100) % 1000
+    drawn = random_indices(words(1), 50, 1000, 100) % 1000
     assert len({tuple(row) for row in drawn.tolist()}) == 50
     shared = np.mean([len(set(a) & set(b)) for a, b in combinations(drawn.tolist(), 2)])
     assert 9 < shared < 11, shared
-    assert not torch.equal(drawn, random_indices(2, 50, 1000, 100) % 1000)
+    assert not torch.equal(drawn, random_indices(words(2), 50, 1000, 100) % 1000)
 
 
 def test_the_reader_in_the_documentation_reads_what_is_written():
