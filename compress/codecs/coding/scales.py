@@ -24,6 +24,7 @@ from thinwire.compress.codecs.coding.lanes import require_bytes
 from thinwire.compress.codecs.coding.tables import CLASSES, LARGEST, OWN, UNIT, classes
 
 MOST_OFFSET = 36
+RARE = 32
 _HEAD = 2
 _MOST_WIDTH = 8
 
@@ -59,34 +60,48 @@ class Scales:
 
 
 def choose(values: Tensor) -> Scales:
-    """The scales of integers, int32 [rows, columns, inner]."""
+    """The scales of integers, int32 [rows, columns, inner].
+
+    A few massive ones have no say: beyond 127, and beyond 32 times the mean size of all, they count as that.
+    """
+    most = max(LARGEST, RARE * int(values.abs().sum(dtype=torch.int64)) // values.numel())
+    values = values.clamp(-most, most)
     known, device = classes(), values.device
-    mean, bits, bounds = (torch.from_numpy(each).to(device) for each in (known.mean, known.bits, known.bounds))
+    mean, least, slope, bounds = (
+        torch.from_numpy(each).to(device) for each in (known.mean, known.least, known.slope, known.bounds)
+    )
     rows, columns, inner = values.shape
     size, zeros = rows * inner, torch.zeros(columns, dtype=torch.int64, device=device)
 
     def kinds(sizes: Tensor, count: int) -> Tensor:
         return torch.searchsorted(bounds, (sizes << UNIT) // count, right=True)
 
+    def cost(kinds: Tensor, sizes: Tensor) -> int:
+        return int((size * least[kinds] + sizes * slope[kinds]).sum())
+
     sizes, sums = (each.sum((0, 2), dtype=torch.int64) for each in (values.abs(), values))
     means = torch.div(2 * sums + size, 2 * size, rounding_mode="floor").clamp_(-LARGEST, LARGEST)
     centred = (values - means.int().unsqueeze(1)).abs().sum((0, 2), dtype=torch.int64)
     means = torch.where(centred < sizes, means, 0)  # a column that is mostly zero keeps its zeros
+    centred = torch.minimum(sizes, centred)
     one = kinds(sizes.sum(), size * columns).expand(columns)
-    plain, apart = kinds(sizes, size), kinds(torch.minimum(sizes, centred), size)
+    plain, apart = kinds(sizes, size), kinds(centred, size)
     costs = [
-        size * int(bits[one].sum()),
-        size * int(bits[plain].sum()) + _bits_of_list(plain),
-        size * int(bits[apart].sum()) + _bits_of_list(apart) + _bits_of_list(means),
+        cost(one, sizes),
+        cost(plain, sizes) + _bits_of_list(plain),
+        cost(apart, centred) + _bits_of_list(apart) + _bits_of_list(means),
     ]
     best = costs.index(min(costs))
     means, chosen = (means if best == 2 else zeros), (one, plain, apart)[best]
     left = (values - means.int().unsqueeze(1)).abs().sum((1, 2), dtype=torch.int64)
     offsets = torch.arange(-MOST_OFFSET, MOST_OFFSET + 1, device=device)
     around = (chosen + offsets.unsqueeze(1)).clamp_(0, CLASSES - 1)
-    expected, cost = inner * mean[around].sum(1), inner * bits[around].sum(1)
+    sized = mean[around]
+    expected, base = inner * sized.sum(1), inner * least[around].sum(1)
+    steep = (sized * slope[around]).sum(1) // sized.sum(1)
     found = torch.searchsorted((expected[1:] + expected[:-1]) // 2, left << UNIT, right=True)
-    moved = int(cost[found].sum()) + _bits_of_list(found) < rows * int(cost[MOST_OFFSET])
+    still = rows * int(base[MOST_OFFSET]) + int(left.sum()) * int(steep[MOST_OFFSET])
+    moved = int((base[found] + left * steep[found]).sum()) + _bits_of_list(found) < still
     return Scales(means, chosen, found - MOST_OFFSET if moved else torch.zeros_like(found))
 
 

@@ -97,12 +97,18 @@ def tables() -> Tables:
 
 @dataclass(frozen=True)
 class Classes:
-    """What the sender chooses classes by: integers of 2**-16, int64."""
+    """What the sender chooses classes by: integers of 2**-16, int64.
+
+    Integers of mean size m take `least` + m * `slope` bits each in a class: the tangent, at the mean size of the class,
+    to the bits of classes over their mean sizes.
+    """
 
     mean: NDArray[np.int64]
     """The mean size of an integer in each class [68]."""
-    bits: NDArray[np.int64]
-    """The bits that one takes [68]."""
+    least: NDArray[np.int64]
+    """The bits that one takes if all are 0, by the tangent [68]."""
+    slope: NDArray[np.int64]
+    """The bits that a mean size larger by 1 takes [68]."""
     bounds: NDArray[np.int64]
     """From which mean size on the next class is better [67]."""
     reach: NDArray[np.int64]
@@ -113,17 +119,20 @@ class Classes:
 def classes() -> Classes:
     """What is known of classes. Bits are to the base 2 by float64, rounded: no receiver needs them."""
     frequency = tables().frequency[:OWN]
-    sizes = np.abs(np.arange(SYMBOLS) - ZERO) * (np.arange(SYMBOLS) != ESCAPE)
-    mean = (frequency * sizes).sum(1) << UNIT >> PROBABILITY_BITS
+    whole = np.abs(np.arange(SYMBOLS) - ZERO) * (np.arange(SYMBOLS) != ESCAPE)
+    mean = (frequency * whole).sum(1) << UNIT >> PROBABILITY_BITS
     shares = frequency / TOTAL
     bits = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)
     low = np.arange(1, (CLASSES - OWN) // OCTAVE + 1).repeat(OCTAVE)
     own = np.arange(OWN, CLASSES) - OCTAVE * low
     mean = np.concatenate([mean, mean[own] << low])
     bits = np.concatenate([bits, bits[own] + low])
-    reach = np.where(frequency > 0, sizes, 0).max(1)
+    reach = np.where(frequency > 0, whole, 0).max(1)
     bounds = np.array([isqrt(int(a) * int(b)) for a, b in pairwise(mean)])
-    return Classes(mean, np.rint(bits * (1 << UNIT)).astype(np.int64), bounds, reach)
+    sizes = mean / (1 << UNIT)
+    slope = np.gradient(bits, sizes)
+    least, slope = (np.rint(each * (1 << UNIT)).astype(np.int64) for each in (bits - slope * sizes, slope))
+    return Classes(mean, least, slope, bounds, reach)
 
 
 @cache

@@ -6,7 +6,7 @@ The bytes are those of the torch operations there. Symbols go through buffers of
 import numpy as np
 
 from thinwire.compress.codecs.coding.lanes import CHUNK, MOST_LANES, SYMBOLS_OF_LANE
-from thinwire.compress.codecs.coding.scales import MOST_OFFSET
+from thinwire.compress.codecs.coding.scales import MOST_OFFSET, RARE
 from thinwire.compress.codecs.coding.tables import (
     CLASSES,
     ESCAPE,
@@ -83,10 +83,10 @@ def values(integers, scales, size, out):
 
 
 @compiled
-def encode(integers, rows, columns, inner, mean, bits, bounds, reach, packed, inverse, out):
+def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, packed, inverse, out):
     """Write the code of integers [rows * columns * inner]; return its length, or -1 if there is no room."""
     means, kinds, offsets = np.zeros(columns, np.int32), np.zeros(columns, np.int32), np.zeros(rows, np.int32)
-    _choose(integers, inner, mean, bits, bounds, means, kinds, offsets)
+    _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets)
     at = _write_list(offsets, out, _write_list(kinds, out, _write_list(means, out, 0)))
     means, kinds = np.repeat(means, inner), np.repeat(kinds, inner)
     escapes, escaped = np.empty(len(integers) + 1, np.int16), 0
@@ -101,19 +101,20 @@ def encode(integers, rows, columns, inner, mean, bits, bounds, reach, packed, in
 
 
 @compiled
-def _choose(integers, inner, mean, bits, bounds, means, kinds, offsets):
+def _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets):
     """Scales.choose: write means, classes and offsets."""
     rows, columns = len(offsets), len(means)
     size, best = rows * inner, 0
+    most = np.int32(max(LARGEST, RARE * _size(integers) // len(integers)))
     sums, sizes, left = np.zeros(columns, np.int64), np.zeros(columns, np.int64), np.zeros(rows, np.int64)
-    _add(integers, inner, means, sums, sizes, left)
+    _add(integers, inner, means, most, sums, sizes, left)
     plain, apart = np.empty(columns, np.int32), np.empty(columns, np.int32)
     centred, other, without = np.zeros(columns, np.int64), np.zeros(rows, np.int64), 0
     for column in range(columns):
         means[column] = min(max((2 * sums[column] + size) // (2 * size), -LARGEST), LARGEST)
     has_means = _width(means) > 0 or means[0] != 0
     if has_means:
-        _add(integers, inner, means, sums, centred, other)
+        _add(integers, inner, means, most, sums, centred, other)
         for column in range(columns):
             if centred[column] >= sizes[column]:
                 centred[column] = sizes[column]
@@ -122,42 +123,46 @@ def _choose(integers, inner, mean, bits, bounds, means, kinds, offsets):
     total = cost = np.int64(0)
     for column in range(columns):
         total += sizes[column]
-        plain[column] = _kind(sizes[column], size, bounds)
-        cost += size * bits[plain[column]]
-    kinds[:] = _kind(total, size * columns, bounds)
-    least = size * columns * bits[kinds[0]]
+        plain[column] = kind = _kind(sizes[column], size, bounds)
+        cost += size * least[kind] + sizes[column] * slope[kind]
+    kinds[:] = kind = _kind(total, size * columns, bounds)
+    lowest = size * columns * least[kind] + total * slope[kind]
     cost += _bits_of_list(plain)
-    if cost < least:
+    if cost < lowest:
         kinds[:] = plain
-        least, best = cost, 1
+        lowest, best = cost, 1
     if has_means:
         cost = _bits_of_list(means)
         for column in range(columns):
-            apart[column] = _kind(centred[column], size, bounds)
-            cost += size * bits[apart[column]]
+            apart[column] = kind = _kind(centred[column], size, bounds)
+            cost += size * least[kind] + centred[column] * slope[kind]
         cost += _bits_of_list(apart)
-        if cost < least:
+        if cost < lowest:
             kinds[:] = apart
             best = 2
     if best != 2:
         means[:] = 0
     elif without:
-        _add(integers, inner, means, sums, centred, left)
+        _add(integers, inner, means, most, sums, centred, left)
     else:
         left[:] = other
-    expected, costs = np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64)
+    expected, base, steep = np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64)
     for offset in range(_OFFSETS):
         for column in range(columns):
             kind = min(max(kinds[column] + offset - MOST_OFFSET, 0), CLASSES - 1)
-            expected[offset] += inner * mean[kind]
-            costs[offset] += inner * bits[kind]
+            expected[offset] += mean[kind]
+            base[offset] += inner * least[kind]
+            steep[offset] += mean[kind] * slope[kind]
+        steep[offset] //= expected[offset]
+        expected[offset] *= inner
     for offset in range(_OFFSETS - 1):
         expected[offset] = (expected[offset] + expected[offset + 1]) // 2
-    total = np.int64(0)
+    total, still = np.int64(0), np.int64(0)
     for row in range(rows):
         offsets[row] = _place(expected[:-1], left[row] << UNIT)
-        total += costs[offsets[row]]
-    if total + _bits_of_list(offsets) < rows * costs[MOST_OFFSET]:
+        total += base[offsets[row]] + left[row] * steep[offsets[row]]
+        still += base[MOST_OFFSET] + left[row] * steep[MOST_OFFSET]
+    if total + _bits_of_list(offsets) < still:
         offsets -= np.int32(MOST_OFFSET)
     else:
         offsets[:] = 0
@@ -168,6 +173,18 @@ def _copy(some, out):
     # Numba's own assignment of a slice takes three times as long
     for i in range(len(some)):
         out[i] = some[i]
+
+
+@compiled
+def _size(integers):
+    """The sum of all sizes."""
+    total = np.int64(0)
+    for first in range(0, len(integers), _SOME):
+        added = np.int32(0)
+        for value in integers[first : first + _SOME]:
+            added += abs(np.int32(value))
+        total += added
+    return total
 
 
 @compiled
@@ -189,7 +206,7 @@ def _place(bounds, number):
 
 
 @compiled
-def _add(integers, inner, means, sums, sizes, left):
+def _add(integers, inner, means, most, sums, sizes, left):
     """Add up the integers of each column, and their sizes less its mean: by column and by row."""
     spread = np.repeat(means, inner)
     totals, magnitudes = np.zeros(len(spread), np.int32), np.zeros(len(spread), np.int32)
@@ -200,7 +217,9 @@ def _add(integers, inner, means, sums, sizes, left):
         some = integers[row * len(spread) : (row + 1) * len(spread)]
         for first in range(0, len(spread), _SOME):
             last = min(first + _SOME, len(spread))
-            left[row] += _add_row(some[first:last], spread[first:last], totals[first:last], magnitudes[first:last])
+            left[row] += _add_row(
+                some[first:last], spread[first:last], most, totals[first:last], magnitudes[first:last]
+            )
         if row % _ROWS == _ROWS - 1 or row == len(left) - 1:
             for i in range(len(spread)):
                 sums[i // inner] += totals[i]
@@ -209,10 +228,10 @@ def _add(integers, inner, means, sums, sizes, left):
 
 
 @compiled
-def _add_row(some, means, totals, magnitudes):
+def _add_row(some, means, most, totals, magnitudes):
     added = np.int32(0)
     for column in range(len(some)):
-        value = np.int32(some[column])
+        value = min(max(np.int32(some[column]), -most), most)
         size = np.int32(abs(np.int32(value - means[column])))
         totals[column] += value
         magnitudes[column] += size

@@ -61,7 +61,7 @@ def decode(coded: Tensor, columns: Blocks, integers: Tensor) -> bool:
 @cache
 def _for_encoding() -> tuple[NDArray[np.generic], ...]:
     known, made = classes(), tables()
-    return known.mean, known.bits, known.bounds, known.reach.astype(np.int32), made.packed, made.inverse
+    return known.mean, known.least, known.slope, known.bounds, known.reach.astype(np.int32), made.packed, made.inverse
 
 
 def _agree() -> bool:
