@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from thinwire.compress.codebook import EXTRA, HIDDEN, Codebook
 from thinwire.compress.codec import CodecError
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch, PassKind
-from thinwire.compress.stores.store import Store, StoreLayout
+from thinwire.compress.stores.store import Loan, Store, StoreLayout
 
-Purpose = Literal["train", "eval"]
-"""What a store is for. Where evaluation has buffers of its own, they are in a second store."""
+Purpose = Literal["train", "eval", "codebook"]
+"""What a store is for. Where evaluation has buffers of its own, they are in a second store. A codebook has one too."""
+
 MakeStore = Callable[[StoreLayout, Purpose], Store]
 
 
@@ -53,18 +56,27 @@ class Buffers:
         self._kept = feedback if feedback is not None and (sends or feedback.receiver_keeps) else None
         self._warmup_fill = warmup_fill
         self._stores: dict[Purpose, Store] = {}
+        self._entries: Loan | None = None
+        self.codebook: Codebook | None = None
+        """The codebook, if the method has one, and rows are those of tokens."""
+        if method.entries and 1 + len(row_shape) in HIDDEN:
+            self.codebook = Codebook(row_shape[-1], self._table, self._table_changed)
 
     @cached_property
     def layouts(self) -> dict[Purpose, StoreLayout]:
         """The stores this end may fill, with their sizes."""
+        found: dict[Purpose, StoreLayout] = {}
+        if self.codebook is not None:
+            row = (self.codebook.width + EXTRA,)
+            found["codebook"] = StoreLayout(num_slots=self._method.entries, row_shape=row)
         if self._kept is None:
-            return {}
+            return found
         counts: dict[Purpose, int] = {"train": self._counts.positions}
         if self._kept.slot == "sample":
             counts["train"] = self._counts.samples
             if self._kept.receiver_keeps and self._kept.remembers_evaluation:
                 counts["eval"] = self._counts.evaluation_samples
-        return {
+        return found | {
             purpose: StoreLayout(num_slots=count, row_shape=self._row_shape, bits=self._kept.store_bits)
             for purpose, count in counts.items()
             if count
@@ -117,14 +129,17 @@ class Buffers:
             store.prefetch(self.slots(microbatch))
 
     def digests(self) -> dict[str, str]:
-        """A hash of each buffer that both ends keep, by purpose and slot."""
-        if self._kept is None or not self._kept.receiver_keeps:
-            return {}
-        return {
+        """A hash of each buffer that both ends keep, by purpose and slot, and one of a codebook."""
+        both = self._kept is not None and self._kept.receiver_keeps
+        found = {
             f"{purpose} slot {slot}": digest
             for purpose, store in self._stores.items()
+            if purpose != "codebook" and both
             for slot, digest in store.digests().items()
         }
+        if "codebook" in self._stores:
+            found["codebook"] = hashlib.sha256(self._table().cpu().numpy().data).hexdigest()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The content of every store, for a checkpoint."""
@@ -132,10 +147,26 @@ class Buffers:
 
     def load_state_dict(self, state: Mapping[Purpose, Any]) -> None:
         """Set every store to the content that `state_dict` returned."""
+        self._entries = None
         for purpose in self._stores.keys() - state.keys():
             self._stores.pop(purpose).close()
         for purpose, saved in state.items():
             self.store(purpose).load_state_dict(saved)
+
+    def _table(self) -> Tensor:
+        """The entries of the codebook, zeros at first, float32; they may be changed in place."""
+        if self._entries is None:
+            store = self.store("codebook")
+            every = torch.arange(store.layout.num_slots)
+            if not store.known(every).all():
+                store.write(every, torch.zeros(len(every), *store.layout.row_shape, device=store.device))
+            self._entries = store.borrow(every)
+        (table,) = self._entries.parts
+        return table
+
+    def _table_changed(self) -> None:
+        if self._entries is not None:
+            self._stores["codebook"].keep(self._entries)
 
     def flush(self) -> None:
         """Wait until all written buffers are in their medium; StoreError if one is not."""

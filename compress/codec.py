@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.compress.codebook import Codebook
 from thinwire.compress.words import DeviceWords
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import call
@@ -155,6 +156,15 @@ class Codec(Described):
         Raises CodecError if the payload says something impossible.
         """
         return len(payload)
+
+    @property
+    def entries(self) -> int:
+        """How many rows both ends keep to predict others by, in a channel; 0 if none."""
+        return 0
+
+    def predicting(self, codebook: Codebook) -> "Codec":
+        """The codec of one channel, which predicts by the entries of a codebook, where `entries` asks for one."""
+        return self
 
     @property
     def codec(self) -> "Codec":

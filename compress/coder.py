@@ -100,6 +100,9 @@ class Coder:
             make_store=make_store,
             warmup_fill=warmup_fill,
         )
+        if self.buffers.codebook is not None:
+            self._codec = self._codec.predicting(self.buffers.codebook)
+            self._opening = self._opening and self._opening.predicting(self.buffers.codebook)
 
     @property
     def codec(self) -> Codec:
@@ -146,6 +149,7 @@ class Coder:
             store=store,
             writes=writes,
             shared=shared,
+            learns=self._learns(microbatch, rows, opening),
             row=row,
             is_whole=row == self._shape[1:],
             remembered=microbatch if self._whole else None,
@@ -175,6 +179,17 @@ class Coder:
         if state and (saved := state["rule"]) != self._rule:
             raise CodecError(f"the state must be of the same rule of feedback, {self._rule}, got {saved}")
         self.buffers.load_state_dict(state["stores"] if state else {})
+
+    def _learns(self, microbatch: Microbatch, rows: Rows, opening: Codec) -> bool:
+        """Whether a message goes through the codec that has the codebook, in training."""
+        used = (rows.num_full and opening.entries) or (rows.num_coded and self._codec.entries)
+        return bool(used) and microbatch.kind == "train" and self.buffers.codebook is not None
+
+    def _learn(self, plan: MessagePlan) -> None:
+        """Update the codebook by the message that was encoded or decoded last."""
+        if plan.learns:
+            assert self.buffers.codebook is not None, "_learns asks for it"
+            self.buffers.codebook.learn()
 
     @property
     def _rule(self) -> str:
@@ -300,6 +315,7 @@ class Encoder(Coder):
                 for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                     self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
+        self._learn(plan)
         self._remember(plan, coded, encoded.key)
 
     @staticmethod
@@ -341,6 +357,7 @@ class Decoder(Coder):
             if not in_place:
                 _put(values, out, None if not rows.num_full else rows.coded_at)
                 _require(not finite or out.dtype == values.dtype or _seems_finite(out))  # rounding may overflow
+        self._learn(plan)
         self._remember(plan, coded, key)
 
     def _put_full(self, payload: Tensor, out: Tensor, key: Key, plan: MessagePlan) -> None:

@@ -69,6 +69,11 @@ class Feedback(Described):
             lambda: CodecError.require(
                 (self.codec.takes_feedback, f"{self.name} cannot go around {self.codec}; drop {self.name}"),
                 (
+                    not self.codec.entries,
+                    f"{self.name} cannot go around {self.codec}, since its rows are differences; drop codebook, or "
+                    f"write it into first of aqsgd",
+                ),
+                (
                     type(self.store_bits) is int and self.store_bits in FORMATS,
                     f"{self.name}'s store_bits must be one of {allowed}, got {self.store_bits}",
                 ),
@@ -76,6 +81,11 @@ class Feedback(Described):
             lambda: require_choice(self, "slot", self.slot, get_args(Slot)),
             lambda: require_choice(self, "store", self.store, get_args(Medium)),
         )
+
+    @property
+    def entries(self) -> int:
+        """How many rows both ends keep to predict those of first visits by; 0 if none."""
+        return self.opening.entries if self.opening else 0
 
     @property
     def inner(self) -> Codec:

@@ -70,6 +70,8 @@ class MessagePlan:
     """Whether the buffers are updated."""
     shared: Tensor | None
     """A tensor for the codec that both ends hold already."""
+    learns: bool
+    """Whether a codebook is updated."""
     row: tuple[int, ...]
     """The shape of a row as it crosses."""
     is_whole: bool
@@ -80,7 +82,7 @@ class MessagePlan:
     @cached_property
     def recurs(self) -> bool:
         """Whether a message leaves nothing behind: then every micro-batch of its kind and length has this plan."""
-        return self.store is None and self.remembered is None
+        return self.store is None and self.remembered is None and not self.learns
 
     @property
     def is_exact(self) -> bool:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, Self, get_args
 
 from torch import Tensor
 
+from thinwire.compress.codebook import MOST_ENTRIES, Codebook
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.bits import entropy
@@ -69,6 +70,9 @@ class Quantize(Blockwise):
     step: float | None = field(default=None, kw_only=True)
     """The least distance of two points, in root mean squares of the block; a block's largest value may need a larger
     one. Frequent integers take fewer bits, so it sets the size, and `bits` how large an integer may be."""
+    codebook: int | None = field(default=None, kw_only=True)
+    """With `step`: of 2 to 65536 rows that both ends of a channel keep, one predicts each row of a message. It changes
+    the bytes, and no bound of an error. Outside a channel nothing is kept, and nothing predicted."""
     code: Code | None = field(default=None, kw_only=True)
     """`entropy`: frequent codes take fewer bits, so a payload may be shorter than `nbytes`; `plain`, with `step`: its
     integers take all of their `bits`, and payloads have one length."""
@@ -81,6 +85,7 @@ class Quantize(Blockwise):
             super().__post_init__,
             lambda: require_choice(self, "grid", self._points, get_args(GridPoints)),
             self._check_step,
+            self._check_codebook,
         )
         if not (self.scale == "absmax" and self.round == "nearest") and self._points != "midrise":
             raise CodecError(
@@ -105,6 +110,30 @@ class Quantize(Blockwise):
                 f"q's step needs 8 or 16 bits, of which frequent integers take fewer, and a grid with zero, without "
                 f"code, got {self}; write q(8, step={self.step})"
             )
+
+    def _check_codebook(self) -> None:
+        if self.codebook is None:
+            return
+        require_int(self, "codebook", self.codebook, 2, MOST_ENTRIES)
+        if self.step is None or self.bits != 8 or self.per != "row":
+            raise CodecError(
+                f"q's codebook predicts rows of 8 bits with a step of their own, got {self}; write "
+                f"q(8, step={self.step or 0.2}, codebook={self.codebook})"
+            )
+
+    @property
+    def entries(self) -> int:
+        """How many rows both ends keep."""
+        return self.codebook or 0
+
+    def predicting(self, codebook: Codebook) -> Self:
+        """The codec of one channel, which predicts by these entries; itself without the option."""
+        quantizer = self._quantizer
+        if self.codebook is None or not isinstance(quantizer, StepQuantizer):
+            return self
+        made = replace(self)
+        vars(made)["_complete"] = replace(quantizer, codebook=codebook)
+        return made
 
     @property
     def varies(self) -> bool:
@@ -138,9 +167,10 @@ class Quantize(Blockwise):
         quantizer = self._quantizer
         if not isinstance(quantizer, StepQuantizer):
             return super().entropy_bits(payload, shape)
-        scales, rows, integers = quantizer.read(payload, shape)
+        scales, entries, integers = quantizer.read(payload, shape)
         _, counts = integers.unique(return_counts=True)
-        return 8 * (LENGTH_BYTES + 2 * len(scales) + 2 * rows.numel()) + prod(shape) * entropy(counts)
+        named = 0 if entries is None else len(entries)
+        return 8 * (LENGTH_BYTES + 2 * (len(scales) + named)) + prod(shape) * entropy(counts)
 
     @cached_property
     def _complete(self) -> Quantizer:
@@ -152,4 +182,4 @@ class Quantize(Blockwise):
         if self.step is None:
             return super()._quantizer
         columns, rows, plain = partial(blocks_per, "channel"), self.per == "row", self.code == "plain"
-        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain)
+        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain, self.codebook)

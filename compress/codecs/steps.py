@@ -1,23 +1,29 @@
 """q's option step: integers of a step that is a share of the block's root mean square, coded by classes of scale.
 
-payload     | T, uint32 | scale of each block, bf16 | rows apart, bf16 | integers, coded as coding/integers.py says |
-            | T, uint32 | scale of each block, bf16 | room for rows apart, bf16 | integers, int8 or int16 |
+payload     | T, uint32 | scale of each block, bf16 | entry of each row, uint16 | integers, coded |
+            | T, uint32 | scale of each block, bf16 | entry of each row, uint16 | integers, as they are |
 
-T counts all bytes that are sent, as in entropy.py. The second form is sent if coding saves nothing, and always with
-code="plain": T is `nbytes` there, because the room is that of the most rows that go apart, one in 64 (none of 63 rows).
-The rows apart lie at its begin, in order, and zeros behind them. Both forms hold the same scales, rows and integers, so
-they are decoded to the same values. On a GPU nobody looks at a payload of code="plain" to write or read it.
+T counts all bytes that are sent, as in entropy.py; coding/integers.py says how integers are coded. The second form is
+sent if coding saves nothing, and always with code="plain": T is `nbytes` there. Both forms hold the same scales,
+entries and integers, so they are decoded to the same values. On a GPU nobody looks at a payload of code="plain" to
+write or read it.
 
-An integer k is decoded as k
-times the scale of its block, which is step * rms(x) as bf16, rounded up: more only where a value would need an integer
-beyond 127, or 32767 with 16 bits. So a few massive values cost the rest of their block nothing but longer codes, and
-the error of a block is at most half a step: |x - C(x)| <= step/2 * rms(x) wherever all values are within reach. Layers
-that normalize their rows see errors of one size in all rows.
+An integer k is decoded as k times the scale of its block, which is step * rms(x) as bf16, rounded up: more only where a
+value would need an integer beyond 127, or 32767 with 16 bits. So a few massive values cost the rest of their block
+nothing but longer codes, and the error of a block is at most half a step: |x - C(x)| <= step/2 * rms(x) wherever all
+values are within reach. Layers that normalize their rows see errors of one size in all rows.
 
-A row whose scale is above 16 times the median of all scales goes apart, in bf16, if at most one row in 64 does. Its
-scale is 0 in the payload, and its integers are 0. Such a row is mostly the first token of a text, in which pretrained
-language models keep a few values of thousands: steps in its own unit would lose all its others. Any other scale of 0 is
-sent as the least normal number of bf16.
+A row whose scale is above 16 times the median of all scales is wide, if at most one row in 64 is. It is mostly the
+first token of a text, in which pretrained language models keep a few values of thousands: steps in its own unit would
+lose all its others. So its scale is 1.5 * step * the median of |x|, the lower of two, or what reaches the largest value
+by an integer of at most 32767, as bf16, rounded up; and has its sign set. As they are, integers are int8, or int16 with
+16 bits; behind all follow those of wide rows, int16, in room for one row in 64 (none of 63 rows), in order, with zeros
+behind them; and at their own places are zeros.
+
+Entries are there with the option codebook, in tensors of 2 or 3 dimensions. What codebook.py predicts for a row is
+taken off before rounding, and comes back: k is decoded as k + p times the scale, where p is the prediction. So it
+changes no bound of an error. A wide row has entry 0, which predicts zeros, and so has a row that would need an integer
+beyond 127 with another.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from thinwire.compress.codebook import HIDDEN, Codebook
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
@@ -42,10 +49,13 @@ from thinwire.compress.codecs.quantizer import Quantizer
 SMALLEST_SCALE = 2.0**-125
 """Scales below it are 0: no product of a scale and an integer may be a denormal number."""
 _OVER_BLOCK = (0, 2)
-_BF16_BYTES = 2
-_MASSIVE, _ROWS_OF_ONE_APART = 16, 64
-_TINY, _INFINITY = 0x0080, 0x7F80
-"""The least normal number of bf16, and infinity."""
+_BF16_BYTES = _ENTRY_BYTES = _WIDE_BYTES = 2
+_ROWS_OF_ONE_WIDE, _WIDEST = 64, 32767
+_OF_MEDIAN = 1.5
+"""About the root mean square of Gaussian values over the median of their magnitudes."""
+_TINY, _INFINITY, _MAGNITUDE = 0x0080, 0x7F80, 0x7FFF
+"""The least normal number of bf16, infinity, and all bits but the sign."""
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,13 @@ class StepQuantizer(Quantizer):
     columns: Callable[[Sequence[int]], Blocks]
     """Gives the columns of a tensor of this shape, as blocks."""
     rows: bool
-    """Whether blocks are rows, of which some may go apart."""
+    """Whether blocks are rows, of which some may be wide."""
     plain: bool
     """Whether all payloads have the second form."""
+    entries: int | None = None
+    """How many rows predict those of a message; None if nothing does."""
+    codebook: Codebook | None = None
+    """These rows; without, all have entry 0."""
 
     @property
     def last(self) -> int:
@@ -72,76 +86,80 @@ class StepQuantizer(Quantizer):
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The most bytes of a payload; CodecError if they are more than its length can say."""
-        head, room = self._places(shape)
-        return with_length(head + room - LENGTH_BYTES + self.bits // 8 * prod(shape))
+        start, most = self._places(shape)
+        wide = _WIDE_BYTES * most * self.blocks(shape).inner
+        return with_length(start - LENGTH_BYTES + self.bits // 8 * prod(shape) + wide)
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
-        """Write the length, the scales, the rows apart, and the integers, coded if that is shorter."""
+        """Write the length, the scales, the entries, and the integers, coded if that is shorter."""
         blocks, columns, flat = self.blocks(x.shape), self.columns(x.shape), x.reshape(-1).float()
         scales, integers = self.integers(flat, blocks)
-        head, room = self._places(x.shape)
-        if self.rows:
-            scales = torch.where(scales == 0, _TINY, scales)
-        rows, apart = x.new_empty(0, dtype=torch.bfloat16), 0
-        if room:
-            massive = _massive(scales)
-            first, goes = _first_of(massive, room // (_BF16_BYTES * blocks.inner))
-            rows = torch.where(goes, x.reshape(blocks.count, -1)[first].bfloat16(), 0)
-            by_row = integers.view(blocks.count, -1)
-            by_row[first] = torch.where(goes, 0, by_row[first])
-            scales = scales.masked_fill(massive, 0)
-            apart = 0 if self.plain else int(goes.sum())
-        start, length = head + _BF16_BYTES * apart * blocks.inner, 0
-        if not self.plain:
-            length = self._write(integers, columns, out[start:-1])
-        if length:
-            out[head:start] = tensor_bytes(rows[:apart])
-        else:
-            out[head : head + room] = tensor_bytes(rows)
-            out[head + room :] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
-        out[LENGTH_BYTES:head] = tensor_bytes(scales)
+        start, most = self._places(x.shape)
+        if self._predicts(x.shape):
+            entries, integers = self._unpredicted(blocks.view(flat)[0], scales, integers)
+        if most:
+            scales, integers = self._widened(blocks.view(flat)[0], scales, integers, most)
+            if self._predicts(x.shape):
+                entries = entries.masked_fill(scales < 0, 0)
+        scales_end = LENGTH_BYTES + _BF16_BYTES * blocks.count
+        out[LENGTH_BYTES:scales_end] = tensor_bytes(scales)
+        if self._predicts(x.shape):
+            out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
+            self._see(entries, scales, integers)
+        length = 0 if self.plain else self._write(integers, columns, out[start:-1])
+        if not length:
+            self._put_plain(scales, integers, most, out[start:])
         put_length(start + length if length else len(out), out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write integers times scales into `out`, and the rows apart."""
+        """Write integers, with what is predicted, times scales into `out`."""
         blocks = self.blocks(out.shape)
-        scales, rows, integers = self.read(payload, out.shape)
+        scales, entries, integers = self.read(payload, out.shape)
+        units = scales & _MAGNITUDE
         values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
-        if kernels.cover(values, blocks):
-            kernels.values(integers, scales, blocks.inner, values)
+        if entries is None and kernels.cover(values, blocks):
+            kernels.values(integers, units, blocks.inner, values)
         else:
-            factors = (scales.int() << 16).view(torch.float32).unsqueeze(1)
-            values.copy_((blocks.view(integers).float() * factors).view(-1)[: len(values)])
+            factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
+            whole = blocks.view(integers).float()
+            if entries is not None and self.codebook is not None:
+                whole = whole + self.codebook.predicted(entries)
+                self._see(entries, scales, integers)
+            whole = whole * factors
+            if entries is not None:  # half an integer beyond the last one may be beyond float32, unlike what was sent
+                whole = whole.clamp_(-_LARGEST, _LARGEST)
+            values.copy_(whole.view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
-        if len(rows):
-            first, goes = _first_of(scales == 0, len(rows))
-            decoded, by_row = torch.empty_like(rows, dtype=out.dtype), out.view(blocks.count, -1)
-            saturating_copy(rows, decoded)
-            by_row[first] = torch.where(goes, decoded, by_row[first])
 
-    def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The scales, int16, the rows apart, or all of their room, bf16, and all integers, int16 [n].
+    def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
 
         Raises CodecError if these bytes are no payload.
         """
-        blocks, (head, room) = self.blocks(shape), self._places(shape)
-        scales = payload[LENGTH_BYTES:head].clone().view(torch.int16)
+        blocks, (start, most), n = self.blocks(shape), self._places(shape), prod(shape)
+        scales_end = LENGTH_BYTES + _BF16_BYTES * blocks.count
+        scales, entries = payload[LENGTH_BYTES:scales_end].clone().view(torch.int16), None
+        if self._predicts(shape):
+            entries = payload[scales_end:start].clone().view(torch.int16).long() & 0xFFFF
+            if payload.is_cpu and int(entries.max()) >= (self.entries or 0):
+                raise CodecError(f"a payload's entries must be below {self.entries}, got {int(entries.max())}")
         length = len(payload) if self.plain else length_of(payload)
         if length == len(payload):
-            rows = payload[head : head + room].clone().view(torch.bfloat16).view(-1, blocks.inner)
-            plain = payload[head + room :].clone().view(torch.int8 if self.bits == 8 else torch.int16)
-            return scales, rows, plain.to(torch.int16)
-        apart = int((scales == 0).sum()) if self.rows else 0
-        start = head + _BF16_BYTES * apart * blocks.inner
+            size = self.bits // 8 * n
+            integers = payload[start : start + size].clone().view(torch.int8 if self.bits == 8 else torch.int16)
+            integers = integers.to(torch.int16)
+            if most:
+                first, goes = _first_of(scales < 0, most)
+                wide, by_row = payload[start + size :].clone().view(torch.int16), integers.view(blocks.count, -1)
+                by_row[first] = torch.where(goes, wide.view(most, -1), by_row[first])
+            return scales, entries, integers
         if length < start:
-            raise CodecError(f"a payload's rows apart need {start - head} bytes, and {length - head} are there")
-        rows = payload[head:start].clone().view(torch.bfloat16).view(apart, blocks.inner)
-        n, coded, columns = prod(shape), payload[start:length].cpu(), self.columns(shape)
-        integers = torch.empty(n, dtype=torch.int16)
+            raise CodecError(f"a payload's scales and entries need {start} bytes, and {length} are there")
+        coded, columns, integers = payload[start:length].cpu(), self.columns(shape), torch.empty(n, dtype=torch.int16)
         if not (kernels.cover_code(coded) and kernels.decode(coded, columns, integers)):
             integers = decode_integers(coded, columns)  # says what is wrong
-        return scales, rows, integers.to(payload.device)
+        return scales, entries, integers.to(payload.device)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
@@ -179,10 +197,61 @@ class StepQuantizer(Quantizer):
         return (most / scales).floor_().clamp_(max=self.last)
 
     def _places(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Where the rows apart begin, and the bytes of their room."""
-        blocks = self.blocks(shape)
-        most = blocks.count // _ROWS_OF_ONE_APART if self.rows else 0
-        return LENGTH_BYTES + _BF16_BYTES * blocks.count, _BF16_BYTES * most * blocks.inner
+        """Where the integers begin, and how many rows may be wide."""
+        count = self.blocks(shape).count
+        start = LENGTH_BYTES + (_BF16_BYTES + (_ENTRY_BYTES if self._predicts(shape) else 0)) * count
+        return start, count // _ROWS_OF_ONE_WIDE if self.rows else 0
+
+    def _predicts(self, shape: Sequence[int]) -> bool:
+        """Whether the rows of a tensor have entries."""
+        return self.entries is not None and len(shape) in HIDDEN
+
+    def _unpredicted(self, rows: Tensor, scales: Tensor, integers: Tensor) -> tuple[Tensor, Tensor]:
+        """The entries of float32 `rows`, and the integers of what they do not predict, int16 [n]."""
+        if self.codebook is None:
+            return torch.zeros(len(rows), dtype=torch.int64, device=rows.device), integers
+        units = (scales.int() << 16).view(torch.float32)
+        usable = (scales > 0) & (scales < _INFINITY)
+        limits = self._limits(units).nan_to_num_(nan=0.0).unsqueeze(1)
+        over = rows / units.masked_fill(~usable, torch.inf).unsqueeze(1)
+        over = torch.minimum(torch.maximum(over, -limits), limits).nan_to_num_(nan=0.0)
+        entries = self.codebook.nearest(over).masked_fill_(~usable, 0)
+        left = over - self.codebook.predicted(entries)
+        beyond = left.abs().amax(1) > self.last
+        left = torch.where(beyond.unsqueeze(1), over, left)
+        return entries.masked_fill_(beyond, 0), left.round_().to(torch.int16).view(-1)
+
+    def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Scales and integers, with those of wide rows in place of what they are in their own unit."""
+        first, goes = _first_of(_wide(scales, most), most)
+        some = rows[first]
+        sizes = some.abs()
+        typical = torch.maximum(sizes.median(1).values * (_OF_MEDIAN * self.step), sizes.amax(1) / _WIDEST)
+        units = bfloat16_above(typical, SMALLEST_SCALE).view(torch.int16)
+        factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
+        limits = (_LARGEST / factors).floor_().clamp_(max=_WIDEST)
+        found = torch.minimum(torch.maximum((some / factors).round_(), -limits), limits)
+        found = found.nan_to_num_(nan=0.0).to(torch.int16)
+        by_row = integers.view(len(rows), -1)
+        by_row[first] = torch.where(goes, found, by_row[first])
+        sent = torch.where(goes.squeeze(1), units | ~_MAGNITUDE, scales[first])
+        return scales.index_copy(0, first, sent), integers
+
+    def _put_plain(self, scales: Tensor, integers: Tensor, most: int, out: Tensor) -> None:
+        """Write integers as they are, and those of wide rows behind all."""
+        size = self.bits // 8 * len(integers)
+        if most:
+            by_row = integers.view(len(scales), -1)
+            first, goes = _first_of(scales < 0, most)
+            out[size:] = tensor_bytes(torch.where(goes, by_row[first], 0))
+            integers = by_row.masked_fill((scales < 0).unsqueeze(1), 0).view(-1)
+        out[:size] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
+
+    def _see(self, entries: Tensor, scales: Tensor, integers: Tensor) -> None:
+        """Show a message to the codebook, without its wide rows."""
+        if self.codebook is not None:
+            seen = integers.view(len(scales), -1).masked_fill((scales < 0).unsqueeze(1), 0)
+            self.codebook.see(entries, seen)
 
     def _write(self, integers: Tensor, columns: Blocks, out: Tensor) -> int:
         """Write the code of `integers`, and return its length; 0 if there is no room.
@@ -203,13 +272,13 @@ class StepQuantizer(Quantizer):
         return length
 
 
-def _massive(scales: Tensor) -> Tensor:
-    """Which rows go apart, bool [count], given the scales of all, bf16 as int16."""
-    known, most = scales.int(), len(scales) // _ROWS_OF_ONE_APART
+def _wide(scales: Tensor, most: int) -> Tensor:
+    """Which rows are wide, bool [count], given the scales of all, bf16 as int16."""
+    known = scales.int().clamp(min=_TINY)
     middle = known.sort().values[(len(known) - 1) // 2]
     # the integers of bf16 are in the order of its numbers, and 4 octaves lie between one and its 16th
-    apart = known > middle + (4 << 7)
-    return apart & (apart.sum() <= most) & (known.amax() <= _INFINITY)
+    wide = known > middle + (4 << 7)
+    return wide & (wide.sum() <= most) & (known.amax() < _INFINITY)
 
 
 def _first_of(marked: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Method, Micro
 from thinwire.compress.buffers import Purpose
 from thinwire.compress.measured import contraction, swamped
 from thinwire.compress.stores.files import StoreFiles
+from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store, StoreLayout
 from thinwire.errors import ThinwireWarning
 from thinwire.pipeline.devices.device import CPU
@@ -325,6 +326,8 @@ class Wire:
         name += f"-{holder.number}" if holder.number else ""
 
         def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
+            if purpose == "codebook":  # every message reads all of it
+                return self._ways.store(MemoryStore(layout, holder.device), holder.device)
             made = self._files.make(method, f"{name}-{purpose}", layout, holder.device)
             return self._ways.store(made, holder.device)
 
@@ -337,7 +340,8 @@ class Wire:
             activation=activation,
         )
         self.stores += [
-            (layout, self._files.path(method, f"{name}-{purpose}")) for purpose, layout in coder.buffers.layouts.items()
+            (layout, None if purpose == "codebook" else self._files.path(method, f"{name}-{purpose}"))
+            for purpose, layout in coder.buffers.layouts.items()
         ]
         return coder
 

@@ -59,7 +59,7 @@ def test_different_codecs_are_not_equal():
 
 
 NO_CODEC = " is not a codec: write a name or a call, such as none or q(4)"
-USAGE = "; write q(bits, scale, per, group, round, grid, step, code)"
+USAGE = "; write q(bits, scale, per, group, round, grid, step, codebook, code)"
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,20 @@ def test_massive_values_cost_the_rest_of_their_row_nothing():
     assert bits < of_plain < 4.6
 
 
-def test_a_massive_row_goes_apart():
+def error_of_wide(x, step):
+    """The largest error of a wide row: half of its step, and the rounding of its scale and of float32."""
+    size = x.abs().median() * 1.5 * step
+    return max(size, x.abs().max() / 32767) * 0.51 + x.abs().max() * 2**-23
+
+
+def test_a_massive_row_has_a_step_of_its_other_values():
     """The first token of a text lost all but its largest value, and a model that trained so needed the codec."""
     x = residual_stream()
-    assert torch.equal(roundtrip("q(8, step=0.2)", x)[0], x[0].bfloat16().float())
+    assert (roundtrip("q(8, step=0.2)", x)[0] - x[0]).abs().max() < error_of_wide(x[0], 0.2) < 0.5
     assert roundtrip("q(8, step=0.2)", x[:63])[0].count_nonzero() == 1, "one row in 64 at most"
     assert_contract(parse("q(8, step=0.2)"), x)
-    x[0, 9] = torch.inf
-    assert torch.equal(roundtrip("q(8, step=0.2)", x)[0], x[0].bfloat16().float())
+    bits = [bits_of("q(8, step=0.2)", each) for each in (x, x[1:])]
+    assert bits[0] < bits[1] + 0.15, "it took 16 bits a value"
 
 
 @pytest.mark.parametrize("rows", [1, 128])
@@ -72,21 +78,12 @@ def test_the_largest_values_of_bf16_stay_finite(rows):
     assert assert_contract(parse("q(8, step=0.25)"), x).isfinite().all()
 
 
-def test_the_largest_value_of_fp16_in_a_row_apart_stays_finite():
-    """Its bf16 is 65536, which fp16 does not have: the receiver stopped at an infinity that nobody had sent."""
+def test_the_largest_value_of_fp16_in_a_wide_row_stays_finite():
+    """Decoded as 65536, which fp16 does not have, it stopped the receiver at an infinity that nobody had sent."""
     x = residual_stream().half()
     x[0, 9] = 65504
     assert_contract(parse("q(8, step=0.2)"), x)
     assert roundtrip("q(8, step=0.2)", x)[0, 9] == 65504
-
-
-def test_more_rows_apart_than_a_payload_has_are_refused():
-    x = residual_stream()
-    codec = parse("q(8, step=0.2)")
-    payload = encode(codec, x)
-    payload[4 : 4 + 2 * len(x)] = 0
-    with pytest.raises(CodecError, match="rows apart need 131072 bytes"):
-        codec.decode(payload, torch.empty_like(x), KEY)
 
 
 def test_columns_of_unlike_size_have_codes_of_their_own():
@@ -106,6 +103,7 @@ def test_what_is_coded_comes_back_whatever_the_values(shape, expression):
         values.view(-1)[:: 7 * 31] *= -30
         codec = parse(expression)
         scales, integers = codec._quantizer.integers(values.view(-1), codec._blocks(shape))
+        assert not (codec._quantizer.read(encode(codec, values), shape)[0] < 0).any(), "no row is wide"
         expected = integers.view(codec._blocks(shape).count, -1) * (scales.int() << 16).view(torch.float32)[:, None]
         assert torch.equal(roundtrip(codec, values), expected.view(shape))
 
@@ -222,23 +220,24 @@ def test_payloads_of_one_length_are_decoded_to_the_same_values(expression, dtype
         torch.testing.assert_close(roundtrip(known, x), roundtrip(codec, x), rtol=0, atol=0, equal_nan=True)
 
 
-def test_rows_apart_lie_in_order_in_their_room():
+def test_wide_rows_lie_in_order_in_their_room():
     x, codec = residual_stream(rows=261), parse('q(8, step=0.2, code="plain")')
     x[130] *= 900
     payload = encode(codec, x)
-    room = payload[4 + 2 * 261 :][: 4 * 2 * 256].view(torch.bfloat16).view(4, 256)
-    assert torch.equal(room[:2], x[[0, 130]].bfloat16()) and not room[2:].any()
+    room = payload[4 + 2 * 261 + 261 * 256 :].view(torch.int16).view(4, 256)
+    assert room[0].argmax() == 9 and room[:2].any(1).all() and not room[2:].any()
     assert torch.equal(documented_values(payload, codec, x), roundtrip(codec, x))
     assert_contract(codec, x)
 
 
-def test_rows_apart_of_integers_that_coding_does_not_shorten_stay_apart():
+def test_wide_rows_of_integers_that_coding_does_not_shorten_stay_wide():
     """The second form had none: what was decoded depended on whether coding had saved anything."""
     x = gaussian(64, 4)
     x[5] *= 3000
     codec = parse("q(8, step=0.001)")
     payload = encode(codec, x)
-    assert codec.used(payload) == len(payload) and torch.equal(roundtrip(codec, x)[5], x[5].bfloat16().float())
+    assert codec.used(payload) == len(payload)
+    assert (roundtrip(codec, x)[5] - x[5]).abs().max() < error_of_wide(x[5], 0.001)
     assert torch.equal(documented_values(payload, codec, x), roundtrip(codec, x))
 
 
@@ -297,8 +296,8 @@ def test_a_step_beside_what_it_excludes_is_one_sentence(expression, sentence):
 
 
 @pytest.mark.parametrize("count", [1, 8, 100])
-def test_rows_of_zeros_are_no_rows_apart(count):
-    """Their scale was taken for the mark of a row apart, and the payload could not be decoded."""
+def test_rows_of_zeros_are_not_wide(count):
+    """Their scale was taken for the mark of such a row, and the payload could not be decoded."""
     x = torch.cat([torch.zeros(count, 48), gaussian(28, 48)])
     assert torch.equal(roundtrip(parse("q(8, step=0.2)"), x)[:count], x[:count])
     zeros = torch.zeros(count, 48)

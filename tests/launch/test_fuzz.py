@@ -57,7 +57,7 @@ CASES = {
         *("--data.held_out", "0"),
     ],
     "disk": [
-        *('aqsgd(q(2), store="disk", store_bits=8, first=q(8, step=0.2))', "efmixed(topk(0.2))"),
+        *('aqsgd(q(2), store="disk", store_bits=8, first=q(8, step=0.2, codebook=8))', "efmixed(topk(0.2))"),
         *("--checkpoint.every", "1 steps", "--checkpoint.keep", "2", "--pipeline.schedule", "1f1b"),
     ],
 }

@@ -39,6 +39,9 @@ KEPT_BY_BOTH = [
 ]
 FEEDBACK = [*KEPT_BY_BOTH, "ef(topk(0.1))", "ef(q(1))", "efmixed(topk(0.1))"]
 CODED = [
+    "q(8, step=0.2)",
+    "q(8, step=0.2, codebook=8)",
+    "aqsgd(q(2), first=q(8, step=0.2, codebook=8))",
     'none(code="entropy")',
     'q(2, code="entropy")',
     'bf16(code="entropy")',
