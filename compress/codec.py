@@ -77,7 +77,8 @@ class Key(NamedTuple):
         if device.type != "cpu":
             return DeviceWords(self.number, device)
         numbers = np.random.PCG64(self.number)
-        return lambda count: torch.from_numpy(numbers.random_raw(count).view(np.int64))
+        none = torch.empty(0, dtype=torch.int64)  # NumPy's has a stride of 0, and no view in other integers
+        return lambda count: torch.from_numpy(numbers.random_raw(count).view(np.int64)) if count else none
 
 
 NO_KEY = Key(seed=0, boundary=0, channel="activations", phase="train", step=0, microbatch=0)
