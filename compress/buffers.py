@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.compress.codebook import EXTRA, HIDDEN, Codebook
+from thinwire.compress.codebook import HIDDEN, Codebook
 from thinwire.compress.codec import CodecError
+from thinwire.compress.entries import EXTRA
 from thinwire.compress.feedback import Method
 from thinwire.compress.microbatch import Microbatch, PassKind
 from thinwire.compress.stores.store import Loan, Store, StoreLayout

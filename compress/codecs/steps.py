@@ -96,7 +96,9 @@ class StepQuantizer(Quantizer):
         scales, integers = self.integers(flat, blocks)
         start, most = self._places(x.shape)
         if self._predicts(x.shape):
-            entries, integers = self._unpredicted(blocks.view(flat)[0], scales, integers)
+            entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device)
+            if self.codebook is not None:
+                entries, integers = self.codebook.predict(blocks.view(flat)[0], scales, self.last)
         if most:
             scales, integers = self._widened(blocks.view(flat)[0], scales, integers, most)
             if self._predicts(x.shape):
@@ -117,18 +119,14 @@ class StepQuantizer(Quantizer):
         scales, entries, integers = self.read(payload, out.shape)
         units = scales & _MAGNITUDE
         values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
-        if entries is None and kernels.cover(values, blocks):
+        if entries is not None and self.codebook is not None:
+            self.codebook.values(integers, units, entries, values)
+            self._see(entries, scales, integers)
+        elif kernels.cover(values, blocks):
             kernels.values(integers, units, blocks.inner, values)
         else:
             factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
-            whole = blocks.view(integers).float()
-            if entries is not None and self.codebook is not None:
-                whole = whole + self.codebook.predicted(entries)
-                self._see(entries, scales, integers)
-            whole = whole * factors
-            if entries is not None:  # half an integer beyond the last one may be beyond float32, unlike what was sent
-                whole = whole.clamp_(-_LARGEST, _LARGEST)
-            values.copy_(whole.view(-1)[: len(values)])
+            values.copy_((blocks.view(integers).float() * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
 
@@ -205,21 +203,6 @@ class StepQuantizer(Quantizer):
     def _predicts(self, shape: Sequence[int]) -> bool:
         """Whether the rows of a tensor have entries."""
         return self.entries is not None and len(shape) in HIDDEN
-
-    def _unpredicted(self, rows: Tensor, scales: Tensor, integers: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries of float32 `rows`, and the integers of what they do not predict, int16 [n]."""
-        if self.codebook is None:
-            return torch.zeros(len(rows), dtype=torch.int64, device=rows.device), integers
-        units = (scales.int() << 16).view(torch.float32)
-        usable = (scales > 0) & (scales < _INFINITY)
-        limits = self._limits(units).nan_to_num_(nan=0.0).unsqueeze(1)
-        over = rows / units.masked_fill(~usable, torch.inf).unsqueeze(1)
-        over = torch.minimum(torch.maximum(over, -limits), limits).nan_to_num_(nan=0.0)
-        entries = self.codebook.nearest(over).masked_fill_(~usable, 0)
-        left = over - self.codebook.predicted(entries)
-        beyond = left.abs().amax(1) > self.last
-        left = torch.where(beyond.unsqueeze(1), over, left)
-        return entries.masked_fill_(beyond, 0), left.round_().to(torch.int16).view(-1)
 
     def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Scales and integers, with those of wide rows in place of what they are in their own unit."""

@@ -10,6 +10,7 @@ from support.codec_contract import documented
 from support.codec_helpers import KEY, gaussian
 from thinwire.compress import CodecError, Decoder, Encoder, Microbatch, parse
 from thinwire.compress.buffers import SlotCounts
+from thinwire.compress.codecs.fused import codebook
 from thinwire.compress.stores.memory import MemoryStore
 
 ROWS, WIDTH = 48, 64
@@ -41,7 +42,7 @@ class Channel:
         ]
         self.steps = count()
 
-    def send(self, x, kind="train", samples=(0, 1)):
+    def send(self, x, kind="train", samples=(0, 1), finite=True):
         """What arrives of `x`, and the bytes that were sent."""
         sender, receiver = self.ends
         microbatch = Microbatch(kind, range(len(x)), torch.tensor(samples), next(self.steps), 0)
@@ -51,7 +52,7 @@ class Channel:
         used = sender.used(payload, plan)
         sender.settle(encoded)
         out = torch.empty_like(x)
-        receiver.decode(payload, out, KEY, again, finite=True)
+        receiver.decode(payload, out, KEY, again, finite=finite)
         return out, bytes(payload[:used].tolist())
 
     @property
@@ -164,6 +165,24 @@ def test_whatever_the_values_both_ends_agree_and_payloads_of_one_length_hold_the
         x[1, 5:9] *= 1000
         assert torch.equal(coded.send(x)[0], plain.send(x)[0])
     assert torch.equal(*coded.entries) and torch.equal(coded.entries[0], plain.entries[1])
+
+
+@pytest.mark.parametrize(
+    "of", [hidden, lambda seed: gaussian(SAMPLES, ROWS, WIDTH, seed=seed) / gaussian(1, seed=seed)]
+)
+def test_torch_operations_and_kernels_send_and_learn_the_same(of, monkeypatch):
+    """What is on a GPU, and a machine where Numba does not work, take the former."""
+    with_kernels, without = Channel("q(8, step=0.3, codebook=40)"), Channel("q(8, step=0.3, codebook=40)")
+    for step in range(6):
+        x = of(step)
+        x[1, 7], x[1, 8, 3], x[0, 9] = 0, torch.nan if step == 4 else 3e38, 1e-39
+        monkeypatch.undo()
+        expected = with_kernels.send(x, finite=False)
+        monkeypatch.setattr(codebook, "cover", lambda *tensors: False)
+        found = without.send(x, finite=False)
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0, equal_nan=True)
+        assert found[1] == expected[1] and torch.equal(*without.entries)
+        assert torch.equal(with_kernels.entries[0], without.entries[0])
 
 
 def test_first_visits_of_aqsgd_use_it():

@@ -1,0 +1,56 @@
+"""The codebook of q's option codebook: rows that both ends have seen, of which one predicts each row of a message.
+
+A hidden state is mostly like an earlier one, of the same token in a like place. So both ends keep some decoded rows,
+the sender names the nearest entry for each row, and what is left is sent. An entry is a row over its scale, in 16ths of
+an integer. With integers k of a row whose entry is e, the row that both ends have is c = e + 16 k. After a message of
+training, the m-th, both ends do the same:
+
+    sum(k^2) of 16 k over 1/3 of sum(c^2)   the row is unlike its entry: it becomes an entry of its own
+    any other row                           its entry moves: e = e + 16 sum(k) / (n + r), rounded
+
+where r rows of the message have that entry, and n is how many it had before, at most 16: so an entry follows the
+weights as they change. New entries take the places that were used least lately, the lower first. All of this is in
+whole numbers, so both ends agree on all machines. Which entry is the nearest only the sender must know.
+
+Entry 0 is no entry: it predicts zeros, and stays.
+"""
+
+import torch
+from torch import Tensor
+
+UNIT = 16
+"""Parts of an integer."""
+MOST_ROWS, UNLIKE, LARGEST = 16, 3, 32767
+COUNT, LAST, EXTRA = -2, -1, 2
+"""The columns behind an entry: its rows, and the number of the last message that used it; and how many columns."""
+
+
+def update(table: Tensor, entries: Tensor, integers: Tensor) -> None:
+    """Update a table, float32 [entries, width + 2], whole numbers, by the entries [R] and integers [R, width] of rows.
+
+    codecs/fused/codebook_kernels.py has the same in one kernel for a CPU.
+    """
+    own, count, last = table[:, :-EXTRA], table[:, COUNT], table[:, LAST]
+    now = last.max() + 1
+    moved = UNIT * integers.float()
+    rows = own[entries] + moved
+    # float64 has the sums of these whole numbers exactly, in any order
+    left, whole = (each.double().square_().sum(1) for each in (moved, rows))
+    unlike = UNLIKE * left > whole
+    # 1. Entries that have rows like them move.
+    alike = (~unlike & (entries > 0)).nonzero().squeeze(1)
+    at, which, found = entries[alike].unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(at), own.shape[1], dtype=torch.int32, device=table.device)
+    sums.index_add_(0, which, integers[alike].int())
+    total = (count[at] + found).double().unsqueeze(1)
+    # and quotients of them so near that their floor is right
+    change = ((2 * UNIT * sums.double() + total) / (2 * total)).floor_()
+    own[at] = (own[at] + change).clamp_(-LARGEST, LARGEST).float()
+    count[at] = (count[at] + found).clamp_(max=MOST_ROWS)
+    last[at] = now
+    # 2. Rows like no entry take the places that no row of this message has, the oldest first.
+    ages, places = last[1:].sort(stable=True)
+    new = unlike.nonzero().squeeze(1)[: int((ages < now).sum())]
+    places = places[: len(new)] + 1
+    own[places] = rows[new].clamp_(-LARGEST, LARGEST)
+    count[places], last[places] = 1, now
