@@ -371,7 +371,8 @@ def meant(name: str, known: Collection[str]) -> str:
 
 def _of_name(name: str, known: Collection[str]) -> list[str]:
     """The fields of this name in any group; those in groups within groups only if there are no others."""
-    found = [field for field in known if field.rpartition(".")[2] == name or field == _OTHER_WORDS.get(name)]
+    other = _OTHER_WORDS.get(name.rpartition(".")[2])
+    found = [field for field in known if field.rpartition(".")[2] == name or field == other]
     return [field for field in found if field.count(".") < 2] or found
 
 

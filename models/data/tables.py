@@ -158,7 +158,8 @@ def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[st
     for file in files:
         name = file.relative_to(folder)
         hidden = name.name == "README.md" or any(part[0] in "._" for part in name.parts)
-        known = hidden or name.suffix.lower() not in suffixes or file in runs or str(place / name) in read
+        other = suffixes.isdisjoint(map(str.lower, name.suffixes))  # .jsonl.gz is JSON
+        known = hidden or other or file in runs or str(place / name) in read
         if not known and str(file.resolve()) not in read:  # slow, so last
             unread.append(str(name))
     return sorted(unread)

@@ -266,7 +266,7 @@ def _forms(chat: Conversation) -> Iterator[Conversation]:
     """Forms of a conversation that say the same, as it is first; arguments of calls are objects, not JSON in a text."""
     seen: list[Sequence[Message]] = []
     for arguments, content, nothing in product((_objects, _json), (_same, _joined, _split), (_same, _filled)):
-        messages = [nothing(content(_with_arguments(message, arguments))) for message in chat.messages]
+        messages = [content(nothing(_with_arguments(message, arguments))) for message in chat.messages]
         if messages not in seen:
             seen.append(messages)
             yield chat.with_messages(messages)

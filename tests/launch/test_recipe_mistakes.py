@@ -50,6 +50,10 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "there is no option --learning_rate (did you mean --optimizer.lr?); see thinwire train --help",
         ),
         (
+            ["quickstart", "--optimizer.learning_rate", "3"],
+            "there is no option --optimizer.learning_rate (did you mean --optimizer.lr?); see thinwire train --help",
+        ),
+        (
             ["quickstart", "--logging", "wandb"],
             "logging must be a list of words, such as [a, b], got wandb; write [wandb]",
         ),

@@ -277,6 +277,10 @@ def test_contents_are_given_as_a_template_takes_them(tmp_path, template):
         assert counted_words(tmp_path / "trims", chat, trims) == told
         assert counted_words(tmp_path / "reads", chat, reads) == told
     assert Pretrained(str(tmp_path / "reads")).prompt("why", chat=True).shape == (4,)
+    call = {"type": "function", "function": {"name": "cat", "arguments": {}}}
+    chat = Conversation([ASKED[0], {"role": "assistant", "tool_calls": [call]}, *ASKED])
+    with pytest.raises(ModelError, match=r"must write tool_calls, as in row 0 of a\.jsonl, and leaves them out"):
+        counted_words(tmp_path / "reads", chat, reads.replace("message['content'] |", "message['content'][:1] |"))
     pictured = [{"role": "user", "content": [{"type": "image"}, *parts]}, ASKED[1]]
     with pytest.raises(ModelError, match=r"must take contents that are lists of parts, as in row 0 of a\.jsonl, and"):
         counted_words(tmp_path, Conversation(pictured), trims)

@@ -246,6 +246,7 @@ def test_a_folder_of_text_holds_text(tmp_path):
     [
         (["train_to_busan.txt"], ["dracula.txt", "emma.md"], ["a\n"]),
         (["train.jsonl"], ["extra.jsonl", "more/old.csv"], ["a"]),
+        (["train.jsonl"], ["extra.jsonl.gz"], ["a"]),
         (["a.jsonl", "b/a.jsonl"], ["c.csv"], ["a", "a"]),
         (["a.txt", "b/a.md"], [], ["a\n", "a\n"]),
     ],
