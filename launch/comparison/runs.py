@@ -244,7 +244,7 @@ def _documents_in(folder: Path) -> list[Document]:
 
 def _read_document(path: Path) -> Document:
     try:
-        return Document(*read_document(path.read_text()))
+        return Document(*read_document(read_text(path.resolve())))  # whoever names a link means it
     except OSError as error:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -56,6 +56,7 @@ _MAY_CHANGE = (
     "pipeline.num_stages",
     "pipeline.stages_per_process",
     "pipeline.layers",
+    "classes.",
 )
 """Fields of a recipe that may differ from the checkpoint. A name with a dot at the end is a whole group."""
 STATE = "by part"
@@ -150,6 +151,7 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
     fields = values_of(recipe) | {
         "samples": prepared.data.training.digest,
         "held-out samples": None if held_out is None else held_out.digest,
+        **{f"classes.{number}": name for number, name in enumerate(prepared.data.classes)},
     }
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts, "state": STATE}))
@@ -163,6 +165,7 @@ def changes(manifest: Manifest, made: Mapping[str, Any]) -> dict[str, str]:
         name: f"{name} is {_shown(new, name)} in place of {_shown(old, name)}"
         for name in sorted(old.keys() | new)
         if old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT)
+        if name in old or not name.startswith("classes.")  # earlier releases kept no names
     }
 
 

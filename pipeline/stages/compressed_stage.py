@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from thinwire.compress import CodecError, Key, Microbatch, PassKind
+from thinwire.compress import CodecError, Key, Method, Microbatch, PassKind
 from thinwire.models.seed import seeded
 from thinwire.pipeline.devices.memory import GradientsApart, told_if_full
 from thinwire.pipeline.errors import OptionsError, PipelineError
@@ -367,6 +367,8 @@ class CompressedStage(TorchStage):
         self.connect()
         # 2. Take the announced pass, once: the next pass must not use it again.
         coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
+        if self._kept_by is None and coming.is_split_by(self._num_microbatches):
+            coming = replace(coming, sample_ids=None)  # nothing is kept of a sample, so rows may be other things
         samples = self._num_microbatches * self._rows
         require_expected(coming, self.stage_index, trains=self.has_backward, samples=samples)
         self._pass, self._coming = coming, None
@@ -465,6 +467,12 @@ class CompressedStage(TorchStage):
             if 0 <= side < self.num_stages - 1
         ]
 
+    @property
+    def _kept_by(self) -> Method | None:
+        """A method that keeps something of each row at this stage's ends; None if there is none."""
+        methods = (coder.method for coder in self.all_ends.coders().values())
+        return next((method for method in methods if method.feedback is not None), None)
+
     def _load(self) -> None:
         if self._to_load is not None:
             try:
@@ -507,10 +515,9 @@ class CompressedStage(TorchStage):
 
     def _require_one_shape(self, shape: BoundaryShape, new: Sequence[Tensor]) -> None:
         got, had = ([list(one.shape) for one in tensors] for tensors in (new, shape.examples))
-        methods = [coder.method for coder in self.all_ends.coders().values() if coder.method.feedback is not None]
-        if methods and got != had:
+        if self._kept_by is not None and got != had:
             raise PipelineError(
-                f"what crosses boundary {shape.index} must keep its shapes, because {methods[0]} keeps a buffer for "
+                f"what crosses boundary {shape.index} must keep its shapes, because {self._kept_by} keeps a buffer for "
                 f"each sample, got {got} after {had}; build another stage around the same module for it, with the same "
                 f"Wire"
             )

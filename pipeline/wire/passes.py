@@ -41,6 +41,12 @@ class Pass:
         """Whether gradients flow."""
         return phase_of(self.kind) == "train"
 
+    def is_split_by(self, count: int) -> bool:
+        """Whether `count` micro-batches can share its samples evenly, and it says no lengths of them."""
+        ids = self.sample_ids
+        known = isinstance(ids, Tensor) and ids.dtype == int64 and ids.dim() == 1 and self.lengths is None
+        return known and ids is not None and len(ids) % count == 0
+
     def microbatches(self, step: int, count: int, rows: int) -> list[Microbatch]:
         """Its `count` micro-batches of `rows` rows; `step` is its index among the passes of its phase."""
         return [self._microbatch(step, index, count, rows) for index in range(count)]

@@ -119,7 +119,7 @@ class Wire:
         observer: called with every tuple that the stages send, before it is encoded.
 
     Raises:
-        OptionsError: a store on disk has no folder.
+        OptionsError: a store on disk has no folder, or the group is `fake`, that of torch's tests.
 
     Attributes:
         gpus: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
@@ -157,6 +157,11 @@ class Wire:
         self._silent: list[WireStage] = []
         self._pipeline, self._in_use = group or dist.group.WORLD, False
         ranks = dist.get_process_group_ranks(self._pipeline)
+        if dist.get_backend(self._pipeline) == "fake" and len(ranks) > 1:
+            raise OptionsError(
+                f"a Wire must have a process group whose processes answer, got fake, with one of {len(ranks)}; take "
+                f"gloo, with world_size 1 and all stages in this process to try a schedule alone"
+            )
         with reaching(f"process {dist.get_rank()} was connecting to the others of its pipeline"):
             created = dist.new_group(
                 ranks,

@@ -213,7 +213,8 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
     (tmp_path / "run" / "metrics.jsonl").write_text("{\n{}\n")
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "recipe.yaml").touch()
-    names = ["empty", "killed", "broken.json", "list.json", "none.json", "run"]
+    (tmp_path / "endless.json").symlink_to("/dev/null")
+    names = ["empty", "killed", "broken.json", "list.json", "endless.json", "none.json", "run"]
     out = tmp_path / "report.html"
     assert cli.main(["report", *(str(tmp_path / name) for name in names), "--out", str(out)]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -223,6 +224,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(folder, tmp_path, capsys
         f"train --resume {tmp_path}/killed goes on",
         "broken.json holds no tables",
         "list.json holds no tables",
+        "endless.json cannot be read",
         "none.json must be the folder of a run or a file with tables, but does not exist",
         "run/metrics.jsonl cannot be read",
     ]

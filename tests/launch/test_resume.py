@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from support.data_files import png, random_pixels
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
@@ -239,3 +240,26 @@ def test_other_samples_for_evaluation_are_another_run(folder, capsys):
     assert cli.main(["simulate", *options, "--training.steps", "3"]) == 2
     said = capsys.readouterr().err
     assert "is of another run" in said and "  held-out samples: '" in said
+
+
+def test_a_run_of_a_class_that_has_another_name_by_now_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for index in range(20):
+        place = tmp_path / "pictures" / ("cat", "dog")[index % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{index}.png").write_bytes(png(random_pixels(1, (8, 8, 3))[0]))
+    (tmp_path / "pets.yaml").write_text(PETS)
+    run = simulate("pets.yaml", tmp_path / "run", "--checkpoint.every", "1 step")
+    (tmp_path / "pictures" / "dog").rename(tmp_path / "pictures" / "wolf")
+    capsys.readouterr()
+    assert cli.main(["simulate", "--resume", str(run), "--training.steps", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "from here on, classes.1 is 'wolf' in place of 'dog' and training.steps is 2 in place of 1" in said
+
+
+PETS = """
+model: {name: resnet18, config: {stem: cifar, width: 4}}
+data: {name: pictures, kind: images, held_out: 0}
+pipeline: {num_stages: 2, num_microbatches: 2, microbatch_size: 2}
+training: {steps: 1}
+"""

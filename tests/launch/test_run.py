@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support.run_files import weights_of
+from support.own_code import add_module
+from support.run_files import digest, weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.comparison.runs import read, training_bytes
@@ -21,7 +22,7 @@ from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.pipeline.errors import NonFiniteError
+from thinwire.pipeline.errors import NonFiniteError, PipelineError
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes import collectives
@@ -309,3 +310,46 @@ def test_a_disk_that_is_full_after_the_weights_costs_the_picture_alone(here, mon
     folder = ran("--output", "run").recipe.folder
     assert "the picture is left out: run must have room" in " ".join(capsys.readouterr().out.split())
     assert json.loads((folder / "summary.json").read_text())["running"] is False
+
+
+OTHER_ROWS = """
+from torch import nn, tanh
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.transpose(0, 1).contiguous()
+
+
+class Count(nn.Module):
+    def forward(self, x):
+        return x.mean(), x
+
+
+class Drop(nn.Module):
+    def forward(self, mean, x):
+        return tanh(x - mean)
+
+
+def turned():
+    return [nn.Embedding(259, 4), Turn(), nn.Linear(4, 4), nn.Tanh(), Turn(), nn.Linear(4, 259)]
+
+
+def counted():
+    return [nn.Embedding(259, 4), Count(), Drop(), nn.Linear(4, 4), Count(), Drop(), nn.Linear(4, 259)]
+"""
+
+
+@pytest.mark.parametrize(("name", "layers"), [("turned", "[2, 2, 2]"), ("counted", "[2, 3, 2]")])
+def test_what_crosses_may_begin_with_tokens_or_a_number(here, monkeypatch, name, layers):
+    """Even with none, sample_ids had to name as many samples as there were tokens."""
+    add_module(monkeypatch, "other_rows", OTHER_ROWS)
+    given = ["--model.name", f"other_rows:{name}", "--model.config", "{}", "--pipeline.microbatch_size", "2"]
+    cut = [*given, "--pipeline.num_stages", "3", "--pipeline.layers", layers]
+    ran(*given, "--pipeline.num_stages", "1", "--output", "whole")
+    ran(*cut, "--codec", "none", "--output", "cut")
+    assert digest(Path("cut")) == digest(Path("whole"))
+    ran(*cut, "--codec", "q(4)", "--output", "coded")
+    assert digest(Path("coded")) != digest(Path("cut"))
+    with pytest.raises(PipelineError, match="so the first dimension of what crosses boundary 0 must be the 2 samples"):
+        ran(*cut, "--codec", "ef(q(4))", "--output", "fed")

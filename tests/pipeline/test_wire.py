@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from support.recipe_runs import SHORT, TINY
 from support.toy import Task, make_trainer
@@ -215,3 +216,15 @@ def test_a_stage_comes_back_from_its_state(alone):
     for step in range(3, 6):
         again.append(resumed.train_step(step).loss)
     assert again == losses[3:]
+
+
+def test_the_group_of_torchs_tests_in_which_nobody_answers_is_refused():
+    """The sentence was about a damaged word in the rendezvous store."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(OptionsError, match=r"got fake, with one of 2; take gloo, with world_size 1"):
+            Wire()
+    finally:
+        dist.destroy_process_group()
