@@ -536,10 +536,11 @@ class CompressedStage(TorchStage):
     def _check_outputs(self, outputs: tuple[Any, ...]) -> None:
         """Raise PipelineError if an output is no tensor, or needs a gradient that would not come back."""
         for index, output in enumerate(outputs):
-            if not isinstance(output, Tensor) or isinstance(output, DTensor):
+            if (kind := _no_dense_tensor(output)) is not None:
                 raise PipelineError(
-                    f"stage {self.stage_index} must return tensors, got {type(output).__name__} as output {index}; "
-                    f"send numbers as tensors, the local part of a DTensor, and leave out what the next stage knows"
+                    f"stage {self.stage_index} must return dense tensors, got {kind} as output {index}; send numbers "
+                    f"as tensors, to_dense() of a sparse one, the local part of a DTensor, and leave out what the next "
+                    f"stage knows"
                 )
         if not self._differentiates:
             return
@@ -634,6 +635,14 @@ def _as_tuple(output: Any, stage: str = "a stage") -> tuple[Any, ...]:
     if isinstance(output, tuple | list):
         return tuple(output)
     raise PipelineError(f"{stage} must return a tensor or a tuple of tensors, got {type(output).__name__}")
+
+
+def _no_dense_tensor(output: Any) -> str | None:
+    """What an output is in place of a tensor whose elements lie in memory; None if it is one."""
+    if not isinstance(output, Tensor) or isinstance(output, DTensor):
+        return type(output).__name__
+    kinds = (f"layout {output.layout}", output.layout != torch.strided), ("device meta", output.is_meta)
+    return next((f"a tensor of {kind}" for kind, is_so in kinds if is_so), None)
 
 
 def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:

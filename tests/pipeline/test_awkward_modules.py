@@ -334,8 +334,16 @@ def test_what_is_unfrozen_later_is_refused_until_stages_connect_again(alone):
 
 
 REFUSED = {
-    "a number": (lambda self, x, y: (y, 3), "stage 1 must return tensors, got int as output 1"),
-    "None": (lambda self, x, y: (y, None), "stage 1 must return tensors, got NoneType as output 1"),
+    "a number": (lambda self, x, y: (y, 3), "stage 1 must return dense tensors, got int as output 1"),
+    "None": (lambda self, x, y: (y, None), "stage 1 must return dense tensors, got NoneType as output 1"),
+    "a sparse tensor": (
+        lambda self, x, y: y.to_sparse(),
+        "stage 1 must return dense tensors, got a tensor of layout torch.sparse_coo as output 0; send",
+    ),
+    "a tensor without data": (
+        lambda self, x, y: y.to("meta"),
+        "stage 1 must return dense tensors, got a tensor of device meta as output 0; send",
+    ),
     "a dict": (lambda self, x, y: {"y": y}, "stage 1 must return a tensor or a tuple of tensors, got dict"),
     "a gradient that its example denies": (
         lambda self, x, y: (y, y.sum(-1)),

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -229,6 +230,19 @@ def test_a_damaged_connection_is_replaced_even_if_something_is_sent_before_this_
         busy.set()
         assert send.wait(LONG) and send.error is None
         assert (arrived(two.receive(6)), arrived(two.receive(5))) == (b"before", b"after")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_flags_of_frames_lose_nothing(seed):
+    """ZeroMQ drops a part with another flag, or joins two packets; the rest was refused, and the run ended."""
+    with Two() as two:
+        assert two.send(b"before").wait(LONG)
+        two.relay.change_flags(random.Random(seed))
+        wanted = [b"before", *(bytes([number]) * (1 + 50 * number) for number in range(40))]
+        sends = [two.send(data) for data in wanted[1:]]
+        assert [arrived(two.receive(len(data))) for data in wanted] == wanted
+        assert all(send.wait(LONG) and send.error is None for send in sends)
 
 
 @pytest.mark.slow

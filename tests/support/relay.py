@@ -6,6 +6,30 @@ import time
 from contextlib import suppress
 
 SEEN_BYTES = 1 << 16
+MORE, COMMAND = 1, 4
+"""Flags of a frame of ZeroMQ that nothing encrypts: its message goes on in the next frame; it is a command."""
+_GREETING_BYTES = 64
+
+
+class _Frames:
+    """Where the frames of ZeroMQ begin in what passes in one direction."""
+
+    def __init__(self):
+        self._left, self._header = _GREETING_BYTES, b""
+
+    def begin_in(self, data):
+        """The places in `data` of the flags of frames."""
+        at = 0
+        while at < len(data):
+            if self._left:
+                passed = min(self._left, len(data) - at)
+                self._left, at = self._left - passed, at + passed
+                continue
+            if not self._header:
+                yield at
+            self._header, at = self._header + data[at : at + 1], at + 1
+            if len(self._header) == (9 if self._header[0] & 2 else 2):
+                self._left, self._header = int.from_bytes(self._header[1:]), b""
 
 
 class Relay:
@@ -23,7 +47,7 @@ class Relay:
         self._sockets, self._lock, self._flowing = [], threading.Lock(), threading.Event()
         self._flowing.set()
         self.accepted, self.ended, self.passed, self.seen = 0, 0, 0, bytearray()
-        self._damages = False
+        self._damages, self._draw = False, None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def point_at(self, endpoint):
@@ -53,6 +77,10 @@ class Relay:
     def damage(self):
         """Change a byte of what comes back next."""
         self._damages = True
+
+    def change_flags(self, draw):
+        """Change a flag of one frame in eight from now on, as a draw of random numbers says."""
+        self._draw = draw
 
     def close(self):
         """End it all."""
@@ -87,16 +115,22 @@ class Relay:
         self.ended += 1
 
     def _pass(self, source, sink, back=False):
+        frames = _Frames()
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                places = [*frames.begin_in(data)]
                 self._flowing.wait()
                 if self._delay:
                     time.sleep(self._delay)
                 if back and self._damages:
                     self._damages, data = False, data[:-1] + bytes([data[-1] ^ 1])
+                if self._draw is not None:
+                    data = bytearray(data)
+                    for place in places:
+                        data[place] ^= self._draw.choice([0] * 14 + [MORE, COMMAND])
+                self.seen += data[: max(0, SEEN_BYTES - len(self.seen))]  # before anyone can answer
                 sink.sendall(data)
                 self.passed += len(data)
-                self.seen += data[: max(0, SEEN_BYTES - len(self.seen))]
         for one in (source, sink):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

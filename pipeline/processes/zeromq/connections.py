@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 import zmq
@@ -48,7 +49,8 @@ class Patience:
     heartbeat: float = 5.0
     """The time between two heartbeats, if nothing else is sent."""
     silence: float = 20.0
-    """The longest silence. After it, a new connection replaces this one; so a piece must arrive within this time."""
+    """The longest silence. After it, a new connection replaces this one; so a piece must arrive, and be acknowledged,
+    within this time."""
     retry: float = 0.1
     """The pause before a failed connection is tried again; if nothing answers, it grows to twenty times this value."""
     gone: float = 3.0
@@ -112,6 +114,11 @@ class PacketFlow:
     def left(self) -> int:
         """Packets that are not acknowledged."""
         return len(self._flow)
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the first of these; None without one."""
+        return next((number for number, _ in self._flow.kept()), None)
 
     def begin(self, write: Callable[..., None]) -> None:
         """Go on over a new connection, on which `write` sends the parts of a packet."""
@@ -276,6 +283,7 @@ class Connection:
                 self._enter(Standing.GREETING)
                 self._refused = None
                 self._write(self._hello.pack())
+                self._watch(self._hello.attempt)
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self._trouble = self._trouble or ": nothing answers there"
                 self._look_for_an_end()
@@ -300,6 +308,19 @@ class Connection:
             pause = self._patience.retry
         self.close()
         self._loop.later(pause, self._begin)
+
+    def _watch(self, attempt: int, awaited: int | None = None) -> None:
+        """Replace a connection whose hello (-1) or oldest packet `awaited` an answer a silence ago, and still does.
+
+        Its part or its answer was lost. Heartbeats go on then.
+        """
+        if attempt != self._hello.attempt or self.state is Standing.CONNECTING:
+            return
+        oldest = -1 if self.state is Standing.GREETING else self._flow.oldest
+        if oldest is not None and oldest == awaited:
+            self._begin_again()
+        else:
+            self._loop.later(self._patience.silence, partial(self._watch, attempt, oldest))
 
     def _look_for_an_end(self) -> None:
         """Give the process up if its host has refused connections for long enough. A host out of reach refuses none."""
@@ -327,6 +348,9 @@ class Connection:
                 return
             if isinstance(answer, str):
                 self._failed(answer)
+                return
+            if answer is None:
+                self._begin_again()
                 return
             self._acknowledge(answer)
 

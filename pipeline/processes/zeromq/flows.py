@@ -50,7 +50,7 @@ class Inflow:
         self.expected = 0
 
     def takes(self, number: int) -> bool:
-        """Whether a packet is the expected one. If it is, expect the next; any other packet is a repeated one."""
+        """Whether a packet is the expected one. If it is, expect the next; an earlier one is a repeated one."""
         if number != self.expected:
             return False
         self.expected += 1

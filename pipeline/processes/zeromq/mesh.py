@@ -23,6 +23,7 @@ from thinwire.pipeline.processes.zeromq.packets import (
     Piece,
     Stream,
     pack_ack,
+    pack_again,
     pack_refusal,
     pieces,
 )
@@ -247,17 +248,26 @@ class Mesh:
             process, number = self._senders[came]
             peer = self._peer(process)
             sequence, awaited, piece = Piece.unpack(packet)
-            if not data:
-                raise WireError("a piece must have its bytes behind the header")
-            if peer.inflows[number].takes(sequence):
-                peer.mailbox.take(piece, data[0].buffer)
         except WireError as error:
-            self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
+            if came not in self._senders:
+                self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
+            else:
+                self._lose(came)
             return None
+        if len(data) != 1 or sequence > peer.inflows[number].expected:
+            self._lose(came)
+            return None
+        if peer.inflows[number].takes(sequence):
+            peer.mailbox.take(piece, data[0].buffer)
         if awaited:
             return came
         self._acknowledge_soon(came)
         return None
+
+    def _lose(self, came: bytes) -> None:
+        """Ask for another connection in place of one that lost a part, and take nothing more from this one."""
+        del self._senders[came]
+        self._answer(came, pack_again())
 
     def _greet(self, came: bytes, hello: Hello) -> bytes | None:
         """Accept a new connection, if it is from a process of this run to this one."""

@@ -7,6 +7,10 @@ A connection goes from the sending process to the receiving process; acknowledge
     ack      receiver to sender: the number that is expected next; all before it have arrived. It comes at once if it is
              awaited, else soon, for all packets of that time
     refusal  receiver to sender: the reason, in words, why it takes no more packets
+    again    receiver to sender: a part was lost on the way; the next connection begins with what has not arrived
+
+ZeroMQ encrypts the bytes of a part, and not its flags: a changed flag has it drop the part without a word, or join two
+packets. So a receiver looks at the parts and the numbers, and a sender waits for an answer no longer than a silence.
 
 A message is cut into pieces. So an end never makes room for more than one piece before it arrives, and a broken
 connection loses pieces, not whole messages. A piece is a packet of two parts: header and bytes.
@@ -25,7 +29,7 @@ PIECE_BYTES = 1 << 19
 """The most bytes of a message in one packet."""
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
-VERSION = 6
+VERSION = 7
 
 _HELLO = struct.Struct("<cBHIII16s16s")
 _DATA = struct.Struct("<c?6xQQqQQQ")
@@ -120,10 +124,17 @@ def pack_refusal(reason: str) -> bytes:
     return b"R" + reason.encode()
 
 
-def unpack_answer(packet: bytes) -> int | str:
-    """The number of an ack, or the reason of a refusal. WireError if the bytes are neither."""
+def pack_again() -> bytes:
+    """The wish for another connection."""
+    return b"G"
+
+
+def unpack_answer(packet: bytes) -> int | str | None:
+    """The number of an ack, the reason of a refusal, or None for `again`. WireError if the bytes are none of these."""
+    if packet == pack_again():
+        return None
     if packet[:1] == b"A" and len(packet) == _ACK.size:
         return int(_ACK.unpack(packet)[1])
     if packet[:1] == b"R":
         return packet[1:].decode(errors="replace")
-    raise WireError(f"an ack or a refusal was expected, got {packet[:16]!r}")
+    raise WireError(f"an ack, a refusal or again was expected, got {packet[:16]!r}")
