@@ -63,7 +63,7 @@ def test_one_acknowledgement_stands_for_several_packets_that_nobody_waits_for(mo
         sender.send(Hello(0, 1, 0, 1, *(mesh.address.life for mesh in two.meshes)).pack())
         assert sender.poll(1000 * LONG) and unpack_answer(sender.recv()) == 0
         for sequence in range(4):
-            sender.send_multipart([Piece(STREAM, sequence, 0, 1).pack(sequence, awaited=False), b"x"])
+            sender.send_multipart([Piece(STREAM, sequence, 0, 1).pack(sequence, b"x", awaited=False), b"x"])
         assert [arrived(two.receive(1)) for _ in range(4)] == [b"x"] * 4
         assert sender.poll(1000 * LONG)
         answers = [unpack_answer(sender.recv())]
@@ -258,7 +258,7 @@ def test_the_first_packet_of_an_old_connection_may_be_read_last():
         old.send(replace(hello, attempt=1).pack())
         assert not old.poll(500)
         receive = two.receive(5)
-        new.send_multipart([Piece(STREAM, 0, 0, 5).pack(0, awaited=True), b"fine?"])
+        new.send_multipart([Piece(STREAM, 0, 0, 5).pack(0, b"fine?", awaited=True), b"fine?"])
         assert arrived(receive) == b"fine?"
         assert new.poll(1000 * LONG)
         assert unpack_answer(new.recv()) == 1

@@ -163,7 +163,7 @@ class PacketFlow:
     def _transmit(self, sequence: int, packet: Packet) -> None:
         if self._write is not None:
             # without a copy: nobody writes these bytes before they are acknowledged
-            self._write(packet.piece.pack(sequence, awaited=packet.awaited), packet.data)
+            self._write(packet.piece.pack(sequence, packet.data, awaited=packet.awaited), packet.data)
 
 
 class Standing(Enum):

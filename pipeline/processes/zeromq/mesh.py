@@ -247,14 +247,14 @@ class Mesh:
                 return None  # an old connection, or a refused one
             process, number = self._senders[came]
             peer = self._peer(process)
-            sequence, awaited, piece = Piece.unpack(packet)
+            sequence, awaited, piece = Piece.unpack(packet, *(part.buffer for part in data))
         except WireError as error:
             if came not in self._senders:
                 self._answer(came, pack_refusal(f"process {self.rank} does not understand it: {error}"))
             else:
                 self._lose(came)
             return None
-        if len(data) != 1 or sequence > peer.inflows[number].expected:
+        if sequence > peer.inflows[number].expected:
             self._lose(came)
             return None
         if peer.inflows[number].takes(sequence):

@@ -10,7 +10,8 @@ A connection goes from the sending process to the receiving process; acknowledge
     again    receiver to sender: a part was lost on the way; the next connection begins with what has not arrived
 
 ZeroMQ encrypts the bytes of a part, and not its flags: a changed flag has it drop the part without a word, or join two
-packets. So a receiver looks at the parts and the numbers, and a sender waits for an answer no longer than a silence.
+packets. So a header has the CRC-32 of its bytes, a receiver looks at the numbers, and a sender waits for an answer no
+longer than a silence.
 
 A message is cut into pieces. So an end never makes room for more than one piece before it arrives, and a broken
 connection loses pieces, not whole messages. A piece is a packet of two parts: header and bytes.
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from isal import isal_zlib
+
 from thinwire.pipeline.errors import WireError
 
 PIECE_BYTES = 1 << 19
@@ -32,7 +35,7 @@ LARGEST_PART = PIECE_BYTES + 4096
 VERSION = 7
 
 _HELLO = struct.Struct("<cBHIII16s16s")
-_DATA = struct.Struct("<c?6xQQqQQQ")
+_DATA = struct.Struct("<c?2xIQQqQQQ")
 _ACK = struct.Struct("<c7xQ")
 
 
@@ -88,19 +91,22 @@ class Piece:
     offset: int
     total: int
 
-    def pack(self, sequence: int, *, awaited: bool) -> bytes:
+    def pack(self, sequence: int, data: bytes | memoryview, *, awaited: bool) -> bytes:
         """The header of the packet with that number in its flow; `awaited` if the sender waits for its ack."""
-        return _DATA.pack(b"D", awaited, sequence, *self.stream, self.number, self.offset, self.total)
+        place = *self.stream, self.number, self.offset, self.total
+        return _DATA.pack(b"D", awaited, isal_zlib.crc32(data), sequence, *place)
 
     @classmethod
-    def unpack(cls, header: bytes) -> tuple[int, bool, Piece]:
+    def unpack(cls, header: bytes, *data: memoryview) -> tuple[int, bool, Piece]:
         """The number of the packet in its flow, whether its ack is awaited, and the piece.
 
-        WireError if the bytes are not one.
+        WireError if the header is none, or `data` are not the bytes that belong behind it.
         """
         if len(header) != _DATA.size or header[:1] != b"D":
             raise WireError(f"a header of {_DATA.size} bytes was expected, got {header[:16]!r}")
-        _, awaited, sequence, group, tag, number, offset, total = _DATA.unpack(header)
+        _, awaited, checksum, sequence, group, tag, number, offset, total = _DATA.unpack(header)
+        if [isal_zlib.crc32(part) for part in data] != [checksum]:
+            raise WireError("a header and its bytes were expected, got others behind it")
         return sequence, awaited, cls(Stream(group, tag), number, offset, total)
 
 
