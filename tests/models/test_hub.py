@@ -134,6 +134,18 @@ def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
     assert server.asked == ["/"]
 
 
+def test_so_is_a_tokenizer_without_a_tokenizer_json(hub_that, tmp_path):
+    known = tmp_path / "hub" / "models--me--words"
+    commit = "0" * 40
+    (known / "refs").mkdir(parents=True)
+    (known / "refs" / "main").write_text(commit)
+    (known / "snapshots" / commit).mkdir(parents=True)
+    (known / "snapshots" / commit / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (known / "snapshots" / commit / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n")
+    with hub_that(hang_up):
+        assert make_tokenizer("me/words").tokens(["cat"]).tolist() == [2, 5, 3]
+
+
 def test_files_and_folders_ask_nobody(hub_that, tmp_path):
     """`datasets` counted on a server each file that it read."""
     rows, words = write_json(tmp_path / "rows.jsonl", [{"text": "a"}]), write_tokenizer(tmp_path / "words")
