@@ -93,8 +93,11 @@ class StepQuantizer(Quantizer):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write the length, the scales, the entries, and the integers, coded if that is shorter."""
         blocks, columns, flat = self.blocks(x.shape), self.columns(x.shape), x.reshape(-1).float()
-        scales, integers = self.integers(flat, blocks)
         start, most = self._places(x.shape)
+        if self._is_short(most, x.shape) and kernels.cover(flat, blocks):
+            kernels.encode_message(flat, blocks.inner, self.step, self.last, columns, out)
+            return
+        scales, integers = self.integers(flat, blocks)
         if self._predicts(x.shape):
             entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device)
             if self.codebook is not None:
@@ -115,10 +118,15 @@ class StepQuantizer(Quantizer):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write integers, with what is predicted, times scales into `out`."""
-        blocks = self.blocks(out.shape)
+        blocks, columns = self.blocks(out.shape), self.columns(out.shape)
+        values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
+        short = self._is_short(self._places(out.shape)[1], out.shape) and kernels.cover(values, blocks)
+        if short and kernels.decode_message(payload, blocks.inner, self.bits // 8, columns, values):
+            if values.data_ptr() != out.data_ptr():
+                saturating_copy(values.view(out.shape), out)
+            return
         scales, entries, integers = self.read(payload, out.shape)
         units = scales & _MAGNITUDE
-        values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
         if entries is not None and self.codebook is not None:
             self.codebook.values(integers, units, entries, values)
             self._see(entries, scales, integers)
@@ -203,6 +211,10 @@ class StepQuantizer(Quantizer):
     def _predicts(self, shape: Sequence[int]) -> bool:
         """Whether the rows of a tensor have entries."""
         return self.entries is not None and len(shape) in HIDDEN
+
+    def _is_short(self, most: int, shape: Sequence[int]) -> bool:
+        """Whether nothing but scales and coded integers is in a payload, as of all messages of few rows."""
+        return not (most or self.plain or self._predicts(shape))
 
     def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Scales and integers, with those of wide rows in place of what they are in their own unit."""

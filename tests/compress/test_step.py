@@ -241,13 +241,14 @@ def test_wide_rows_of_integers_that_coding_does_not_shorten_stay_wide():
     assert torch.equal(documented_values(payload, codec, x), roundtrip(codec, x))
 
 
+@pytest.mark.parametrize("rows", [65, 16])
 @pytest.mark.parametrize("covers", [True, False])
 @pytest.mark.parametrize("expression", ["q(8, step=0.2)", 'q(16, step=0.01, per="tensor")'])
-def test_damage_is_a_sentence(expression, covers, monkeypatch):
+def test_damage_is_a_sentence(expression, covers, rows, monkeypatch):
     """Wherever it is, and however the payload is cut: nothing is read beyond it, and nothing hangs."""
     if not covers:
         monkeypatch.setattr(steps, "cover_code", lambda x: False)
-    codec, x = parse(expression), residual_stream(rows=65, width=16)
+    codec, x = parse(expression), residual_stream(rows=rows, width=16)
     payload, out = encode(codec, x), torch.empty_like(x)
     used, chance = codec.used(payload), torch.Generator().manual_seed(0)
     refused = 0

@@ -30,6 +30,7 @@ _OFFSETS = 2 * MOST_OFFSET + 1
 _SOME, _ROWS = 1 << 15, 256
 """Of so many integers of 16 bits, less a mean, or of so many rows' the sum is below 2**31."""
 _TIES_TO_EVEN = np.float32(12582912.0)
+_MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY, _NAN, _SMALLEST = np.uint16(0x7F80), np.uint16(0x7FC0), (127 - 125) << 7
 _LARGEST, _LARGEST_BFLOAT16 = np.float32(3.4028234663852886e38), np.float32(3.3895313892515355e38)
 
@@ -80,6 +81,53 @@ def values(integers, scales, size, out):
         some, place = integers[block * size : (block + 1) * size], out[block * size : (block + 1) * size]
         for i in range(len(some)):
             place[i] = np.float32(some[i]) * unit
+
+
+@compiled
+def encode_message(values, size, step, last, shape, known, out):
+    """Write the payload of float32 values [n] in blocks of `size`: scales and integers."""
+    count, width = (len(values) + size - 1) // size, 1 if last < 128 else 2
+    scales, integers = np.empty(count, np.uint16), np.empty(len(values), np.int16)
+    measure(values, size, step, last, scales, integers)
+    head = 4 + 2 * count
+    _copy(scales.view(np.uint8), out[4:head])
+    length = encode(integers, *shape, *known, out[head:-1])
+    if length > 0:
+        length += head
+        out[length:] = 0
+    else:
+        length = len(out)
+        plain = integers.view(np.uint8)
+        for i in range(width * len(integers)):
+            out[head + i] = plain[i * (3 - width)]
+    for byte in range(4):
+        out[byte] = np.uint8(length >> 8 * byte)
+
+
+@compiled
+def decode_message(payload, size, width, shape, slot, out):
+    """Write the float32 values [n] of a payload of scales and integers; return False if it is none."""
+    rows, columns, inner = shape
+    count, length = (len(out) + size - 1) // size, np.int64(0)
+    scales, integers = np.empty(count, np.uint16), np.empty(len(out), np.int16)
+    head = 4 + 2 * count
+    for byte in range(4):
+        length |= np.int64(payload[byte]) << 8 * byte
+    if length < head or length > len(payload):
+        return False
+    _copy(payload[4:head], scales.view(np.uint8))
+    for block in range(count):
+        scales[block] &= _MAGNITUDE
+    if length == len(payload):
+        for i in range(len(out)):
+            low, high = np.int32(payload[head + width * i]), np.int32(payload[head + width * (i + 1) - 1])
+            integers[i] = np.int16(low | (high << 8)) if width == 2 else np.int16(np.int8(low))
+    else:
+        means, kinds, offsets = np.zeros(columns, np.int32), np.zeros(columns, np.int32), np.zeros(rows, np.int32)
+        if not decode(payload[head:length], inner, means, kinds, offsets, slot, integers):
+            return False
+    values(integers, scales, size, out)
+    return True
 
 
 @compiled
@@ -147,12 +195,15 @@ def _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets):
     else:
         left[:] = other
     expected, base, steep = np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64)
+    counts, (low, high) = np.zeros(CLASSES, np.int64), _ends(kinds)
+    for column in range(columns):
+        counts[kinds[column]] += 1
     for offset in range(_OFFSETS):
-        for column in range(columns):
-            kind = min(max(kinds[column] + offset - MOST_OFFSET, 0), CLASSES - 1)
-            expected[offset] += mean[kind]
-            base[offset] += inner * least[kind]
-            steep[offset] += mean[kind] * slope[kind]
+        for of_column in range(low, high + 1):
+            kind = min(max(of_column + offset - MOST_OFFSET, 0), CLASSES - 1)
+            expected[offset] += counts[of_column] * mean[kind]
+            base[offset] += counts[of_column] * inner * least[kind]
+            steep[offset] += counts[of_column] * mean[kind] * slope[kind]
         steep[offset] //= expected[offset]
         expected[offset] *= inner
     for offset in range(_OFFSETS - 1):
@@ -333,7 +384,9 @@ def _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane
     """
     n, lanes = len(integers), _lanes(len(integers))
     chunks = (n + CHUNK - 1) // CHUNK
-    index, words, states = np.empty(CHUNK, np.uint16), np.empty(CHUNK + 1, np.uint16), np.empty(lanes, np.uint32)
+    # no more than is needed: the room of a chunk takes as long to get as a short message to code
+    most = min(CHUNK, n)
+    index, words, states = np.empty(most, np.uint16), np.empty(most + 1, np.uint16), np.empty(lanes, np.uint32)
     place, head = at, at + chunks * (2 + 4 * lanes)
     head_states, escaped = at + 2 * chunks, 0
     if at < 0 or head > len(out):
@@ -477,13 +530,14 @@ def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
     chunks = (n + CHUNK - 1) // CHUNK
     if at < 0 or at + chunks * (2 + 4 * lanes) > len(coded):
         return -1
-    table, words, states = np.empty(CHUNK, np.uint8), np.empty(CHUNK + 1, np.uint16), np.empty(lanes, np.uint32)
+    most = min(CHUNK, n)
+    table, words, states = np.empty(most, np.uint8), np.empty(most + 1, np.uint16), np.empty(lanes, np.uint32)
     place, head_states = at, at + 2 * chunks
     at += chunks * (2 + 4 * lanes)
     for chunk in range(chunks):
         start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, n)
         count = np.int64(coded[place + 2 * chunk]) | np.int64(coded[place + 2 * chunk + 1]) << 8
-        if at + 2 * count > len(coded):
+        if count > stop - start or at + 2 * count > len(coded):
             return -1
         for lane in range(lanes):
             state = np.uint32(0)

@@ -40,6 +40,23 @@ def values(integers: Tensor, scales: Tensor, size: int, out: Tensor) -> None:
     step_kernels.values(integers.numpy(), scales.numpy().view(np.uint16), size, out.numpy())
 
 
+def encode_message(flat: Tensor, size: int, step: float, last: int, columns: Blocks, out: Tensor) -> None:
+    """Write the payload of float32 `flat` [n], in blocks of `size`: scales and integers."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    values, shape = flat.contiguous().numpy(), (columns.outer, columns.count, columns.inner)
+    step_kernels.encode_message(values, size, np.float32(step), np.float32(last), shape, _for_encoding(), out.numpy())
+
+
+def decode_message(payload: Tensor, size: int, width: int, columns: Blocks, out: Tensor) -> bool:
+    """Write the float32 values [n] of a payload of scales and integers; False if it is none."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    shape = columns.outer, columns.count, columns.inner
+    read: bool = step_kernels.decode_message(payload.numpy(), size, width, shape, tables().slot, out.numpy())
+    return read
+
+
 def encode(integers: Tensor, columns: Blocks, out: Tensor) -> int:
     """Write the code of integers, int16 [n], and return its length; 0 if there is no room."""
     from thinwire.compress.codecs.fused import step_kernels
