@@ -41,6 +41,7 @@ from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
+from thinwire.compress.codecs.fused import lanes
 from thinwire.compress.codecs.fused import steps as kernels
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import bfloat16_above, float32_slack, largest_magnitude
@@ -162,7 +163,9 @@ class StepQuantizer(Quantizer):
             return scales, entries, integers
         if length < start:
             raise CodecError(f"a payload's scales and entries need {start} bytes, and {length} are there")
-        coded, columns, integers = payload[start:length].cpu(), self.columns(shape), torch.empty(n, dtype=torch.int16)
+        coded, columns, integers = payload[start:length], self.columns(shape), torch.empty(n, dtype=torch.int16)
+        if not lanes.cover(coded):
+            coded = coded.cpu()
         if not (kernels.cover_code(coded) and kernels.decode(coded, columns, integers)):
             integers = decode_integers(coded, columns)  # says what is wrong
         return scales, entries, integers.to(payload.device)
@@ -251,9 +254,11 @@ class StepQuantizer(Quantizer):
     def _write(self, integers: Tensor, columns: Blocks, out: Tensor) -> int:
         """Write the code of `integers`, and return its length; 0 if there is no room.
 
-        It is made on the host: the torch operations on a GPU are thousands of small kernels for any message.
+        On a GPU without kernels it is made on the host: lane by lane, torch operations are thousands of small kernels.
         """
-        integers, room = integers.cpu(), out if out.device.type == "cpu" else torch.empty(len(out), dtype=torch.uint8)
+        room = out
+        if not (out.device.type == "cpu" or lanes.cover(integers)):
+            integers, room = integers.cpu(), torch.empty(len(out), dtype=torch.uint8)
         if kernels.cover_code(integers):
             length = kernels.encode(integers, columns, room)
         else:

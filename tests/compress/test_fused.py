@@ -50,6 +50,21 @@ def test_the_kernels_for_the_cpu_give_the_bytes_of_the_eager_code(monkeypatch, e
     assert not {name: found for name, found in wrong.items() if found}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")
+@pytest.mark.parametrize(("which", "cases"), [((), 200), (("long",), 1)], ids=["200 shapes", "chunks as they are"])
+def test_the_lane_code_of_a_gpu_has_the_bytes_of_the_cpu_in_the_interpreter(which, cases):
+    path = os.pathsep.join([str(ROOT / "tests"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "support.lanes_process", *which],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"cases": cases, "differing": []}
+
+
 def test_what_goes_the_eager_way_on_a_cpu():
     grid, values = AbsMaxGrid(4, False), torch.ones(1 << 18)
 

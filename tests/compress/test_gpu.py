@@ -20,6 +20,9 @@ MORE = (
     'topk(0.1, values="q(4)")',
     "randk(0.1)",
     "short_scales.ByteScales(4)",
+    "q(8, step=0.2)",
+    'q(8, step=0.2, code="plain")',
+    'q(16, step=0.01, per="tensor")',
 )
 
 
@@ -37,6 +40,13 @@ def decoded_on_gpu(codec, payload, like, shared=None):
     out = torch.empty_like(like, device="cuda")
     codec.decode(payload.cuda(), out, KEY, shared)
     return out.cpu()
+
+
+def test_a_message_of_several_chunks_is_coded_as_on_the_cpu():
+    codec, x = parse("q(8, step=0.2)"), gaussian(300, 1000)
+    payload = encode(codec, x)
+    assert_identical(on_gpu(codec, x), payload)
+    assert_identical(decoded_on_gpu(codec, payload, x), roundtrip(codec, x))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
-from thinwire.compress.codecs.coding.lanes import decode_lanes, encode_lanes, integers
+from thinwire.compress.codecs.coding.lanes import integers
 from thinwire.compress.codecs.coding.scales import Scales, choose
 from thinwire.compress.codecs.coding.tables import ESCAPE, NO_BITS, OCTAVE, OWN, ZERO, classes
+from thinwire.compress.codecs.fused.lanes import decode_lanes, encode_lanes
 from thinwire.compress.codecs.granularity import Blocks
 
 _ESCAPE_BYTES = 2

@@ -13,7 +13,8 @@ symbol, of 4096:
                 state < 2**16: state = state * 2**16 + the next word
 
 A chunk's words lie in the order in which the decoder needs them: symbol by symbol. So all chunks and lanes are coded at
-once, and a step of all is a step of the loops below; step_kernels.py has the same in one kernel for a CPU.
+once, and a step of all is a step of the loops below; step_kernels.py has the same in one kernel for a CPU, and
+lane_kernels.py for a GPU.
 """
 
 import torch
