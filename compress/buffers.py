@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thinwire.compress.codebook import HIDDEN, Codebook
+from thinwire.compress.codebook import Codebook
 from thinwire.compress.codec import CodecError
 from thinwire.compress.entries import EXTRA
 from thinwire.compress.feedback import Method
@@ -39,7 +39,8 @@ class SlotCounts:
 class Buffers:
     """Stores of one tensor at one end, each made at its first use.
 
-    Args: as for Coder; `row_shape` is the tensor's without its first dimension, `sends` says which end this is.
+    Args: as for Coder; `row_shape` is the tensor's without its first dimension, `sends` says which end this is,
+    `predicts` whether a codebook predicts its rows.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Buffers:
         counts: SlotCounts,
         make_store: MakeStore,
         warmup_fill: bool,
+        predicts: bool,
     ) -> None:
         self._method, self._row_shape, self._counts, self._make_store = method, row_shape, counts, make_store
         feedback = method.feedback
@@ -59,8 +61,8 @@ class Buffers:
         self._stores: dict[Purpose, Store] = {}
         self._entries: Loan | None = None
         self.codebook: Codebook | None = None
-        """The codebook, if the method has one, and rows are those of tokens."""
-        if method.entries and 1 + len(row_shape) in HIDDEN:
+        """The entries that predict rows; None if nothing does."""
+        if predicts:
             self.codebook = Codebook(row_shape[-1], self._table, self._table_changed)
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,14 +11,21 @@ from torch import Tensor
 from thinwire.compress.codecs.fused import codebook as kernels
 from thinwire.compress.entries import COUNT, UNIT, update
 
-HIDDEN = (2, 3)
+_OF_TOKENS = (2, 3)
 """Dimensions of tensors whose rows have entries: those of tokens, not of images."""
+_VALUES_OF_ENTRY = 8
+"""A message of fewer values for each entry takes longer to predict than it saves."""
 MOST_ENTRIES = 1 << 16
 _SEARCHED = 128
 """So many values of a row, evenly apart, tell its nearest entry nearly as well as all."""
 _PART = 1024
 """Rows whose distances to all entries are in memory at a time."""
 _LARGEST = torch.finfo(torch.float32).max
+
+
+def predicts(entries: int, shape: Sequence[int]) -> bool:
+    """Whether so many entries predict the rows of a tensor."""
+    return entries > 0 and len(shape) in _OF_TOKENS and prod(shape) >= _VALUES_OF_ENTRY * entries
 
 
 class Codebook:
@@ -74,13 +82,14 @@ class Codebook:
         whole = integers.view(-1, self.width).float() + table[entries, : self.width] / UNIT
         out.copy_((whole * units).clamp_(-_LARGEST, _LARGEST).view(-1))
 
-    def see(self, entries: Tensor, integers: Tensor) -> None:
-        """Keep the entries, int64 [R], and the integers, int16 [R, width], of a message for `learn`."""
-        self._seen = entries, integers
+    def see(self, entries: Tensor | None, integers: Tensor) -> None:
+        """Keep the entries, int64 [R], and the integers, int16 [R, width], of a message for `learn`; None has none."""
+        self._seen = None if entries is None else (entries, integers)
 
     def learn(self) -> None:
-        """Update the entries by the last message that was seen."""
-        assert self._seen is not None, "a message is encoded or decoded before it is learned from"
+        """Update the entries by the message that was encoded or decoded last."""
+        if self._seen is None:
+            return
         (entries, integers), self._seen = self._seen, None
         table = self._table()
         if kernels.cover(table, entries, integers):

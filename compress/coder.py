@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.buffers import Buffers, MakeStore, SlotCounts
+from thinwire.compress.codebook import predicts
 from thinwire.compress.codec import Codec, CodecError, Key, is_finite, size_of
 from thinwire.compress.codecs.cast import Uncompressed, saturating_copy
 from thinwire.compress.feedback import Feedback, Method
@@ -99,10 +100,9 @@ class Coder:
             counts=counts,
             make_store=make_store,
             warmup_fill=warmup_fill,
+            predicts=predicts(method.entries, self._shape),
         )
-        if self.buffers.codebook is not None:
-            self._codec = self._codec.predicting(self.buffers.codebook)
-            self._opening = self._opening and self._opening.predicting(self.buffers.codebook)
+        self._predicting = self._trained(self._codec)
 
     @property
     def codec(self) -> Codec:
@@ -138,6 +138,8 @@ class Coder:
             rows, shared = self._reused[microbatch.positions.start]
         elif store is not None and self._opening is not None:
             rows, opening = self._in_full(~store.known(slots)), self._opening
+            if microbatch.kind == "train":
+                opening = self._trained(opening)
         row = self._row(microbatch)
         full_bytes, coded_bytes = self._sizes(opening, rows.num_full, row)
         return MessagePlan(
@@ -184,6 +186,14 @@ class Coder:
         """Whether a message goes through the codec that has the codebook, in training."""
         used = (rows.num_full and opening.entries) or (rows.num_coded and self._codec.entries)
         return bool(used) and microbatch.kind == "train" and self.buffers.codebook is not None
+
+    def _trained(self, codec: Codec) -> Codec:
+        """A codec as training uses it: with the codebook. So an evaluation has one score, whatever was learned."""
+        return codec if self.buffers.codebook is None else codec.predicting(self.buffers.codebook)
+
+    def _codec_for(self, plan: MessagePlan) -> Codec:
+        """The codec of the coded rows."""
+        return self._predicting if plan.learns else self._codec
 
     def _learn(self, plan: MessagePlan) -> None:
         """Update the codebook by the message that was encoded or decoded last."""
@@ -288,7 +298,7 @@ class Encoder(Coder):
             given = rows.coded(x)
             if given.dtype != self._coded_dtype:
                 given = given.to(self._coded_dtype)
-            self._codec.encode(given, coded, key, self._shared(plan, x))
+            self._codec_for(plan).encode(given, coded, key, self._shared(plan, x))
             return Encoded(x, out, key, plan)
         assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
@@ -349,7 +359,7 @@ class Decoder(Coder):
             in_place = not rows.num_full and out.dtype == self._coded_dtype
             shape = (rows.num_coded, *plan.row)
             values = out if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
-            self._codec.decode(coded, values, key, self._shared(plan, out))
+            self._codec_for(plan).decode(coded, values, key, self._shared(plan, out))
             if plan.store is None:
                 _require(not finite or not out.is_cpu or self._codec.is_finite(coded, values))
             else:

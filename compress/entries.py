@@ -31,26 +31,26 @@ def update(table: Tensor, entries: Tensor, integers: Tensor) -> None:
     codecs/fused/codebook_kernels.py has the same in one kernel for a CPU.
     """
     own, count, last = table[:, :-EXTRA], table[:, COUNT], table[:, LAST]
-    now = last.max() + 1
+    now = last.amax() + 1
     moved = UNIT * integers.float()
     rows = own[entries] + moved
     # float64 has the sums of these whole numbers exactly, in any order
     left, whole = (each.double().square_().sum(1) for each in (moved, rows))
     unlike = UNLIKE * left > whole
-    # 1. Entries that have rows like them move.
-    alike = (~unlike & (entries > 0)).nonzero().squeeze(1)
-    at, which, found = entries[alike].unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(at), own.shape[1], dtype=torch.int32, device=table.device)
-    sums.index_add_(0, which, integers[alike].int())
-    total = (count[at] + found).double().unsqueeze(1)
-    # and quotients of them so near that their floor is right
-    change = ((2 * UNIT * sums.double() + total) / (2 * total)).floor_()
-    own[at] = (own[at] + change).clamp_(-LARGEST, LARGEST).float()
-    count[at] = (count[at] + found).clamp_(max=MOST_ROWS)
-    last[at] = now
+    # 1. Entries that have rows like them move. All are gone through, because on a GPU nobody may wait for their number.
+    alike = ~unlike & (entries > 0)
+    found = torch.zeros(len(table), dtype=torch.int32, device=table.device).index_add_(0, entries, alike.int())
+    sums = torch.zeros(own.shape, dtype=torch.int32, device=table.device)
+    sums.index_add_(0, entries, integers.int() * alike.unsqueeze(1))
+    total = (count + found).double().clamp_(min=1).unsqueeze(1)
+    # and quotients of them so near that their floor is right; of no rows it is 0
+    own.copy_((own + ((2 * UNIT * sums + total) / (2 * total)).floor_()).clamp_(-LARGEST, LARGEST))
+    count.copy_((count + found).clamp_(max=MOST_ROWS))
+    last.copy_(torch.where(found > 0, now, last))
     # 2. Rows like no entry take the places that no row of this message has, the oldest first.
     ages, places = last[1:].sort(stable=True)
-    new = unlike.nonzero().squeeze(1)[: int((ages < now).sum())]
-    places = places[: len(new)] + 1
-    own[places] = rows[new].clamp_(-LARGEST, LARGEST)
-    count[places], last[places] = 1, now
+    first = unlike.to(torch.uint8).sort(descending=True, stable=True).indices[: len(places)]
+    goes = unlike[first] & (ages[: len(first)] < now)
+    places = places[: len(first)] + 1
+    own[places] = torch.where(goes.unsqueeze(1), rows[first].clamp_(-LARGEST, LARGEST), own[places])
+    count[places], last[places] = torch.where(goes, 1, count[places]), torch.where(goes, now, last[places])

@@ -182,4 +182,4 @@ class Quantize(Blockwise):
         if self.step is None:
             return super()._quantizer
         columns, rows, plain = partial(blocks_per, "channel"), self.per == "row", self.code == "plain"
-        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain, self.codebook)
+        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain, self.entries)

@@ -20,10 +20,10 @@ by an integer of at most 32767, as bf16, rounded up; and has its sign set. As th
 16 bits; behind all follow those of wide rows, int16, in room for one row in 64 (none of 63 rows), in order, with zeros
 behind them; and at their own places are zeros.
 
-Entries are there with the option codebook, in tensors of 2 or 3 dimensions. What codebook.py predicts for a row is
-taken off before rounding, and comes back: k is decoded as k + p times the scale, where p is the prediction. So it
-changes no bound of an error. A wide row has entry 0, which predicts zeros, and so has a row that would need an integer
-beyond 127 with another.
+Entries are there with the option codebook=N, in tensors of 2 or 3 dimensions with at least 8 N values. What codebook.py
+predicts for a row is taken off before rounding, and comes back: k is decoded as k + p times the scale, where p is the
+prediction. So it changes no bound of an error. A wide row has entry 0, which predicts zeros, and so has a row that
+would need an integer beyond 127 with another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codebook import HIDDEN, Codebook
+from thinwire.compress.codebook import Codebook, predicts
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
@@ -75,8 +75,8 @@ class StepQuantizer(Quantizer):
     """Whether blocks are rows, of which some may be wide."""
     plain: bool
     """Whether all payloads have the second form."""
-    entries: int | None = None
-    """How many rows predict those of a message; None if nothing does."""
+    entries: int = 0
+    """How many rows predict those of a message."""
     codebook: Codebook | None = None
     """These rows; without, all have entry 0."""
 
@@ -99,19 +99,20 @@ class StepQuantizer(Quantizer):
             kernels.encode_message(flat, blocks.inner, self.step, self.last, columns, out)
             return
         scales, integers = self.integers(flat, blocks)
+        entries = None
         if self._predicts(x.shape):
             entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device)
             if self.codebook is not None:
                 entries, integers = self.codebook.predict(blocks.view(flat)[0], scales, self.last)
         if most:
             scales, integers = self._widened(blocks.view(flat)[0], scales, integers, most)
-            if self._predicts(x.shape):
+            if entries is not None:
                 entries = entries.masked_fill(scales < 0, 0)
         scales_end = LENGTH_BYTES + _BF16_BYTES * blocks.count
         out[LENGTH_BYTES:scales_end] = tensor_bytes(scales)
-        if self._predicts(x.shape):
+        if entries is not None:
             out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
-            self._see(entries, scales, integers)
+        self._see(entries, scales, integers)
         length = 0 if self.plain else self._write(integers, columns, out[start:-1])
         if not length:
             self._put_plain(scales, integers, most, out[start:])
@@ -130,7 +131,6 @@ class StepQuantizer(Quantizer):
         units = scales & _MAGNITUDE
         if entries is not None and self.codebook is not None:
             self.codebook.values(integers, units, entries, values)
-            self._see(entries, scales, integers)
         elif kernels.cover(values, blocks):
             kernels.values(integers, units, blocks.inner, values)
         else:
@@ -138,6 +138,7 @@ class StepQuantizer(Quantizer):
             values.copy_((blocks.view(integers).float() * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
+        self._see(entries, scales, integers)
 
     def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
@@ -149,7 +150,7 @@ class StepQuantizer(Quantizer):
         scales, entries = payload[LENGTH_BYTES:scales_end].clone().view(torch.int16), None
         if self._predicts(shape):
             entries = payload[scales_end:start].clone().view(torch.int16).long() & 0xFFFF
-            if payload.is_cpu and int(entries.max()) >= (self.entries or 0):
+            if payload.is_cpu and int(entries.max()) >= self.entries:
                 raise CodecError(f"a payload's entries must be below {self.entries}, got {int(entries.max())}")
         length = len(payload) if self.plain else length_of(payload)
         if length == len(payload):
@@ -213,7 +214,7 @@ class StepQuantizer(Quantizer):
 
     def _predicts(self, shape: Sequence[int]) -> bool:
         """Whether the rows of a tensor have entries."""
-        return self.entries is not None and len(shape) in HIDDEN
+        return predicts(self.entries, shape)
 
     def _is_short(self, most: int, shape: Sequence[int]) -> bool:
         """Whether nothing but scales and coded integers is in a payload, as of all messages of few rows."""
@@ -245,11 +246,12 @@ class StepQuantizer(Quantizer):
             integers = by_row.masked_fill((scales < 0).unsqueeze(1), 0).view(-1)
         out[:size] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
 
-    def _see(self, entries: Tensor, scales: Tensor, integers: Tensor) -> None:
+    def _see(self, entries: Tensor | None, scales: Tensor, integers: Tensor) -> None:
         """Show a message to the codebook, without its wide rows."""
         if self.codebook is not None:
-            seen = integers.view(len(scales), -1).masked_fill((scales < 0).unsqueeze(1), 0)
-            self.codebook.see(entries, seen)
+            if entries is not None:
+                integers = integers.view(len(scales), -1).masked_fill((scales < 0).unsqueeze(1), 0)
+            self.codebook.see(entries, integers)
 
     def _write(self, integers: Tensor, columns: Blocks, out: Tensor) -> int:
         """Write the code of `integers`, and return its length; 0 if there is no room.

@@ -49,7 +49,7 @@ from thinwire.pipeline.options import (
     split_pair,
     together,
 )
-from thinwire.pipeline.options.compression import FAST, MILD
+from thinwire.pipeline.options.compression import FAST, MILD, OF_PRETRAINED
 from thinwire.pipeline.options.durations import read_duration
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -233,7 +233,10 @@ def parse(
             put(values, Recipe, "training.epochs", None)
         put(values, Recipe, name, text)
     values = _at_home(values)
-    before(read_fields(Recipe, values, checked=False))
+    unchecked = read_fields(Recipe, values, checked=False)
+    before(unchecked)
+    if unchecked.model.weights != FRESH:
+        values["compression"] = {"gradients": OF_PRETRAINED, **(values.get("compression") or {})}
     # the checks need torch
     with showing("importing torch") if "torch" not in sys.modules else nullcontext():
         wanted: Recipe = read_fields(Recipe, values)

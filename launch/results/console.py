@@ -121,7 +121,7 @@ def show_stores(processes: Mapping[tuple[int, ...], Mapping[str, int]]) -> None:
     for stages, taken in processes.items():
         parts = [f"{in_words(count)} {where[medium]}" for medium, count in taken.items() if count]
         if parts:
-            say(f"{numbered('stage', stages)}: stores for feedback will take {listed(parts)}")
+            say(f"{numbered('stage', stages)}: stores of codecs will take {listed(parts)}")
 
 
 def show_summary(summary: Mapping[str, Any]) -> None:

@@ -161,8 +161,8 @@ def test_what_stores_will_take_is_said_in_bytes(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     show_stores({(0, 3): {"memory": 384_000, "disk": 0}, (1,): {"memory": 0}, (2,): {"memory": 12, "disk": 1234567890}})
     assert capsys.readouterr().out.splitlines() == [
-        "stages 0 and 3: stores for feedback will take 384 kB (384000 bytes) in memory",
-        "stage 2: stores for feedback will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
+        "stages 0 and 3: stores of codecs will take 384 kB (384000 bytes) in memory",
+        "stage 2: stores of codecs will take 0.012 kB (12 bytes) in memory and 1.23 GB (1234567890 bytes) on disk",
     ]
 
 

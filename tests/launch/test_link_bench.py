@@ -158,7 +158,12 @@ def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_t
     own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench"), ("torch fp32", "torch bf16")
     assert default_codecs(own) == ("none", "ef(q(4))/bf16", *FAST, *plain)
     pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
-    assert default_codecs(pretrained) == ("none", "q(8, step=0.2)/q(8, step=0.2)", *MILD, *plain), "few bits break it"
+    assert default_codecs(pretrained) == (
+        "none",
+        'q(8, step=0.2, codebook=4096)/q(16, step=1.0, per="tensor")',
+        *MILD,
+        *plain,
+    ), "few bits break it"
 
 
 @pytest.mark.parametrize(

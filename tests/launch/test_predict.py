@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 GIVEN = ["quickstart", "--forward-ms", "45", "--backward-ms", "135"]
 
 
+DEFAULT = "q(8, step=0.2, codebook=4096)/q(8, step=0.2)"
+
+
 def predicted(capsys, *arguments):
     assert main(["predict", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -30,11 +33,11 @@ def test_a_packaged_recipe_with_given_times(capsys):
     found = predicted(capsys, *GIVEN, "--bandwidth", "1gbit,10mbit", "--codec", "q(2)/q(4)", "--latency", "20ms")
     assert found["workload"]["forward"] == [0.045] * 4
     cells = {(cell["codec"], cell["bandwidth"]): cell for cell in found["predictions"]}
-    assert {codec for codec, _ in cells} == {"none", "q(8, step=0.2)", "q(2)/q(4)"}
-    assert cells["none", 1e7]["samples_per_second"] < cells["q(8, step=0.2)", 1e7]["samples_per_second"]
+    assert {codec for codec, _ in cells} == {"none", DEFAULT, "q(2)/q(4)"}
+    assert cells["none", 1e7]["samples_per_second"] < cells[DEFAULT, 1e7]["samples_per_second"]
     assert cells["none", 1e7]["speedup"] == 1.0
     needed = found["needed_bandwidth"]
-    assert needed["none"] > 4 * needed["q(8, step=0.2)"] > 4 * needed["q(2)/q(4)"] > 0
+    assert needed["none"] > 4 * needed[DEFAULT] > 4 * needed["q(2)/q(4)"] > 0
     assert {cell["schedule"] for cell in found["schedules"]} >= {"gpipe", "1f1b", "1f1b-wan"}
     assert [sentence.split(" with ")[0] for sentence in found["verdicts"]] == ["at 1gbit", "at 10mbit"]
     assert "compression pays: q(2)/q(4)" in found["verdicts"][1]
@@ -51,9 +54,9 @@ def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path,
     (tmp_path / "text").write_text("words and words\n" * 200)
     given = ["--data.name", "text", "--data.held_out", "0", "--model.name", "tiny", "--model.config", "{}"]
     own = predicted(capsys, *GIVEN, *given, "--model.weights", "pretrained", "--bandwidth", "10mbit")
-    assert {cell["codec"] for cell in own["predictions"]} == {"none", *MILD}
+    assert {cell["codec"] for cell in own["predictions"]} == {"none", f'{MILD[0]}/q(16, step=1.0, per="tensor")', *MILD}
     fresh = predicted(capsys, *GIVEN, *given, "--bandwidth", "10mbit")
-    assert {cell["codec"] for cell in fresh["predictions"]} == {"none", "q(8, step=0.2)", *FAST}
+    assert {cell["codec"] for cell in fresh["predictions"]} == {"none", DEFAULT, *FAST}
 
 
 def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
@@ -62,7 +65,7 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     [document] = runs.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
     speeds, needed, stages, schedules = document.tables
-    codecs = ["none", "q(8, step=0.2)", "q(2)/q(4)"]
+    codecs = ["none", DEFAULT, "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
     assert [row[0] for row in needed.rows] == codecs and len(stages.rows) == 4
@@ -188,7 +191,7 @@ def test_times_are_measured_where_none_are_given(capsys):
     measured = {(cost["channel"], cost["codec"]) for cost in found["workload"]["codec_seconds"]}
     assert {
         ("activations", "topk(0.1)"),
-        ("activations", "q(8, step=0.2)"),
+        ("activations", "q(8, step=0.2, codebook=4096)"),
         ("gradients", "q(8, step=0.2)"),
     } <= measured
     assert all(cost["encode"] > 0 and cost["decode"] > 0 for cost in found["workload"]["codec_seconds"])

@@ -256,7 +256,7 @@ def test_stores_on_disk_are_gone_after_the_run(here, capsys, which):
     """Those of a replica with codecs of its own stayed, and no line told their size."""
     *options, prefix = which
     ran("--output", "run", *options, f"{prefix}.activations", 'aqsgd(q(4), store="disk")')
-    assert "stores for feedback will take" in capsys.readouterr().out
+    assert "stores of codecs will take" in capsys.readouterr().out
     assert not (here / "run" / "stores").exists()
 
 

@@ -20,7 +20,10 @@ def test_it_is_three_steps_of_the_same_model_cut_and_codecs():
     long, short = parse(["quickstart"]), parse(["quickstart", "--smoke"])
     assert (short.training.steps, short.name, str(short.folder)) == (3, "quickstart-smoke", "runs/quickstart-smoke")
     assert (short.model, short.pipeline, short.optimizer) == (long.model, long.pipeline, long.optimizer)
-    assert (short.compression.activations, short.compression.gradients) == ("q(8, step=0.2)", "q(8, step=0.2)")
+    assert (short.compression.activations, short.compression.gradients) == (
+        "q(8, step=0.2, codebook=4096)",
+        "q(8, step=0.2)",
+    )
     assert short.data == replace(long.data, limit=short.data.limit)
     assert short.data.limit < 30_000
 

@@ -210,7 +210,7 @@ def test_a_look_of_processes_is_that_of_a_simulation(alone):
 def test_codecs_cost_too_much_above_five_percent_of_the_loss():
     """The sentence is the same before training, after an evaluation and in an export."""
     assert advice(3.15, 3.0) is None and advice(2.0, 3.0) is None and advice(nan, nan) is None
-    codecs = "q(8, step=0.2) and q(8, step=0.1)"
+    codecs = "q(8, step=0.2, codebook=4096) and q(8, step=0.1, codebook=4096)"
     milder = f"milder for activations of pretrained models are {codecs}"
     said = "the codecs cost too much: the held-out loss is {} with compression and 3.0000 without"
     assert advice(3.1501, 3.0) == f"{said.format('3.1501')}; {milder}"

@@ -213,8 +213,8 @@ def test_frames_whose_length_varies_in_any_case_are_refused_from_gpu_to_gpu():
 def test_a_line_says_which_codecs_go_uncoded_from_gpu_to_gpu():
     first, _ = run(notes_of, 2)
     assert first[-1] == (
-        'q(8, step=0.2) goes over NCCL as q(8, step=0.2, code="plain"), because frames have a length known in advance '
-        "there: the same losses and weights, and more bytes"
+        'q(8, step=0.2, codebook=4096) goes over NCCL as q(8, step=0.2, codebook=4096, code="plain"), because frames '
+        "have a length known in advance there: the same losses and weights, and more bytes"
     )
     assert len(first) == 2, "q(8) goes as it is"
 
