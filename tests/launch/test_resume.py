@@ -34,7 +34,7 @@ CODECS = {
         *("--codec", "q(4)/q(8)", "--replicas.count", "2", "--replicas.gradients", "ef(q(4))"),
         *("--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "2 steps"),
     ],
-    "codebook": ["--codec", "q(8, step=0.2, codebook=16)/q(8)"],
+    "codebook": ["--codec", "q(8, step=0.2, codebook=8)/q(8)"],
     "aqsgd on disk": ["--codec", 'aqsgd(q(3), store="disk", store_bits=8)/ef(topk(0.2))'],
 }
 

@@ -38,7 +38,7 @@ FEEDBACK = {
     "ef21": {"activations": "ef21(topk(0.25))", "gradients": "ef21(randk(0.5), store_bits=8)"},
     "ef21 by sample": {"activations": 'ef21(q(2), slot="sample")', "gradients": 'ef21(q(4), slot="sample")'},
     "aqsgd": {"activations": "aqsgd(q(2))", "gradients": "q(4)"},
-    "codebook": {"activations": "q(8, step=0.4, codebook=16)", "gradients": "q(4)"},
+    "codebook": {"activations": "q(8, step=0.4, codebook=4)", "gradients": "q(4)"},
     "aqsgd stored small": {"activations": "aqsgd(topk(0.25), store_bits=4)", "gradients": "reuse"},
     "reuse": {"activations": "topk(0.25)", "gradients": "reuse"},
     "stochastic": {"activations": "q(4)", "gradients": 'ef(q(4, round="stochastic"))'},

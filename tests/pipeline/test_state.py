@@ -29,7 +29,7 @@ METHODS = {
     "aqsgd": ("aqsgd(q(3))", "q(6)"),
     "aqsgd in 8 bits": ("aqsgd(topk(0.3), store_bits=8)", "reuse"),
     "randk": ("randk(0.3)", "reuse"),
-    "codebook": ("q(8, step=0.2, codebook=16)", "q(4)"),
+    "codebook": ("q(8, step=0.2, codebook=4)", "q(4)"),
 }
 
 
