@@ -78,6 +78,7 @@ def test_the_codecs_that_wait_for_the_gpu_are_known(expression):
     "expression",
     [
         'q(4, grid="midrise")',
+        'q(8, step=0.2, codebook=16, code="plain")',
         "ef(topk(0.1))",
         "efmixed(topk(0.1))",
         'ef21(q(4, grid="midrise"))',
@@ -87,7 +88,7 @@ def test_the_codecs_that_wait_for_the_gpu_are_known(expression):
 @pytest.mark.parametrize("kind", ["train", "eval-on", *FULL])
 @pytest.mark.parametrize("seen", [0, 2, 4])
 def test_both_ends_of_a_channel_on_a_gpu_wait_for_nothing(expression, kind, seen):
-    method = parse(expression if expression == 'q(4, grid="midrise")' else f'{expression[:-1]}, store="device")')
+    method = parse(expression if expression.startswith("q(") else f'{expression[:-1]}, store="device")')
     counts = SlotCounts(positions=4, samples=8, evaluation_samples=8)
     ends = [
         make(
