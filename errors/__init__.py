@@ -14,7 +14,6 @@ ThinwireError             thinwire.errors
 │   ├── CheckpointError   a checkpoint that cannot be written, read or resumed
 │   ├── NonFiniteError    NaN or infinity in a tensor about to be sent
 │   └── EvaluationStoppedError  an evaluation that a process was asked to stop
-├── ClusterError          thinwire.launch      hosts that this machine cannot have
 ├── FailedError           thinwire.launch      work that began and failed
 │   └── OutputError       what a run has to write cannot be written
 └── StoppedError          thinwire.launch      work that its user stopped

@@ -1,8 +1,8 @@
 """`thinwire doctor`: check this machine.
 
-Training needs little. Other commands need network namespaces, kernel modules, Docker, or an interface that other hosts
-can reach. If one of these is missing, the errors come late and are hard to read. A probe that fails or hangs becomes a
-row of the table, and does not stop the other probes.
+Training needs little. Several hosts need an interface that the others can reach, and containers need Docker. If one of
+these is missing, the errors come late and are hard to read. A probe that fails or hangs becomes a row of the table, and
+does not stop the other probes.
 
 `thinwire doctor RECIPE` says what would carry the frames of each pair of processes of a recipe, and why.
 """
@@ -54,10 +54,6 @@ PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
     "memory": ("stages on this host", probes.probe_memory),
     "disk": ("checkpoints, AQ-SGD's store", probes.probe_disk),
     "open files": ("many stages in a process", probes.probe_open_files),
-    "user": ("namespaces, tc", probes.probe_user),
-    "namespaces": ("throttled links on one host", probes.probe_namespace),
-    "tc tbf": ("a link's bandwidth", lambda: probes.probe_namespace("tbf rate 10mbit burst 32kb latency 50ms")),
-    "tc netem": ("a link's latency", lambda: probes.probe_namespace("netem delay 1ms")),
     "Docker": ("stages in containers", probes.probe_docker),
     "interface": ("several hosts: each must reach the others at this address, over gloo", probes.probe_interface),
 }

@@ -143,10 +143,9 @@ def hub_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="session")
 def can_make_hosts():
     """Skip, with the reason, where there can be no network namespaces with tc."""
-    from thinwire.launch.hosts.namespaces import missing
-    from thinwire.launch.shared.links import Links
+    from support.hosts import missing
 
-    if reason := missing(Links(bandwidth=100, overrides={(0, 1): 100})):
+    if reason := missing():
         pytest.skip(reason)
 
 

@@ -83,8 +83,8 @@ def run(name: str, folder: Path) -> None:
     said = said_before(name, folder)
     words, output = words_of(name, folder), folder / name
     hosts = None if name == "gpt2-xl" else words[words.index("--pipeline.num_stages") + 1]
-    links = ["cluster", "run", "--hosts", hosts, "--bandwidth", RATE, "--", "thinwire"] if hosts else []
-    subprocess.run([*THINWIRE, *links, "train", *words, "--output", str(output)], check=True)
+    links = [sys.executable, "examples/slow_links.py", "--hosts", hosts, "--rate", RATE, "--"] if hosts else []
+    subprocess.run([*links, *THINWIRE, "train", *words, "--output", str(output)], check=True)
     summary = json.loads((output / "summary.json").read_text())
     steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     kept = {"said": said, "summary": summary, "steps": steps}

@@ -1,7 +1,8 @@
-"""Draw samples/s over bandwidth, and the held-out loss of the same codecs.
+r"""Draw samples/s over bandwidth, and the held-out loss of the same codecs.
 
     for rate in none 495mbit 62.35mbit 31.36mbit 18.51mbit 6.25mbit; do
-        thinwire cluster run --hosts 2 --bandwidth $rate -- thinwire bench links --links $rate --out "$PWD/speed.json"
+        sudo python examples/slow_links.py --hosts 2 --rate $rate --pin -- \
+            thinwire bench links --links $rate --out "$PWD/speed.json"
     done
     thinwire study docs/measured/codecs.yaml
     thinwire study report docs/measured/codecs.yaml

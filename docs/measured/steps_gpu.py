@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.launch.bench.links.contenders import Codecs, Contender, PlainTorch, Thinwire
+from thinwire.launch.bench.links.contenders import Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared
@@ -43,16 +43,17 @@ from thinwire.launch.processes.rendezvous import join
 from thinwire.launch.recipe import recipe
 from thinwire.pipeline.devices.device import CPU, choose, described, seconds_now, use
 from thinwire.pipeline.devices.memory import peak_on_gpu
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes.collectives import connected
 from thinwire.pipeline.processes.placement import Placement
 
 PLAIN = "PipelineStage"
-CODECS: Mapping[str, Codecs | None] = {
+CODECS: Mapping[str, CompressionOptions | None] = {
     PLAIN: None,
-    "none": Codecs("none", "none"),
-    "q(4)/q(8)": Codecs("q(4)", "q(8)"),
-    "q(2)/q(4)": Codecs("q(2)", "q(4)"),
-    "aqsgd(q(4))/q(8)": Codecs('aqsgd(q(4), store="device")', "q(8)"),
+    "none": CompressionOptions(activations="none", gradients="none"),
+    "q(4)/q(8)": CompressionOptions(activations="q(4)", gradients="q(8)"),
+    "q(2)/q(4)": CompressionOptions(activations="q(2)", gradients="q(4)"),
+    "aqsgd(q(4))/q(8)": CompressionOptions(activations='aqsgd(q(4), store="device")', gradients="q(8)"),
 }
 STAGES, MICROBATCHES, BATCHES = 4, 8, 2
 GPT = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "n_positions": 1024, "vocab_size": 50257}
@@ -201,7 +202,12 @@ def work(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def made(
-    codecs: Codecs | None, prepared: Prepared, where: Placement, rank: int, device: torch.device, folder: Path
+    codecs: CompressionOptions | None,
+    prepared: Prepared,
+    where: Placement,
+    rank: int,
+    device: torch.device,
+    folder: Path,
 ) -> Contender:
     """A contender; collective."""
     if codecs is None:

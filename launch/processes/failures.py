@@ -25,7 +25,7 @@ from thinwire.errors import ThinwireError
 from thinwire.errors.words import numbered
 from thinwire.launch.results.outputs import OutputError
 from thinwire.launch.shared import variables
-from thinwire.launch.shared.exit_codes import FOR_MEMORY, SIGNALLED, FailedError, StoppedError, ended
+from thinwire.launch.shared.exit_codes import SIGNALLED, FailedError, StoppedError, ended
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import CheckpointError, MismatchError, NonFiniteError, OptionsError, PeerError
 
@@ -133,15 +133,15 @@ def read_reports(folder: Path) -> dict[int, Report]:
 
 def explain(
     reports: Mapping[int, Report],
-    exit_codes: Mapping[int, int | None],
+    exit_codes: Mapping[int, int],
     where: Placement,
     hung: Iterable[int] = (),
 ) -> str:
     """The whole failure in words: killed processes, then own failures, then what the others were waiting for.
 
     If no process failed by itself (a link went down, one stage was asked to stop), processes that hang come first, or
-    else the first report. `reports` are in the order they were written. Exit codes are of the processes that failed:
-    negative is the number of a signal, None is unknown.
+    else the first report. `reports` are in the order they were written. Exit codes are of the processes that failed: a
+    negative one is the number of a signal.
     """
 
     def who(rank: int) -> str:
@@ -149,12 +149,7 @@ def explain(
         said = named(stages, where.replica_of(rank))
         return f"the process of {said}" if len(stages) > 1 else said
 
-    unknown = f"ended without a report; it was probably killed {FOR_MEMORY}"
-    killed = [
-        f"{who(rank)} {unknown if code is None else ended(code)}"
-        for rank, code in sorted(exit_codes.items())
-        if rank not in reports
-    ]
+    killed = [f"{who(rank)} {ended(code)}" for rank, code in sorted(exit_codes.items()) if rank not in reports]
     hanging = [f"{who(rank)} hung: it did not end when it was asked to" for rank in hung]
     order = {"own": 0, "peer": 1, "saved": 2, "stopped": 3}
     told = sorted(reports.values(), key=lambda report: order[report.kind])
@@ -168,7 +163,7 @@ def explain(
 
 
 def failure(
-    reports: Mapping[int, Report], exit_codes: Mapping[int, int | None], hung: Iterable[int], told: str
+    reports: Mapping[int, Report], exit_codes: Mapping[int, int], hung: Iterable[int], told: str
 ) -> ThinwireError:
     """The error that ends a run at its first start: the mistake of the user, if all that failed say the same.
 

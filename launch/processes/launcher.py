@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from thinwire.launch.folder.policy import what_is_left
-from thinwire.launch.hosts.commands import gathered_signals
 from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
@@ -17,6 +16,7 @@ from thinwire.launch.processes.worker import work
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 from thinwire.launch.shared.progress import show
+from thinwire.launch.shared.signals import gathered_signals
 from thinwire.pipeline.processes.backends import fresh_keys
 
 

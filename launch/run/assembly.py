@@ -72,7 +72,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     torch.set_num_threads(training.threads)
     # on an error torch's runtime logs the whole schedule, which buries the error
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
-    # a simulation is one process, whatever torchrun or a cluster sets for other programs
+    # a simulation is one process, whatever torchrun sets for other programs
     use(device := choose(training.device, own_local_rank() if dist.get_world_size() > 1 else 0))
     agreement = agreed(recipe, data, prepared.blueprint)
     of_all = agreement | agreed_by_replicas(recipe)

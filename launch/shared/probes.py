@@ -143,38 +143,13 @@ def probe_open_files() -> Finding:
     return enough(unlimited or soft >= 1024, "no limit" if unlimited else str(soft), "ulimit -n 1024")
 
 
-def probe_user() -> Finding:
-    """Whether the user is root. Network namespaces and traffic control need root."""
-    uid = os.geteuid()
-    return enough(uid == 0, "root" if uid == 0 else f"user {uid}, not root", "run as root for throttled links")
-
-
-def probe_namespace(*qdiscs: str) -> Finding:
-    """Make a network namespace with a virtual cable, put queueing disciplines on the cable, and delete everything."""
-    if tools := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
-        return Finding(f"no {', no '.join(tools)}", "missing", "install iproute2")
-    if os.geteuid() != 0:
-        return Finding("not tried", "limited", "needs root")
-    ns = f"thinwire-doctor-{os.getpid()}"
-    commands = [f"ip netns add {ns}", f"ip -n {ns} link add wire type veth peer name end"]
-    commands += [f"tc -n {ns} qdisc add dev wire root {qdisc}" for qdisc in qdiscs]
-    try:
-        for command in commands:
-            status, answer = run(command)
-            if status != 0:
-                return Finding(answer, "missing", "not in this kernel, or not allowed here")
-    finally:
-        run(f"ip netns del {ns}")
-    return Finding("works")
-
-
 def probe_docker() -> Finding:
     """Whether a Docker engine answers. The client alone is not enough."""
     if not shutil.which("docker"):
-        return Finding("no docker", "missing", "install Docker, or use namespaces")
+        return Finding("no docker", "missing", "install Docker")
     status, answer = run("docker version --format {{.Server.Version}}")
     if status != 0:
-        return Finding(f"client only: {answer}", "missing", "start the engine, or use namespaces")
+        return Finding(f"client only: {answer}", "missing", "start the engine")
     return Finding(f"engine {answer}")
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from thinwire.compress.stores.marks import claim
-from thinwire.launch.hosts.commands import gathered_signals
 from thinwire.launch.recipe.yaml_text import descriptions
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.arguments import Parser, at_least_one, written
 from thinwire.launch.shared.control_groups import cores
 from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
+from thinwire.launch.shared.signals import gathered_signals
 from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, State, cells_of, check, find
 from thinwire.launch.study.definition import PACKAGED, Options, read_study

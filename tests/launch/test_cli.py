@@ -255,7 +255,7 @@ import contextlib, io, sys
 from thinwire.launch.cli import COMMANDS, main
 
 helped = [[name, "--help"] for name in COMMANDS]
-helped += [["bench", "quickstart", "--help"], ["bench", "codecs", "--help"], ["cluster", "run", "--help"]]
+helped += [["bench", "quickstart", "--help"], ["bench", "codecs", "--help"], ["partition", "--help"]]
 helped += [["keys", "made"]]
 mistaken = [[name, "nowhere"] for name in ("partition", "predict", "bench", "study", "report", "eval")]
 mistaken += [["export", "nowhere", "--to", "there"], ["bench", "codecs", "--recipe", "nowhere"]]

@@ -196,7 +196,7 @@ def test_a_mistake_is_one_sentence(capsys, arguments, said):
 def test_bench_alone_says_what_can_be_measured(capsys, arguments):
     assert cli.main(["bench", *arguments]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("usage: thinwire bench codecs ...\n       thinwire cluster run ")
+    assert told.out.startswith("usage: thinwire bench codecs ...\n       torchrun ... -m thinwire bench ")
     assert told.err == ""
 
 

@@ -6,7 +6,6 @@ import pytest
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch import cli
-from thinwire.launch.hosts.namespaces import ClusterError
 from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, ended, status_of, working
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError, PeerError, PipelineError, WireError
@@ -15,7 +14,6 @@ CASES = [
     (OptionsError, 2, 2),
     (ModelError, 2, 2),
     (CodecError, 2, 1),
-    (ClusterError, 2, 1),
     (StoreError, 1, 1),
     (PeerError, 1, 1),
     (WireError, 1, 1),

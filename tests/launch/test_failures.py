@@ -160,14 +160,6 @@ def test_an_end_without_a_signal_or_a_report_is_told_by_its_status():
     assert told(exit_codes={1: 7}) == ["stage 1 exited with status 7"]
 
 
-def test_a_process_whose_end_nobody_saw_stands_on_top():
-    """A killed stage of a cluster was named nowhere: its host is all that its launcher sees."""
-    assert told(report(0, "peer", "awaited a"), exit_codes={1: None}) == [
-        f"stage 1 ended without a report; it was probably killed {FOR_MEMORY}",
-        "  stage 0 lost a peer: awaited a",
-    ]
-
-
 def test_where_nobody_failed_the_first_report_comes_first():
     """One stage asked to stop by SIGTERM left sentences without a cause: only what the others had been waiting for."""
     assert told(

@@ -1,22 +1,24 @@
 """`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from support.commands import THINWIRE, completed
+from support.commands import completed
+from support.pages import ROOT
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.links import command
-from thinwire.launch.bench.links.command import contenders_of, default_codecs
-from thinwire.launch.bench.links.contenders import Codecs, PlainTorch, Thinwire
+from thinwire.launch.bench.links.command import contenders_of
+from thinwire.launch.bench.links.contenders import PlainTorch, Thinwire
 from thinwire.launch.bench.links.turns import COLUMNS, batches_of, slowest, table
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe.recipe import packaged, parse
 from thinwire.launch.shared.tables import read_document
+from thinwire.launch.timing.workload import codec_pair
 from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import SECTIONS
@@ -28,7 +30,6 @@ SMALL = [
     *("quickstart", "--model.config", CONFIG, "--data.block_size", "16", "--data.limit", "5000"),
     *("--pipeline.num_stages", "2", "--pipeline.num_microbatches", "2", "--pipeline.microbatch_size", "2"),
 ]
-ALONE = ["--pipeline.num_stages", "1", "--replicas.count", "2"]
 
 
 def weights_after_two_steps(rank, kinds, folder):
@@ -38,7 +39,7 @@ def weights_after_two_steps(rank, kinds, folder):
     where, found = real_placement(prepared.recipe), {}
     for kind in kinds:
         if kind == "thinwire":
-            contender = Thinwire(prepared, where, rank, Codecs("none", "none"), folder)
+            contender = Thinwire(prepared, where, rank, codec_pair("none"), folder)
             module = contender._trainer.stages[0].submod
         else:
             contender = PlainTorch(prepared, where, rank, kind, CPU)
@@ -61,12 +62,11 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
 
 @pytest.mark.namespaces
 @pytest.mark.usefixtures("can_make_hosts")
-def test_the_rows_of_each_call_over_the_hosts_of_a_cluster_stand_below_those_before(tmp_path):
+def test_the_rows_of_each_call_over_slow_links_stand_below_those_before(tmp_path):
     few = ["--repetitions", "2", "--steps", "1", "--out", "speed.json"]
     for rate, codecs in (("none", ["none", "q(4)/q(8)", "torch fp32", "torch bf16"]), ("50mbit", ["aqsgd(q(2))/q(8)"])):
-        bench = [*THINWIRE, "bench", *SMALL, *few, "--links", rate, "--codec", *codecs]
-        hosts = [*THINWIRE, "cluster", "run", "--hosts", "2", "--bandwidth", rate, "--"]
-        ended = completed([*hosts, *bench], tmp_path)
+        bench = [sys.executable, "-m", "thinwire", "bench", *SMALL, *few, "--links", rate, "--codec", *codecs]
+        ended = completed([sys.executable, ROOT / "examples/slow_links.py", "--rate", rate, "--", *bench], tmp_path)
         assert ended.status == 0, ended.output
     title, [found] = read_document((tmp_path / "speed.json").read_text())
     assert title == "bench of quickstart" and tuple(found.columns) == COLUMNS
@@ -135,51 +135,12 @@ def test_samples_that_come_again_are_no_first_visit():
     assert slowest([[], []]) != slowest([[], []]), "NaN"
 
 
-def test_each_codec_between_replicas_is_a_contender():
-    wanted = parse([*SMALL, "--replicas.count", "2", "--replicas.gradients", "bf16"], prog="thinwire bench")
-    between = ["none", "bf16", "ef(q(4))"]
-    assert {name: codecs.between for name, codecs in contenders_of(wanted, ["none", "q(4)/q(8)"], between).items()} == {
-        "none": "none",
-        "q(4)/q(8)": "none",
-        "none, replicas bf16": "bf16",
-        "q(4)/q(8), replicas bf16": "bf16",
-        "none, replicas ef(q(4))": "ef(q(4))",
-        "q(4)/q(8), replicas ef(q(4))": "ef(q(4))",
-    }
-    assert list(contenders_of(wanted, ["none"], None)) == ["none", "none, replicas bf16"], "those of the recipe"
-
-
-def test_replicas_of_one_stage_have_no_boundary_to_compress():
-    wanted = parse([*SMALL, *ALONE], prog="thinwire bench")
-    assert list(contenders_of(wanted, None, ["none", "ef(q(4))"])) == ["none", "none, replicas ef(q(4))"]
-
-
 def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_the_model():
     own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench"), ("torch fp32", "torch bf16")
-    assert default_codecs(own) == ("none", "ef(q(4))/bf16", *FAST, *plain)
+    assert list(contenders_of(own, None)) == ["none", "ef(q(4))/bf16", *FAST, *plain]
     pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
-    assert default_codecs(pretrained) == (
-        "none",
-        'q(8, step=0.2, codebook=4096)/q(16, step=1.0, per="tensor")',
-        *MILD,
-        *plain,
-    ), "few bits break it"
-
-
-@pytest.mark.parametrize(
-    ("processes", "size", "cores", "taken"),
-    [
-        (4, 2, 2, [0, 0, 1, 1]),  # a core for each replica, of whose stages some wait
-        (4, 2, 4, [0, 1, 2, 3]),
-        (4, 2, 3, [0, 0, 1, 1]),
-        (8, 4, 4, [0, 1, 0, 1, 2, 3, 2, 3]),
-        (6, 2, 2, [0, 0, 1, 1, 0, 0]),
-        (4, 4, 2, [0, 1, 0, 1]),
-        (2, 2, 8, [0, 1]),
-    ],
-)
-def test_each_replica_has_cores_of_its_own_if_there_are_enough(processes, size, cores, taken):
-    assert command.core_of(processes, size, cores) == taken
+    own = 'q(8, step=0.2, codebook=4096)/q(16, step=1.0, per="tensor")'
+    assert list(contenders_of(pretrained, None)) == ["none", own, *MILD, *plain], "few bits break it"
 
 
 @pytest.mark.slow
@@ -189,17 +150,11 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
         return capsys.readouterr().err
 
     assert "unknown codec 'zip'" in said("--codec", "zip")
-    assert "--replica-codec needs replicas" in said("--replica-codec", "bf16")
-    replicas = ["--replicas.count", "2"]
-    told = said(*replicas, "--replica-codec", "reuse")
-    assert "--replica-codec reuse: reuse needs the indices of an activation" in told
-    told = said(*replicas, "--codec", "none", "torch bf16")
-    assert "plain torch has no replicas here; leave torch bf16 out of --codec" in told
+    assert said("--replicas.count", "2") == "a bench is of one pipeline; add --replicas.count 1, got 2\n"
     told = said("--pipeline.accumulation", "2", "--training.compile", "true").splitlines()
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
     assert "plain torch, whose layers are not compiled; set training.compile to false" in told[1]
     assert "must give at least 2 processes, got 1" in said("--pipeline.num_stages", "1")
-    assert "--codec needs a boundary; leave it out" in said(*ALONE, "--codec", "q(4)/q(8)")
     monkeypatch.setattr(device, "choose", lambda wanted: torch.device("cuda", 0))
     told = said("--training.device", "cuda", "--wire.transport", "nccl")
     assert "a bench measures frames that cross its links; set wire.transport to gloo or zmq" in told
@@ -209,14 +164,14 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     ("environment", "got"), [({}, 1), ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, 4)]
 )
 def test_a_bench_without_all_its_processes_says_how_to_start_them(monkeypatch, capsys, environment, got):
-    for name in ("RANK", "WORLD_SIZE", "THINWIRE_HOST"):
+    for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert cli.main(["bench", *SMALL]) == 2
     assert capsys.readouterr().err == (
-        f"a bench must have a process for each of the recipe's 2, got {got}; start it with thinwire cluster run "
-        "--hosts 2 --bandwidth 100mbit -- thinwire bench ..., or with torchrun\n"
+        f"a bench must have a process for each of the recipe's 2, got {got}; start it with torchrun, as in "
+        "torchrun --nproc-per-node 2 -m thinwire bench ...\n"
     )
 
 
@@ -241,6 +196,6 @@ def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, cap
     (tmp_path / "codecs.yaml").write_text("pipeline: {num_stages: 1}")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "./codecs.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages and replicas.count")
+    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must")
     assert cli.main(["bench", "--help"]) == 0
     assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out

@@ -8,13 +8,11 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from support.commands import node_of_two, started
+from support.hosts import WIRE, hosts, processes_in
 from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.hosts.namespaces import Cluster, processes_in
-from thinwire.launch.hosts.shaping import INTERFACE
 from thinwire.launch.results.log_file import read_lines
-from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
@@ -38,33 +36,33 @@ def ip(host, *words):
 
 def die(host):
     """Nobody hears a word of it: the link is gone before its processes are."""
-    ip(host, "link", "set", INTERFACE, "down")
-    for pid in processes_in(host.name):
+    ip(host, "link", "set", WIRE, "down")
+    for pid in processes_in(host):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def come_back(host):
-    ip(host, "addr", "flush", "dev", INTERFACE)
-    ip(host, "addr", "add", f"{OTHER_ADDRESS}/24", "dev", INTERFACE)
-    ip(host, "link", "set", INTERFACE, "up")
+    ip(host, "addr", "flush", "dev", WIRE)
+    ip(host, "addr", "add", f"{OTHER_ADDRESS}/24", "dev", WIRE)
+    ip(host, "link", "set", WIRE, "up")
 
 
 def test_a_host_that_dies_may_come_back_under_another_address(tmp_path, monkeypatch):
     write_recipe(tmp_path)
-    with Cluster(Links(num_hosts=2)) as hosts, ExitStack() as commands:
+    with hosts(2) as made, ExitStack() as commands:
 
         def node(rank, restarts=0):
             options = ["tiny.yaml", *OPTIONS, "--checkpoint.every", "10 steps", "--output", "run"]
-            words = node_of_two(rank, *options, address=hosts[0].address, restarts=restarts)
-            command = hosts[rank].command(words)
-            return commands.enter_context(started(command, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE))
+            words = node_of_two(rank, *options, address=made[0].address, restarts=restarts)
+            command = made[rank].command(words)
+            return commands.enter_context(started(command, tmp_path, GLOO_SOCKET_IFNAME=WIRE))
 
         lives, dies = node(0, restarts=1), node(1)
         dies.wait_until(lambda: list((tmp_path / "run").glob("checkpoints/step-*/manifest.json")))
-        die(hosts[1])
+        die(made[1])
         lives.wait_until(lambda: "stage 0 lost a peer: stage 1 sent no heartbeat" in lives.stderr)
-        come_back(hosts[1])
+        come_back(made[1])
         again = node(1)
         assert (lives.wait(), again.wait()) == (0, 0), lives.stderr + again.stderr
     assert "goes on from the checkpoint of step" in again.stdout

@@ -3,16 +3,13 @@
 import pytest
 
 from support.commands import TORCHRUN, TRAIN, started
+from support.hosts import WIRE, hosts
 from support.run_files import losses, summary
 from support.wire_bytes import bytes_sent
 from thinwire.launch import cli
-from thinwire.launch.hosts.namespaces import Cluster
-from thinwire.launch.hosts.shaping import INTERFACE
-from thinwire.launch.shared.links import Links
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
 
-LINKS = Links(num_hosts=2, bandwidth=100)
 STEPS = 5
 RECIPE = f"""
 model: {{config: {{vocab_size: 256, n_layer: 2, n_embd: 128, n_head: 2, n_positions: 128}}}}
@@ -39,17 +36,17 @@ LEAST, MOST = 1514 / 1460, 1.08
 
 def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simulation(tmp_path, monkeypatch):
     (tmp_path / "wired.yaml").write_text(RECIPE)
-    with Cluster(LINKS) as hosts:
-        before = sum(bytes_sent(host) for host in hosts)
+    with hosts(2, "100mbit") as made:
+        before = sum(bytes_sent(host) for host in made)
 
         def node(rank):
-            where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
-            command = hosts[rank].command([TORCHRUN[0], *TRAIN, "wired.yaml", "--output", "wired"])
-            return started(command, tmp_path, GLOO_SOCKET_IFNAME=INTERFACE, **where)
+            where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": made[0].address, "MASTER_PORT": "29500"}
+            command = made[rank].command([TORCHRUN[0], *TRAIN, "wired.yaml", "--output", "wired"])
+            return started(command, tmp_path, GLOO_SOCKET_IFNAME=WIRE, **where)
 
         with node(0) as first, node(1) as second:
             assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
-        carried = sum(bytes_sent(host) for host in hosts) - before
+        carried = sum(bytes_sent(host) for host in made) - before
     told = summary(tmp_path / "wired")
 
     ratio = (carried - START_UP - STEPS * PER_STEP) / told["bytes_sent"]

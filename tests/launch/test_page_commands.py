@@ -9,7 +9,6 @@ import pytest
 
 from support.pages import ROOT, pages
 from thinwire.launch import cli
-from thinwire.launch.cluster import _run_parser
 from thinwire.launch.recipe import recipe
 from thinwire.launch.study.report import make_parser as study_report_parser
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 OWN = {"size", "sent"}
 """Commands that the page on extending defines, and a test of its own runs."""
-WITHOUT_RECIPE = {"cluster", "report", "export", "recipes", "keys"}
+WITHOUT_RECIPE = {"report", "export", "recipes", "keys"}
 """Commands that options of a recipe may not follow."""
 CALL = re.compile(r"(?:\$ )?(?:\S*/)?(thinwire [a-z-].*|torchrun .*-m thinwire\.launch\.train.*|python -m thinwire .*)")
 PAGES = [*(page for page in pages() if page.name != "CHANGELOG.md"), ROOT / "docker" / "README.md"]
@@ -43,12 +42,7 @@ def check(words):
     if command.startswith("-") or command in OWN | {"NAME"} or "--help" in words:
         return
     assert command in cli.COMMANDS, command
-    if words[:1] == ["run"] and command == "cluster":
-        split = words.index("--")
-        _run_parser().parse_args(words[1:split])
-        if words[split + 1] == "thinwire":
-            check(words[split + 1 :])
-    elif words[:1] == ["report"] and command == "study":
+    if words[:1] == ["report"] and command == "study":
         study_report_parser().parse_args(words[1:])
     elif words or command != "study":  # `thinwire study` alone lists them
         module = f"bench.{'codecs' if words[:1] == ['codecs'] else 'links'}.command"

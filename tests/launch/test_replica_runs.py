@@ -331,9 +331,8 @@ def test_weights_of_another_dtype_are_refused():
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bench", MORE, "remove pipeline.accumulation from replicas.overrides, got 2 in replica 1"),
+        ("bench", [], "a bench is of one pipeline; add --replicas.count 1, got 2"),
         ("predict", [], "a prediction is of one pipeline; add --replicas.count 1, got 2"),
-        ("bench", ["--replica-codec", "reuse"], "--replica-codec reuse: reuse needs the indices of an activation"),
     ],
 )
 def test_what_arithmetic_does_not_know_is_refused(folder, capsys, command, options, said):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from support.small_disk import mounted
-from thinwire.launch.hosts import namespaces
 from thinwire.launch.shared import scratch
 from thinwire.launch.shared.exit_codes import FailedError
 
@@ -22,8 +21,6 @@ def temporary(tmp_path, monkeypatch):
 def test_a_process_started_later_under_the_same_number_is_another():
     assert scratch.is_alive(scratch.owner())
     assert not scratch.is_alive(f"{os.getpid()}-1")
-    assert namespaces._in_use(f"{namespaces.NETWORK_PREFIX}-{scratch.owner()}-0-switch")
-    assert not namespaces._in_use(f"{namespaces.NETWORK_PREFIX}-{os.getpid()}-1-0-switch")
 
 
 def test_a_folder_is_removed_on_leaving(temporary):

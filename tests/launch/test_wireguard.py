@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.commands import TORCHRUN, started
+from support.hosts import hosts
 from support.pages import DOCS, blocks
 from support.run_files import digest, summary
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.hosts.namespaces import Cluster
-from thinwire.launch.shared.links import Links
 
 TOOLS = ("wg", "wireguard-go", "nft")
 pytestmark = [
@@ -66,13 +65,13 @@ def answers(command, address):
 def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     install = INSTALL.partition("\n")[2].replace("ip link add wg0 type wireguard", "wireguard-go wg0")
-    with Cluster(Links(num_hosts=3)) as (*hosts, stranger), ExitStack() as open_ones:
-        machines = [Machine(host) for host in hosts]
+    with hosts(3) as (*made, stranger), ExitStack() as open_ones:
+        machines = [Machine(host) for host in made]
         for machine in machines:
             open_ones.callback(machine.close)
         keys = [re.search(r"^\S{43}=$", machine.shell(install), re.MULTILINE)[0] for machine in machines]
         for machine, commands in zip(machines, (OF_A, OF_B), strict=True):
-            for name, host, key in zip("AB", hosts, keys, strict=True):
+            for name, host, key in zip("AB", made, keys, strict=True):
                 commands = commands.replace(f"PUBLIC_KEY_OF_{name}", key).replace(".".join(4 * name), host.address)
             machine.shell(commands + FIREWALL)
 
@@ -86,9 +85,9 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
 
         first = node(0)
         first.wait_until(lambda: answers(machines[1].command, PRIVATE[0]))
-        assert answers(machines[0].command, hosts[0].address)
-        assert not answers(machines[1].command, hosts[0].address)
-        assert not answers(stranger.command, hosts[0].address)
+        assert answers(machines[0].command, made[0].address)
+        assert not answers(machines[1].command, made[0].address)
+        assert not answers(stranger.command, made[0].address)
         second = node(1)
         assert (first.wait(), second.wait()) == (0, 0), first.stderr + second.stderr
         received = sum(int(machine.shell("wg show wg0 transfer").split()[1]) for machine in machines)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from support import forked
 from support.processes import MARK
-from thinwire.launch.hosts.namespaces import NETWORK_PREFIX
 from thinwire.launch.processes import heartbeat
 
 THINWIRE = [forked.THINWIRE]
@@ -141,9 +140,3 @@ def free_port():
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def hosts_of(pid):
-    """The namespaces that a process made."""
-    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    return {name for name in listed.split() if name.startswith(f"{NETWORK_PREFIX}-{pid}-")}

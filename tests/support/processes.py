@@ -28,7 +28,6 @@ _context.set_forkserver_preload(
         "torch.distributed.pipelining",
         "torch.distributed.launcher.api",
         "thinwire.launch.processes.worker",
-        "thinwire.launch.hosts.commands",
         "thinwire.models.architectures.library",
         "transformers.models.gpt2.modeling_gpt2",
         "matplotlib.figure",

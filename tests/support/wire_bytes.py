@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from thinwire.launch.hosts.shaping import INTERFACE
+from support.hosts import WIRE
 
 
 def bytes_sent(host):
@@ -17,6 +17,6 @@ def bytes_received(host):
 
 
 def _count(host, direction):
-    command = ["ip", "-n", host.name, "-s", "-j", "link", "show", "dev", INTERFACE]
+    command = ["ip", "-n", host.name, "-s", "-j", "link", "show", "dev", WIRE]
     (interface,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return interface["stats64"][direction]["bytes"]

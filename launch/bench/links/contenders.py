@@ -24,35 +24,20 @@ from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.measuring.meters import SECTIONS, Meter
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.options.durations import in_steps
-from thinwire.pipeline.options.training import MOST_STEPS
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.schedules import build
 from thinwire.pipeline.training.optimization import WholeBatchLoss, clip, make_optimizer, squared_norm
-from thinwire.pipeline.training.trainer import StepRecord
 
 BASELINES: Mapping[str, torch.dtype] = {"torch fp32": torch.float32, "torch bf16": torch.bfloat16}
 """Plain torch.distributed.pipelining, by name: the dtype on the wire."""
 
 UNCOMPRESSED = "none"
-STANDING = 1e-12
-"""A learning rate at which weights stay as they are."""
-
-
-@dataclass(frozen=True)
-class Codecs:
-    """The codecs of both channels, as expressions."""
-
-    activations: str
-    gradients: str
-    between: str = "none"
-    """That of the gradients of weights between replicas."""
 
 
 @dataclass(frozen=True)
 class StepMeasures:
-    """Measurements of one optimizer step in this process, or the mean of a round. Plain torch has none."""
+    """Measurements of one optimizer step in this process. Plain torch has none."""
 
     sections: dict[str, float]
     """Seconds of its stages by section; sections do not overlap."""
@@ -65,11 +50,8 @@ class StepMeasures:
 class Contender(Protocol):
     """One way to train the recipe. Plain torch has no stores and no files."""
 
-    round: int
-    """The steps that it takes at a time, from one exchange between replicas to the next."""
-
     def step(self, ids: Tensor) -> StepMeasures:
-        """Take the optimizer steps of a round on the samples `ids`."""
+        """Take an optimizer step on the samples `ids`."""
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -87,58 +69,37 @@ class Thinwire(Contender):
         stages: those of this process.
     """
 
-    def __init__(self, prepared: Prepared, where: Placement, rank: int, codecs: Codecs, folder: Path) -> None:
-        compression = CompressionOptions(
-            activations=codecs.activations, gradients=codecs.gradients, store_folder=str(folder)
-        )
+    def __init__(
+        self, prepared: Prepared, where: Placement, rank: int, codecs: CompressionOptions, folder: Path
+    ) -> None:
+        compression = replace(codecs, store_folder=str(folder))
+        self._microbatches = prepared.recipe.pipeline.num_microbatches
         recipe = replace(prepared.recipe, compression=compression)
-        # uncompressed is uncompressed in all replicas
-        overrides = {} if codecs.activations == codecs.gradients == UNCOMPRESSED else recipe.replicas.overrides
-        replicas = replace(recipe.replicas, gradients=codecs.between, overrides=overrides)
-        # no step is the last one, after which all is exchanged
-        training = replace(recipe.training, steps=MOST_STEPS)
-        # quantized-adam has a second moment of a single step here, and would move the weights out of all bounds by it
-        rate = STANDING if recipe.optimizer.name == "quantized-adam" else recipe.optimizer.lr
-        optimizer = replace(recipe.optimizer, lr=rate)
-        ready = replace(prepared, recipe=replace(recipe, replicas=replicas, training=training, optimizer=optimizer))
-        self.round = replicas.sync.every if replicas.step_alone else 1
-        self._next, self._microbatches = 0, recipe.pipeline.num_microbatches
-        self._assembly = assemble(ready, where, rank)
+        self._assembly = assemble(replace(prepared, recipe=recipe), where, rank)
         self._trainer = self._assembly.trainer
         self.stages = self._trainer.stages
         # every step is an epoch, and gets its batch from outside
         self._sampler: Any = SimpleNamespace(steps_per_epoch=1)
         self._trainer.sampler = self._sampler
         self._trainer.read_clocks()
-        if recipe.optimizer.name == "quantized-adam":  # it compresses once the second moment is frozen
-            self._take(torch.arange(recipe.batch_size))
-            self._next = in_steps(recipe.optimizer.freeze_after, self._sampler.steps_per_epoch)
 
     def step(self, ids: Tensor) -> StepMeasures:
-        """Take the optimizer steps of a round on the samples `ids`."""
-        stages, steps = self.stages, self.round
+        """Take an optimizer step on the samples `ids`; it is the first one again and again."""
+        stages, batch = self.stages, Batch(0, ids, torch.ones(len(ids), dtype=torch.bool))
         for stage in stages:
             stage.meter.sent.clear()
         before = self._forwards()
-        taken = [self._take(ids) for _ in range(steps)]
+        self._sampler.batch = lambda step: batch
+        taken = self._trainer.train_step(0)
         return StepMeasures(
-            sections={name: sum(record.sections[name] for record in taken) / steps for name in SECTIONS},
-            forward=(self._forwards() - before) / (steps * len(stages) * self._microbatches),
-            sent=sum(traffic.bytes for stage in stages for traffic in stage.meter.sent.values()) / steps,
+            sections={name: taken.sections[name] for name in SECTIONS},
+            forward=(self._forwards() - before) / (len(stages) * self._microbatches),
+            sent=sum(traffic.bytes for stage in stages for traffic in stage.meter.sent.values()),
         )
 
     def _forwards(self) -> float:
         """Seconds of all forwards so far."""
         return sum(stage.meter.computing.get("forward", 0.0) for stage in self.stages)
-
-    def _take(self, ids: Tensor) -> StepRecord:
-        """Take one optimizer step."""
-        batch = Batch(0, ids, torch.ones(len(ids), dtype=torch.bool))
-        self._sampler.batch = lambda step: batch
-        record = self._trainer.train_step(self._next)
-        # only replicas that step alone count their steps; else the first step comes again and again
-        self._next += self.round > 1
-        return record
 
     def forget_cache(self) -> None:
         """Drop cached copies of stores, so that the next read comes from disk."""
@@ -182,8 +143,6 @@ class PlainTorch(Contender):
     crosses a boundary comes from the host's memory, for gloo sends no other. `dtype` is that of floating-point tensors
     on the wire.
     """
-
-    round = 1
 
     def __init__(
         self, prepared: Prepared, where: Placement, rank: int, dtype: torch.dtype, device: torch.device

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.launch.bench.links.contenders import BASELINES, UNCOMPRESSED, Codecs, Contender, PlainTorch, Thinwire
+from thinwire.launch.bench.links.contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes.rendezvous import join
@@ -27,6 +27,7 @@ from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.workload import NO_COMPRESSION, frame_bytes
 from thinwire.pipeline.devices.device import choose, seconds_now
 from thinwire.pipeline.measuring.meters import WAITS, Section
+from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes import collectives
 
 Turn = Mapping[str, Any]
@@ -49,12 +50,12 @@ NOTE = (
 
 
 def take_turns(
-    prepared: Prepared, rank: int, contenders: Mapping[str, Codecs | None], repetitions: int, steps: int
+    prepared: Prepared, rank: int, contenders: Mapping[str, CompressionOptions | None], repetitions: int, steps: int
 ) -> list[list[Turn]] | None:
     """Take all turns as one process of the bench; those of every process, in process 0 alone.
 
-    A contender without codecs is plain torch. A turn is a first step, or round, on new samples, and `steps` others on
-    the same samples.
+    A contender without codecs is plain torch. A turn is a first step on new samples, and `steps` others on the same
+    samples.
     """
     torch.set_num_threads(prepared.recipe.training.threads)
     join(prepared, rank)
@@ -90,7 +91,7 @@ def batches_of(prepared: Prepared) -> Iterator[tuple[Tensor, bool]]:
 
 
 def timed(contender: Contender, ids: Tensor, device: torch.device) -> dict[str, Any]:
-    """Time one step, from the start of all processes to the end of all, or the mean of a round; JSON values.
+    """Time one step, from the start of all processes to the end of all; JSON values.
 
     Stores are read from disk, not from a cache.
     """
@@ -100,8 +101,7 @@ def timed(contender: Contender, ids: Tensor, device: torch.device) -> dict[str, 
     measured = contender.step(ids)
     seconds_now(device)  # a GPU has done what it was asked
     dist.barrier()
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds / contender.round, **asdict(measured)}
+    return {"seconds": time.perf_counter() - started, **asdict(measured)}
 
 
 def table(prepared: Prepared, told: Sequence[Sequence[Turn]], links: str) -> Table:

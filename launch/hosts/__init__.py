@@ -1,1 +1,0 @@
-"""Simulated hosts: network namespaces, links of a chosen speed between them, and a command on each."""
