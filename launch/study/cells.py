@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The arguments of `thinwire simulate` or `thinwire train`."""
+        """The arguments of `thinwire simulate`."""
         again = self.own if self.given else ()  # once more, so that they hold whatever was typed
         last = ("--training.seed", str(self.seed), "--name", f"{_slug(self.row)}-seed-{self.seed}")
         return (*self.asked, *self.given, *again, *last, "--output", str(self.folder))
@@ -94,10 +94,7 @@ class Checked:
     origin: Origin
     steps: int
     """Optimizer steps of the whole run."""
-    processes: int
-    """Processes that `thinwire train` starts for it."""
     threads: int
-    """Threads of each."""
 
 
 def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()) -> list[Cell]:
@@ -157,7 +154,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
     prepared = _each(cells, recipes, prepare, kind)
     _each(cells, prepared, lambda found: _check_score(found.data, score), lambda found: str(id(found)))
     return [
-        Checked(cell, origin_of(own, cut.data), cut.recipe.training.steps, own.num_processes, own.training.threads)
+        Checked(cell, origin_of(own, cut.data), cut.recipe.training.steps, own.training.threads)
         for cell, own, cut in zip(cells, recipes, prepared, strict=True)
     ]
 

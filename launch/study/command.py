@@ -28,7 +28,7 @@ from thinwire.launch.shared.signals import gathered_signals
 from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, State, cells_of, check, find
 from thinwire.launch.study.definition import PACKAGED, Options, read_study
-from thinwire.launch.study.engine import Job, Runner, run_jobs
+from thinwire.launch.study.engine import Job, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
 PROG = "thinwire study"
@@ -72,13 +72,12 @@ def _run(argv: Sequence[str]) -> int:
     folder = options.folder or Path("studies", study.name, scale_name)
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
-    command: Runner = "train" if options.processes else "simulate"
     jobs, states = [], dict[Path | None, State]()
     for checked in check(chosen, PROG, study.score):
         state, changed = find(checked, any_code=options.any_code, base=states.get(checked.cell.base))
         states[checked.cell.folder] = state
-        jobs.append(Job(checked, state, command, changed, "finished" if state == "finished" else "waits"))
-    at_once = options.jobs or max(1, cores() // max(job.cores for job in jobs))
+        jobs.append(Job(checked, state, changed, "finished" if state == "finished" else "waits"))
+    at_once = options.jobs or max(1, cores() // max(job.checked.threads for job in jobs))
     _print_states(jobs, folder, at_once)
     if options.check:
         for job in jobs:
@@ -113,9 +112,6 @@ def make_parser() -> Parser:
         help="cells to run at the same time (default: as many as the cores allow)",
     )
     add("--row", action="append", default=[], metavar="ROW", help="run only this row; repeat the option for more rows")
-    add(
-        "--processes", action="store_true", help="a process for each stage, as thinwire train; the numbers are the same"
-    )
     add("--any-code", action="store_true", help="keep finished cells of another version of the code")
     add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
     return parser

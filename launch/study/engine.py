@@ -28,7 +28,6 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
 
 Status = Literal["waits", "runs", "finished", "failed"]
-Runner = Literal["simulate", "train"]
 
 GRACE = 10.0
 """Seconds that cells get to end after SIGTERM."""
@@ -45,8 +44,6 @@ class Job:
 
     checked: Checked
     state: State
-    command: Runner = "simulate"
-    """Whether it is one process, or one for each stage."""
     changed: Sequence[str] = ()
     """What has changed in its origin, if it begins anew."""
     status: Status = "waits"
@@ -62,15 +59,10 @@ class Job:
         """The name of its cell."""
         return self.checked.cell.name
 
-    @property
-    def cores(self) -> int:
-        """The cores that it keeps busy."""
-        return self.checked.threads * (self.checked.processes if self.command == "train" else 1)
-
     def start(self) -> None:
         """Start its process. OSError if its folder cannot be written, OptionsError if a run still writes there."""
         cell = self.checked.cell
-        asked = [self.command, *cell.starting(str(cell.base))]
+        asked = ["simulate", *cell.starting(str(cell.base))]
         cell.folder.mkdir(parents=True, exist_ok=True)
         made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
         made |= {"command": asked, "given": cell.given, "base": weights_digest(cell.base)}
@@ -153,7 +145,7 @@ def run_jobs(
                     print(job.ended(study), flush=True)
             coming = [job for job in coming if job.status in ("waits", "runs")]
             if coming and clock() - printed >= SILENCE:
-                print(progress(jobs, at_once, time.monotonic()), flush=True)
+                print(progress(jobs), flush=True)
                 printed = clock()
             if any(job.status == "runs" for job in coming):
                 time.sleep(_POLL)
@@ -171,18 +163,12 @@ def ready(coming: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
     return [job for job in waiting if status.get(job.checked.cell.base, "finished") == "finished"]
 
 
-def progress(jobs: Sequence[Job], at_once: int, now: float) -> str:
-    """How far a study is: the cells that are finished, the time left at the pace of those, and the running ones."""
-    done = [job for job in jobs if job.status == "finished"]
-    timed = [job for job in done if job.seconds and job.state != "goes on"]  # it took only some of its steps
-    coming = [job for job in jobs if job.status in ("waits", "runs")]
-    said = f"{len(done)} of {len(jobs)} cells are finished"
-    if timed and coming:
-        pace = sum(job.seconds for job in timed) / sum(job.checked.steps for job in timed)
-        left = [max(0.0, pace * job.checked.steps - (job.status == "runs") * (now - job.started)) for job in coming]
-        said += f", about {duration_text(max(sum(left) / min(at_once, len(left)), *left))} left"
-    running = [job for job in coming if job.status == "runs"]
-    return "; ".join([said, *(f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)])
+def progress(jobs: Sequence[Job]) -> str:
+    """How far a study is: the number of finished cells, and the last line of each running one."""
+    done = sum(job.status == "finished" for job in jobs)
+    running = [job for job in jobs if job.status == "runs"]
+    lines = (f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)
+    return "; ".join([f"{done} of {len(jobs)} cells are finished", *lines])
 
 
 def _full(folder: Path) -> str:

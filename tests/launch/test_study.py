@@ -12,6 +12,7 @@ import pytest
 from pandas import DataFrame
 
 from support.commands import THINWIRE, completed, started
+from support.run_files import digest
 from support.small_disk import mounted
 from support.tiny_run import write_recipe
 from thinwire.compress.stores.marks import claim
@@ -244,7 +245,7 @@ def test_the_studies_on_the_page_can_be_read():
 
 
 def job(cell, status, seconds=0.0):
-    checked = Checked(cell, origin={}, steps=100, processes=2, threads=1)
+    checked = Checked(cell, origin={}, steps=100, threads=1)
     return Job(checked, "begins", status=status, seconds=seconds)
 
 
@@ -252,7 +253,7 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
     cell = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0]
 
     def found(*, any_code=False, **origin):
-        return find(Checked(cell, origin, steps=100, processes=2, threads=1), any_code=any_code)
+        return find(Checked(cell, origin, steps=100, threads=1), any_code=any_code)
 
     assert found(code="a", lr=1) == ("begins", [])
     made(cell, {"code": "a", "lr": 1})
@@ -281,7 +282,7 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     checkpoint = cell.folder / "checkpoints/step-00000001"
     claim(checkpoint, "run")
     (checkpoint / "manifest.json").touch()
-    changed = Checked(cell, {"lr": 2}, steps=100, processes=2, threads=1)
+    changed = Checked(cell, {"lr": 2}, steps=100, threads=1)
     state, _ = find(changed, any_code=False)
     assert state == "begins anew"
     popen = engine.subprocess.Popen
@@ -298,7 +299,7 @@ def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkey
     study = parse_study(STUDY, "s", "s")
     cell = cells_of(study, Scale(), here)[0]
     made(cell, {"lr": 1})
-    changed = Checked(cell, {"lr": 2}, steps=100, processes=2, threads=1)
+    changed = Checked(cell, {"lr": 2}, steps=100, threads=1)
     popen = engine.subprocess.Popen
     monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
     monkeypatch.setattr(policy, "_PATIENCE", 0.0)
@@ -372,36 +373,19 @@ def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, 
     study, found, origins = cells(given=given)
     for any_code in (False, True):
         states = [
-            find(Checked(cell, origin, 6, 2, 1), any_code=any_code)[0]
-            for cell, origin in zip(found, origins, strict=True)
+            find(Checked(cell, origin, 6, 1), any_code=any_code)[0] for cell, origin in zip(found, origins, strict=True)
         ]
         assert [cell.row for cell, state in zip(found, states, strict=True) if state == "finished"] == kept
     missing = missing_cells(cells_of(study, Scale(), here), "prog")
     assert {cell.row for cell in missing} == {"none", "two bits"} - {*kept}
 
 
-def test_the_time_left_counts_the_cells_that_wait(tmp_path):
+def test_progress_has_the_last_line_of_each_running_cell(tmp_path):
     cells = cells_of(parse_study(STUDY, "s", "s"), Scale(seeds=[0, 1]), tmp_path)
-    jobs = [job(cells[0], "finished", seconds=50.0), *(job(cell, "waits") for cell in cells[1:])]
-    # half a second a step, 300 steps to come: one after the other, or two at once
-    assert progress(jobs, 1, now=0.0) == "1 of 4 cells are finished, about 2 min 30 s left"
-    assert progress(jobs, 2, now=0.0) == "1 of 4 cells are finished, about 1 min 15 s left"
-    jobs[1].status = "runs"
+    jobs = [job(cells[0], "finished", seconds=50.0), job(cells[1], "runs"), *(job(cell, "waits") for cell in cells[2:])]
     cells[1].folder.mkdir(parents=True)
     (cells[1].folder / "log.txt").write_text("step 3\nstep 4\n")
-    assert progress(jobs[1:], 1, now=0.0) == "0 of 3 cells are finished; two bits, seed 0: step 4"
-    # 40 s of the 50 s of the one that runs are over
-    jobs[1].started = 7.0
-    assert progress(jobs, 1, now=47.0).startswith("1 of 4 cells are finished, about 1 min 50 s left; two bits")
-    assert progress(jobs, 2, now=47.0).startswith("1 of 4 cells are finished, about 55 s left; two bits")
-
-
-def test_a_cell_that_went_on_gives_no_pace(tmp_path):
-    """The seconds of its last steps were taken for those of all, so a study of days had an hour left."""
-    cells = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)
-    jobs = [job(cells[0], "finished", seconds=1.0), job(cells[1], "waits")]
-    jobs[0].state = "goes on"
-    assert progress(jobs, 1, now=0.0) == "1 of 2 cells are finished"
+    assert progress(jobs) == "1 of 4 cells are finished; two bits, seed 0: step 4"
 
 
 def test_a_cell_that_was_killed_says_so(tmp_path):
@@ -578,8 +562,9 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert again.status == 0, again.stderr
     assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
     assert "thinwire study report mine.yaml compares them" in again.stdout
-    several = [*THINWIRE, *long, "--row", "none", "--processes", "--folder", "several"]
-    assert completed(several, here, timeout=600).status == 0
+    asked = json.loads((cell / "cell.json").read_text())["command"][1:]
+    several = completed([*THINWIRE, "train", *asked, "--output", "several"], here, timeout=600)
+    assert several.status == 0, several.stderr
     assert "goes on from the checkpoint of step" in (cell / "log.txt").read_text()
     assert not (cell / "checkpoints").exists()
     # 3. what is finished is not run again; what was made by another recipe is
@@ -596,10 +581,7 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     line = dict(zip(scores["columns"], scores["rows"][1], strict=True))
     assert line["row"] == "two bits" and line["published on"] == 3.5 and line["seeds"] == 1
     assert 2 < line["bits, activations"] < 8 < line["bits, gradients"] < 14  # with the headers of tiny frames
-    assert cli.main(["study", "report", "mine.yaml", "--folder", "several"]) == 0
-    processes = json.loads((here / "several/report.json").read_text())
-    digests = [_finished(each)["none"]["weights digest"] for each in (report, processes)]
-    assert digests[0] == digests[1] and len(digests[0]) == 16
+    assert _finished(report)["none"]["weights digest"] == digest(here / "several")[:16]
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
     assert cli.main(["report", str(folder / "report.json")]) == 0
     assert "two bits" in Path("report.html").read_text()

@@ -49,7 +49,7 @@ def cells():
 
 
 def job(cell, status):
-    return Job(Checked(cell, {}, steps=2, processes=2, threads=1), "begins", status=status)
+    return Job(Checked(cell, {}, steps=2, threads=1), "begins", status=status)
 
 
 def test_a_row_waits_for_the_weights_that_it_starts_with():
@@ -107,7 +107,7 @@ def test_a_report_takes_no_cell_whose_first_weights_are_others_now_and_the_study
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
     missing = missing_cells([first, second], "prog")
     assert missing[second] == "the row that it starts with has other weights now; run it again"
-    found = find(Checked(second, origins[1], steps=2, processes=2, threads=1), any_code=False)
+    found = find(Checked(second, origins[1], steps=2, threads=1), any_code=False)
     assert found == ("begins anew", ["the weights that it starts with"])
 
 
