@@ -1,14 +1,10 @@
 """The codecs that only change the number format: none, fp16 and bf16.
 
-none, fp16, bf16                | element 0 | element 1 | ..
-with code="entropy"             | T, uint32 | the low bytes of each element | high byte of each element, Huffman-coded |
-
-The high byte has the sign and most of the exponent, and few of its values are frequent; the other bytes look random. T
-counts all bytes that are sent. If coding makes the high bytes no shorter, they are sent as they are.
+| element 0 | element 1 | ..
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -16,91 +12,40 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating, tensor_bytes
-from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
-from thinwire.compress.codecs.coding.lengths import (
-    LENGTH_BYTES,
-    Code,
-    MayVary,
-    check_code,
-    length_of,
-    put_length,
-    with_length,
-)
 
 
 @dataclass(frozen=True, repr=False)
-class HighBytes(MayVary, Codec):
-    """A codec that sends elements; with the option `code` it codes their high bytes."""
-
-    code: Code | None = field(default=None, kw_only=True)
-    """`entropy`: frequent high bytes take fewer bits, so a payload may be shorter than `nbytes`."""
-
-    def __post_init__(self) -> None:
-        check_code(self, self.code)
-
-    def size(self, n: int, width: int) -> int:
-        """Bytes of `n` elements of `width` bytes; with `code` that is the most, and there are four bytes more."""
-        return with_length(n * width) if self.varies and n else n * width
-
-    def write(self, elements: Tensor, width: int, out: Tensor) -> None:
-        """Write the bytes of all elements, of `width` bytes each, into a payload."""
-        if not self.varies:
-            out.copy_(elements)
-            return
-        by_element = elements.view(-1, width)
-        n, high = len(by_element), by_element[:, -1].contiguous()
-        coded = huffman(high.cpu())
-        tail = coded if len(coded) < n else high
-        start = LENGTH_BYTES + n * (width - 1)
-        out[LENGTH_BYTES:start].view(n, width - 1).copy_(by_element[:, :-1])
-        out[start : start + len(tail)] = tail
-        put_length(start + len(tail), out)
-
-    def read(self, payload: Tensor, width: int, elements: Tensor) -> None:
-        """Read the bytes of all elements, of `width` bytes each, from a payload."""
-        if not self.varies:
-            elements.copy_(payload)
-            return
-        by_element, length = elements.view(-1, width), length_of(payload)
-        n = len(by_element)
-        start = LENGTH_BYTES + n * (width - 1)
-        tail = payload[start:length]
-        by_element[:, :-1] = payload[LENGTH_BYTES:start].view(n, width - 1)
-        by_element[:, -1] = tail if length == len(payload) else unhuffman_exactly(tail.cpu(), n).to(elements.device)
-
-
-@dataclass(frozen=True, repr=False)
-class Uncompressed(HighBytes):
+class Uncompressed(Codec):
     """`none`: the tensor's own bytes, of any dtype, in row-major order."""
 
     name: ClassVar[str] = "none"
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of the tensor itself; with `code` that is the most, and there are four bytes more."""
-        return self.size(prod(shape), dtype.itemsize)
+        """The size of the tensor itself."""
+        return prod(shape) * dtype.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
         """0: nothing is lost."""
         return torch.zeros((), dtype=torch.float32, device=x.device)
 
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        self.write(tensor_bytes(x), x.element_size(), out)
+        out.copy_(tensor_bytes(x))
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
-        self.read(payload, out.element_size(), tensor_bytes(out))
+        tensor_bytes(out).copy_(payload)
 
 
 @dataclass(frozen=True, repr=False)
-class Cast(HighBytes):
+class Cast(Codec):
     """A floating-point tensor sent in another floating-point format, rounded to nearest, ties to even."""
 
     wire: ClassVar[torch.dtype]
     """The format on the wire."""
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """One wire element for each element; with `code` that is the most, and there are four bytes more."""
+        """One wire element for each element."""
         require_floating(self, dtype)
-        return self.size(prod(shape), self.wire.itemsize)
+        return prod(shape) * self.wire.itemsize
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a unit in the last place of the wire format and of the tensor's dtype, and what saturation cuts off.
@@ -115,11 +60,11 @@ class Cast(HighBytes):
     def _encode(self, x: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(x.shape, dtype=self.wire, device=x.device)
         saturating_copy(x, sent)
-        self.write(tensor_bytes(sent), self.wire.itemsize, out)
+        out.copy_(tensor_bytes(sent))
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         sent = torch.empty(out.shape, dtype=self.wire, device=out.device)
-        self.read(payload, self.wire.itemsize, tensor_bytes(sent))
+        tensor_bytes(sent).copy_(payload)
         saturating_copy(sent, out)
 
 

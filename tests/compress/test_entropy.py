@@ -20,7 +20,6 @@ CODED += [
     'fp8(code="entropy")',
     'q(2, per="channel", code="entropy")',
 ]
-CODED += ['bf16(code="entropy")', 'fp16(code="entropy")']
 CODED += ['topk(0.1, code="entropy")', 'topk(0.7, code="entropy")', 'topk(0.01, values="q(8)", code="entropy")']
 CODED += ['q(3, scale="minmax", group=5, code="entropy")']
 
@@ -76,24 +75,6 @@ def test_positions_in_clusters_and_far_apart():
     codec = TopK(10_010 / 300_000, code="entropy")
     assert_identical(roundtrip(codec, x), x)
     assert codec.used(encode(codec, x)) - 4 - 4 * 10_010 < 0.5 * indices_size(1, 300_000, 10_010)
-
-
-@pytest.mark.parametrize(
-    ("expression", "bits"),
-    [('bf16(code="entropy")', 10.7), ('fp16(code="entropy")', 13.8), ('none(code="entropy")', 26.7)],
-)
-def test_number_formats_take_fewer_bits(expression, bits):
-    x, codec = gaussian(256, 1024), parse(expression)
-    assert 8 * codec.used(encode(codec, x)) / x.numel() == pytest.approx(bits, abs=0.3)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64, torch.bfloat16])
-def test_none_codes_any_dtype(dtype):
-    x = gaussian(40, 100).mul(9).to(dtype)
-    codec = parse('none(code="entropy")')
-    assert str(codec) == 'none(code="entropy")'
-    assert_identical(roundtrip(codec, x), x)
-    assert codec.used(encode(codec, x)) < parse("none").nbytes(x.shape, dtype)
 
 
 def test_codes_that_are_all_as_frequent_take_four_bytes_more():
@@ -154,7 +135,7 @@ def test_a_length_beyond_the_payload_is_refused():
 
 @pytest.mark.parametrize(
     "expression",
-    ['none(code="entropy")', 'q(8, code="entropy")', 'topk(1, code="entropy")'],
+    ['q(8, code="entropy")', 'topk(1, code="entropy")'],
 )
 def test_a_tensor_whose_length_takes_more_than_four_bytes_is_refused(expression):
     codec = parse(expression)

@@ -86,7 +86,7 @@ USAGE = "; write q(bits, scale, per, group, round, grid, step, codebook, code)"
         ("q(4, bits=4)", "'q(4, bits=4)': multiple values for argument 'bits'" + USAGE),
         ("q(4, axis=1)", "'q(4, axis=1)': got an unexpected keyword argument 'axis'" + USAGE),
         ("q(4, **{'per': 'row'})", "\"q(4, **{'per': 'row'})\" must name each argument, and only once"),
-        ("fp16(1)", "'fp16(1)': too many positional arguments; write fp16(code)"),
+        ("fp16(1)", "'fp16(1)': too many positional arguments; write fp16"),
         ("q(0)", "q's bits must be an integer from 1 to 8, got 0"),
         ("q(-1)", "q's bits must be an integer from 1 to 8, got -1"),
         ("q(9)", "q's bits must be an integer from 1 to 8, got 9"),

@@ -42,9 +42,7 @@ CODED = [
     "q(8, step=0.2)",
     "q(8, step=0.2, codebook=8)",
     "aqsgd(q(2), first=q(8, step=0.2, codebook=8))",
-    'none(code="entropy")',
     'q(2, code="entropy")',
-    'bf16(code="entropy")',
     'aqsgd(fp8(code="entropy"))',
 ]
 WORDS = {
