@@ -1,4 +1,4 @@
-"""Where the points of a run's curves go besides its own files: wandb, trackio, or a function of the user's own."""
+"""Where the points of a run's curves go besides its own files: TensorBoard, wandb, trackio, or a user's function."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
+from thinwire.compress.stores.marks import claim, run_of
 from thinwire.errors.calls import first_line
 from thinwire.errors.imports import find, is_path
-from thinwire.launch.recipe.recipe import Recipe
+from thinwire.launch.recipe.recipe import Recipe, dump
 from thinwire.pipeline.errors import OptionsError
 
 Points = dict[str, float]
 Hook = Callable[[Points], object]
 """Gets what is logged after a step, an evaluation or an exchange: numbers by name, and the step."""
 
-SERVICES = ("wandb", "trackio")
+SERVICES = ("tensorboard", "wandb", "trackio")
 """Packages that keep curves, by name."""
 
 
@@ -42,18 +43,36 @@ class Hooks:
     Args:
         recipe: names the hooks; services keep it as the configuration of their run.
         run: the id of the run since its first step: after a resume, services go on under it.
+        first: the step that the run goes on from. TensorBoard forgets the points of later steps that it has seen.
     """
 
-    def __init__(self, recipe: Recipe, run: str) -> None:
+    def __init__(self, recipe: Recipe, run: str, first: int = 0) -> None:
         self._hooks: dict[str, Hook] = {}
         self._ends: dict[str, Callable[[], object]] = {}
         self._failed: list[str] = []
         for name in recipe.logging:
-            if name in SERVICES:
+            if name == "tensorboard":
+                self._hooks[name] = self._tensorboard(recipe, first)
+            elif name in SERVICES:
                 self._hooks[name] = self._service(name, recipe, run)
             else:
                 found: Any = find(name, OptionsError, "logging")
                 self._hooks[name] = found
+
+    def _tensorboard(self, recipe: Recipe, first: int) -> Hook:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = recipe.folder / "tensorboard"
+        claim(folder, run_of(recipe.folder) or "")
+        writer = SummaryWriter(str(folder), purge_step=first + 1 if first else None)  # the evaluation at `first` stays
+        writer.add_text("recipe", f"```yaml\n{dump(recipe)}```")
+        self._ends["tensorboard"] = writer.close
+
+        def add(points: Points) -> None:
+            for name in points.keys() - {"step"}:
+                writer.add_scalar(name, points[name], int(points["step"]))
+
+        return add
 
     def _service(self, name: str, recipe: Recipe, run: str) -> Hook:
         package = importlib.import_module(name)

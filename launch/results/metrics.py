@@ -1,24 +1,14 @@
-"""The log of a run: a line of JSON, and points of TensorBoard's curves, for every step, evaluation and exchange."""
+"""The log of a run: a line of JSON, and points for its hooks, for every step, evaluation and exchange."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import socket
-import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard.summary import text as text_summary
-
-from thinwire.compress.stores.marks import claim, remove, run_of
 from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.log_file import LogFile, keep_lines
 from thinwire.launch.shared.strict_json import dumps, with_nan
@@ -28,34 +18,6 @@ from thinwire.pipeline.training.trainer import StepRecord
 
 _GROWN = 1000.0
 """How many times the gradient norm of the first step is reported once. max_grad_norm would hide it."""
-
-
-_VERSION = "brain.Event:2"
-_PREFIX = "events.out.tfevents."
-
-
-class Curves:
-    """A file of events for TensorBoard, which shows all files of a folder as one run; written without its own writer.
-
-    That one writes on a thread of its own: when the disk is full, the thread dies and its points are lost. Here one
-    event has all points of a step, which takes fewer bytes too.
-
-    Args:
-        folder: where it is, beside those that the run wrote before it went on.
-        first: the first step of what follows. TensorBoard forgets the points from this step on that it has seen.
-    """
-
-    def __init__(self, folder: Path, first: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = LogFile(folder / f"{_PREFIX}{_moment(folder):010d}.{socket.gethostname()}.{os.getpid()}")
-        self.file.add(_record(file_version=_VERSION))
-        # in the first file too: TensorBoard's reader in Python takes only a second start for one that goes on
-        self.file.add(_record(step=first, session_log=SessionLog(status=SessionLog.START)))
-
-    def add(self, step: int, points: Mapping[str, float]) -> None:
-        """Add a point to each of several curves."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in points.items()]
-        self.file.add(_record(step=step, summary=Summary(value=values)))
 
 
 class MetricsLog:
@@ -81,8 +43,6 @@ class MetricsLog:
         hooks: Hooks | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if not first:
-            remove(folder / "tensorboard")  # the curves of an earlier run of the same name
         self._folder = folder
         # each log, and which of its lines stay
         of_steps, of_evaluations = lambda line: line["step"] < first, lambda line: 0 < line["step"] <= evaluated
@@ -91,10 +51,7 @@ class MetricsLog:
         kept = {name: keep_lines(folder / f"{name}.jsonl", stays) for name, stays in staying.items()}
         self._logs = {name: LogFile(folder / f"{name}.jsonl") for name in staying}
         steps, evaluations = kept["metrics"], kept["evaluations"]
-        claim(folder / "tensorboard", run_of(folder) or "")
         self._hooks = hooks
-        self._curves = Curves(folder / "tensorboard", first)
-        self._files = (*self._logs.values(), self._curves.file)
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
         # 16 bytes a step: a run may have millions
@@ -103,9 +60,6 @@ class MetricsLog:
         self.evaluations: list[tuple[int, dict[Compression, Score]]] = [
             (line["step"], {kind: _score(line[kind]) for kind in get_args(Compression)}) for line in evaluations
         ]
-        for step, scores in self.evaluations[-1:]:
-            if step == first:  # forgotten with the steps that come again
-                self._curves.add(step, _of_curves(scores))
 
     @property
     def losses(self) -> list[tuple[int, float]]:
@@ -125,10 +79,6 @@ class MetricsLog:
             growth, self._growth = self._growth, ""  # once a run
             return growth
         return None
-
-    def recipe(self, text: str) -> None:
-        """Add the recipe to TensorBoard, as YAML."""
-        self._curves.file.add(_record(summary=text_summary("recipe", f"```yaml\n{text}```")))
 
     def step(self, record: StepRecord) -> None:
         """Log a training step."""
@@ -168,7 +118,6 @@ class MetricsLog:
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         """Add a point to each of several curves."""
-        self._curves.add(step, points)
         if self._hooks is not None:
             self._hooks(step, points)
 
@@ -206,8 +155,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Wait until the disk has all, and close the files."""
-        for file in self._files:
-            file.close()
+        for log in self._logs.values():
+            log.close()
         if self._hooks is not None:
             self._hooks.close()
 
@@ -229,19 +178,3 @@ def _of_curves(scores: Mapping[Compression, Score]) -> dict[str, float]:
         for mode, score in scores.items()
         for name, value in {"loss": score.loss, **score.metrics}.items()
     }
-
-
-def _moment(folder: Path) -> int:
-    """The time in the name of the next file, later than all others: TensorBoard reads in this order.
-
-    The clock may have been set back since.
-    """
-    names = (path.name.removeprefix(_PREFIX).split(".")[0] for path in folder.glob(f"{_PREFIX}*"))
-    return max([int(time.time()), *(int(moment) + 1 for moment in names if moment.isdecimal())])
-
-
-def _record(**fields: object) -> bytes:
-    """An event as TensorBoard reads it: its length, its bytes, and checksums of both."""
-    buffer = io.BytesIO()
-    RecordWriter(buffer).write(Event(wall_time=time.time(), **fields).SerializeToString())
-    return buffer.getvalue()

@@ -1,10 +1,10 @@
-"""The files that a run writes: metrics of each step, TensorBoard events, weights, a summary and a picture.
+"""The files that a run writes: metrics of each step, weights, a summary and a picture.
 
 runs/NAME/
   written-by-thinwire.txt   the mark of the run; a run replaces and removes nothing without one (`marks.py`)
   recipe.yaml           the resolved recipe, as `thinwire train` reads it
   metrics.jsonl         one line for each step (`log_file.py`)
-  tensorboard/          the same curves
+  tensorboard/          the same as curves, if the recipe asks for them (`hooks.py`)
   weights/              a checkpoint of the newest weights (`launch/folder/weights.py`)
   best/                 one of the weights with the best held-out score, if the recipe asks for it
   model/                files that an export needs beside the weights

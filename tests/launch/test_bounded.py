@@ -13,7 +13,7 @@ from support.tiny_run import write_recipe
 
 STEPS = int(os.environ.get("THINWIRE_STEPS", "240"))
 """How long the run is; `make soak` asks for more."""
-LOGS = ("metrics.jsonl", "evaluations.jsonl", "tensorboard")
+LOGS = ("metrics.jsonl", "evaluations.jsonl")
 """What has a line for every step or evaluation, and so must grow."""
 PAGES = 6 << 20
 """Bytes of memory that allocators may take later than at first."""

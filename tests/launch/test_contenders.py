@@ -21,7 +21,7 @@ def test_each_step_has_what_training_has(tmp_path):
     with alone():
         ready = prepared("--pipeline.layers", "[2, 2]")
         contender = Thinwire(ready, simulated_placement(ready.recipe), 0, codec_pair("q(4)/q(8)"), tmp_path)
-        found = [contender.step(torch.arange(8)) for _ in range(3)]
+        found = [contender.step(torch.arange(ready.recipe.batch_size)) for _ in range(3)]
         contender.close()
     for each in found:
         assert each.sent == found[0].sent > 0

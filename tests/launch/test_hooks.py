@@ -1,6 +1,7 @@
 """Where the curves of a run go too."""
 
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +10,7 @@ import pytest
 from support.own_code import add_module
 from support.tiny_run import prepared, ran
 from thinwire.errors import ThinwireError
+from thinwire.launch.results.log_file import read_lines
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -95,6 +97,26 @@ def test_a_service_that_fails_at_its_end_does_not_fail_the_run(monkeypatch, caps
 
 
 @pytest.mark.slow
+def test_tensorboard_keeps_the_points_of_a_run_that_goes_on(monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = ["--logging", "[tensorboard]", "--checkpoint.every", "2 steps", "--optimizer.schedule", "constant"]
+    every = ["--training.evaluate_every", "2 steps"]
+    ran("--training.steps", "3", *options, *every)
+    later = time.time() + 2
+    monkeypatch.setattr(time, "time", lambda: later)  # files are read in the order of the seconds in their names
+    folder = ran("--training.steps", "5", *options, *every).recipe.folder
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    points = {point.step: point.value for point in events.Scalars("train/loss")}
+    lines = read_lines(folder / "metrics.jsonl")
+    assert points == {line["step"]: pytest.approx(line["loss"], rel=1e-6) for line in lines} and len(points) == 5
+    assert {2, 4} <= {point.step for point in events.Scalars("held-out/loss compression off")}
+    [recipe] = events.Tensors("recipe/text_summary")[-1:]
+    assert (folder / "recipe.yaml").read_text() in recipe.tensor_proto.string_val[0].decode()
+
+
+@pytest.mark.slow
 def test_wandb_itself_keeps_the_points(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed")
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
@@ -119,7 +141,7 @@ def test_trackio_itself_keeps_the_points_at_their_steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tensorbord", "logging must be wandb, trackio or module:function, got 'tensorbord'"),
+        ("tensorbord", "logging must be tensorboard, wandb, trackio or module:function, got 'tensorbord'"),
         ("own_log:PLACE", "logging must be a function of a dict of numbers, got int at own_log:PLACE"),
         ("own_log:nothing", "logging: module own_log has no 'nothing'"),
     ],

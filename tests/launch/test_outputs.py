@@ -3,12 +3,9 @@
 import errno
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing import plugin_event_accumulator
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from support.recipe_runs import SHORT, TINY
 from support.small_disk import mounted
@@ -19,7 +16,6 @@ from thinwire.launch.results.log_file import LogFile, keep_lines, read_lines
 from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError
 from thinwire.launch.run.room import Room
-from thinwire.pipeline.evaluation import Score
 from thinwire.pipeline.training.trainer import StepRecord
 
 
@@ -108,29 +104,6 @@ def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(t
     assert 'per="row"' in news[0] and news[1] is None
 
 
-def test_tensorboard_reads_the_files_of_one_run_as_one(tmp_path):
-    scores = dict.fromkeys(("on", "off"), Score(2.0, 8, {}))
-    for first, last in ((0, 6), (4, 9)):
-        log = MetricsLog(tmp_path, first, evaluated=first)
-        log.recipe("name: x")
-        for step in range(first, last):
-            log.step(record(step))
-            if step % 4 == 3:
-                log.evaluation(step + 1, scores)
-        log.close()
-    assert len(names(tmp_path / "tensorboard")) == 3, "one each, and the mark"
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    points = [(point.step, point.value) for point in events.Scalars("train/loss")]
-    assert points == [(step, 1.0 + step) for step in range(9)]
-    assert [point.step for point in events.Scalars("held-out/loss compression on")] == [4, 8]
-    assert "recipe/text_summary" in events.Tags()["tensors"]
-    assert log.losses == points
-    in_browser = plugin_event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    in_browser.Reload()
-    assert [point.step for point in in_browser.Tensors("train/loss")] == list(range(9))
-
-
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_reported_as_any_other(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -193,18 +166,3 @@ def test_a_disk_that_is_full_where_a_log_is_opened_is_told_in_a_sentence(log, tm
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OutputError, match="must have room for the files of the run"):
         ran("--output", "run")
-
-
-@pytest.mark.slow
-def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch):
-    """TensorBoard reads files by the time in their names: it read the steps after a resume before the others."""
-    monkeypatch.chdir(tmp_path)
-    write_recipe(tmp_path)
-    clock = iter(range(2 * 10**9, 0, -1000))
-    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
-    options = ["--checkpoint.every", "2 steps", "--output", "run"]
-    ran("--training.steps", "4", *options)
-    ran("--training.steps", "6", *options)
-    assert [line["step"] for line in read_lines(Path("run/metrics.jsonl"))] == list(range(6))
-    events = EventAccumulator("run/tensorboard").Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(6))

@@ -10,7 +10,6 @@ from typing import Any
 from thinwire.compress.stores.marks import run_of
 from thinwire.errors.files import as_written
 from thinwire.launch.folder.model_files import save_model_files
-from thinwire.launch.recipe.recipe import dump
 from thinwire.launch.results.console import ProgressLine, tokens_of
 from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.metrics import MetricsLog
@@ -63,12 +62,11 @@ class Log(RunPart):
                         self.evaluated or 0,
                         replicas=self._recipe.replicas.count > 1,
                         prompts=bool(self._recipe.training.prompts),
-                        hooks=Hooks(self._recipe, self.began) if self._recipe.logging else None,
+                        hooks=Hooks(self._recipe, self.began, self._first) if self._recipe.logging else None,
                     )
             save_recipe(self._recipe)
             if self.lines is not None:
                 save_model_files(folder, self._prepared)
-                self.lines.recipe(dump(self._recipe))
 
     @contextmanager
     def live(self) -> Iterator[None]:
