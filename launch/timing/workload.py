@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from thinwire.compress import Method
@@ -129,18 +128,3 @@ def label(compression: CompressionOptions) -> str:
     pair = "/".join(dict.fromkeys(str(getattr(compression, channel)) for channel in CHANNELS))
     others = len(compression.boundaries)
     return f"{pair}, others at {others} boundar{'ies' if others > 1 else 'y'}" if others else pair
-
-
-def uniform(
-    name: str, *, num_stages: int, num_microbatches: int, forward: float, backward: float, shape: tuple[int, ...]
-) -> Workload:
-    """A workload of equal stages with one float32 tensor as output, of `shape`: its first dimension is samples."""
-    example = torch.empty(shape, device="meta", requires_grad=True)
-    return Workload(
-        name=name,
-        num_microbatches=num_microbatches,
-        microbatch_size=shape[0],
-        forward=(forward,) * num_stages,
-        backward=(backward,) * num_stages,
-        boundaries=((example,),) * (num_stages - 1),
-    )

@@ -59,8 +59,7 @@ def _converted(
     once = copy.deepcopy(converter)
     for (key, pattern), tensor in zip(pairs, tensors, strict=True):
         once.add_tensor(first, key, pattern, tensor)
-    made = once.convert(first, model=model, config=model.config)
-    found = (made[0] if isinstance(made, tuple) else made)[name]  # transformers 5.0 gives its errors beside them
+    found = once.convert(first, model=model, config=model.config)[name]
     result: Tensor = found[0] if isinstance(found, list) else found
     return result
 

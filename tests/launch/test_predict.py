@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from support.workloads import uniform
 from thinwire.launch.cli import main
 from thinwire.launch.comparison import runs
 from thinwire.launch.predict import profile
 from thinwire.launch.shared.tables import duration_text
-from thinwire.launch.timing.workload import CodecCost, codec_pair, uniform
+from thinwire.launch.timing.workload import CodecCost, codec_pair
 from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.schedules import SCHEDULES
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from support.workloads import uniform
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.prediction import (
     HIDDEN,
@@ -19,7 +20,7 @@ from thinwire.launch.timing.prediction import (
     verdict,
 )
 from thinwire.launch.timing.timetable import timetable
-from thinwire.launch.timing.workload import NO_COMPRESSION, CodecCost, codec_pair, uniform
+from thinwire.launch.timing.workload import NO_COMPRESSION, CodecCost, codec_pair
 from thinwire.pipeline.schedules import SCHEDULES
 
 QUARTER = codec_pair("q(8)")

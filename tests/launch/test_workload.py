@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from support.workloads import uniform
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.workload import codec_pair, frame_bytes, label, uniform
+from thinwire.launch.timing.workload import codec_pair, frame_bytes, label
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions
