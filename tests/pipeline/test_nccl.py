@@ -124,9 +124,17 @@ def from_gpu_to_gpu(rank, options, damaged=False):
         ("1f1b", 3, 3, ("q(4)", "q(8)")),
         ("interleaved-zero-bubble", 2, 4, ("q(4)", "q(8)")),
         ("1f1b", 2, 2, ("q(8, step=0.2)", "q(8, step=0.2)")),
+        ("1f1b", 2, 2, ("q(8, step=0.2, codebook=4)", 'q(16, step=1.0, per="tensor")')),
         ("1f1b", 2, 2, ('aqsgd(q(8, step=0.5), first=q(8, code="entropy"))', 'ef(topk(0.3, code="entropy"))')),
     ],
-    ids=["with feedback", "three processes", "several boundaries between two processes", "the default", "coded"],
+    ids=[
+        "with feedback",
+        "three processes",
+        "several boundaries between two processes",
+        "the default",
+        "of pretrained",
+        "coded",
+    ],
 )
 def test_the_ends_from_gpu_to_gpu_carry_the_same_numbers(alone, schedule, processes, stages, codecs):
     """With three processes it hung: torch names a group by how many there are, and each made those of its own pairs.
