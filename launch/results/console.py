@@ -65,7 +65,7 @@ class ProgressLine:
     def step(self, record: StepRecord) -> None:
         """Show a finished step."""
         line = (
-            f"loss {record.loss:.3f}  {self._speed(record)}  "
+            f"loss {record.loss:.3f}  lr {record.lr:.1e}  {self._speed(record)}  "
             f"{record.uncompressed / max(1, record.bytes):.1f}x fewer bytes  {_waiting(record)}"
         )
         self._taken += 1

@@ -29,6 +29,7 @@ class MetricsLog:
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
         replicas: whether the run has several, whose exchanges have lines of their own.
         prompts: whether evaluations have answers, in a file of their own.
+        tokens: those of a sample, if a model of language is trained.
         hooks: what gets the points of the curves as well.
     """
 
@@ -40,6 +41,7 @@ class MetricsLog:
         *,
         replicas: bool = False,
         prompts: bool = False,
+        tokens: int = 0,
         hooks: Hooks | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ class MetricsLog:
         kept = {name: keep_lines(folder / f"{name}.jsonl", stays) for name, stays in staying.items()}
         self._logs = {name: LogFile(folder / f"{name}.jsonl") for name in staying}
         steps, evaluations = kept["metrics"], kept["evaluations"]
-        self._hooks = hooks
+        self._hooks, self._tokens = hooks, tokens
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
         # 16 bytes a step: a run may have millions
@@ -88,6 +90,7 @@ class MetricsLog:
         points = {f"train/{name}": values[name] for name in ("loss", "lr", "grad_norm") if values[name] is not None}
         points |= {
             "train/samples_per_second": record.samples / record.seconds,
+            **({"train/tokens_per_second": self._tokens * record.samples / record.seconds} if self._tokens else {}),
             "train/seconds": record.seconds,
             "bytes/frames": record.bytes,
             "bytes/tensors in them": record.uncompressed,

@@ -190,7 +190,7 @@ def test_without_a_terminal_there_is_a_line_every_30_seconds(capsys):
         line.step(record(step))
     lines = capsys.readouterr().out.splitlines()
     assert [said.split()[1] for said in lines] == ["1/1000", "6/1000"]
-    assert lines[1].startswith("step 6/1000  loss 5.123  8.0 samples/s  8.0x fewer bytes")
+    assert lines[1].startswith("step 6/1000  loss 5.123  lr 1.0e-01  8.0 samples/s  8.0x fewer bytes")
     assert lines[1].endswith("  1 h 55 min left"), "6 steps took 42 s, 994 are to come"
 
 
@@ -206,7 +206,7 @@ def test_without_a_terminal_there_is_a_line_every_30_seconds(capsys):
 def test_the_speed_is_a_number_one_can_read(capsys, seconds, tokens, said):
     """A large model trained 0.0 samples/s."""
     ProgressLine(1, tokens=tokens).step(replace(record(0), seconds=seconds))
-    assert f"loss 5.123  {said}  8.0x fewer bytes" in capsys.readouterr().out
+    assert f"loss 5.123  lr 1.0e-01  {said}  8.0x fewer bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [80, 200])

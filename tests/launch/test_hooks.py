@@ -35,7 +35,7 @@ def test_a_function_gets_the_points_of_every_step_and_evaluation(monkeypatch):
     lines = add_module(monkeypatch, "own_log", OWN).lines
     ran("--logging", "[own_log:log]")
     assert [line["step"] for line in lines] == [0, 1, 2]
-    assert {"train/loss", "train/lr", "share/compute"} <= set(lines[0])
+    assert {"train/loss", "train/lr", "share/compute", "train/tokens_per_second"} <= set(lines[0])
     assert "held-out/loss compression off" in lines[2]
 
 

@@ -62,6 +62,7 @@ class Log(RunPart):
                         self.evaluated or 0,
                         replicas=self._recipe.replicas.count > 1,
                         prompts=bool(self._recipe.training.prompts),
+                        tokens=tokens_of(self._prepared),
                         hooks=Hooks(self._recipe, self.began, self._first) if self._recipe.logging else None,
                     )
             save_recipe(self._recipe)
