@@ -31,7 +31,7 @@ from thinwire.launch.results import outputs
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.run import room
 from thinwire.launch.run import run as run_module
-from thinwire.launch.run.parts import log, notes, results
+from thinwire.launch.run.parts import notes, results
 from thinwire.launch.run.run import Run
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import PeerError, WireError
@@ -142,8 +142,7 @@ class Fuzzed:
             patch.setattr(results, shown, lambda *_: None)
         patch.setattr(notes, "say", lambda *_: None)
         patch.setattr(room, "show_stores", lambda *_: None)
-        for module in (log, outputs):
-            patch.setattr(module, "dump", lambda _: self.text)
+        patch.setattr(outputs, "dump", lambda _: self.text)
 
         real_write = checkpoint.write_tensors
 

@@ -98,10 +98,11 @@ def test_packets_are_read_as_they_were_written():
     hello = Hello(sender=3, receiver=1, connection=2, attempt=4, sender_life=b"s" * 16, receiver_life=b"r" * 16)
     assert Hello.unpack(hello.pack()) == hello
     one = Piece(Stream.of("a group", -1), 5, 1 << 40, 1 << 41)
-    assert [Piece.unpack(one.pack(9, awaited=awaited)) for awaited in (True, False)] == [
-        (9, True, one),
-        (9, False, one),
-    ]
+    for awaited in (True, False):
+        header = one.pack(9, b"bytes", awaited=awaited)
+        assert Piece.unpack(header, memoryview(b"bytes")) == (9, awaited, one)
+        with pytest.raises(WireError, match="others behind it"):
+            Piece.unpack(header, memoryview(b"bites"))
 
 
 @pytest.mark.parametrize("read", [Hello.unpack, Piece.unpack, unpack_answer])
