@@ -49,7 +49,7 @@ from thinwire.pipeline.options import (
     split_pair,
     together,
 )
-from thinwire.pipeline.options.compression import FAST, MILD, OF_PRETRAINED
+from thinwire.pipeline.options.compression import FAST, FEW_STAGES, MILD, OF_PRETRAINED
 from thinwire.pipeline.options.durations import read_duration
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -235,7 +235,7 @@ def parse(
     values = _at_home(values)
     unchecked = read_fields(Recipe, values, checked=False)
     before(unchecked)
-    if unchecked.model.weights != FRESH:
+    if unchecked.model.weights != FRESH and unchecked.pipeline.num_stages <= FEW_STAGES:
         values["compression"] = {"gradients": OF_PRETRAINED, **(values.get("compression") or {})}
     # the checks need torch
     with showing("importing torch") if "torch" not in sys.modules else nullcontext():

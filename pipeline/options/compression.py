@@ -13,8 +13,9 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
 
 OF_PRETRAINED = 'q(16, step=1.0, per="tensor")'
-"""Codec of the gradients of a recipe that begins with pretrained weights and names none. Models that are trained from
-scratch need finer steps."""
+FEW_STAGES = 4
+"""Codec of the gradients of a recipe of few stages that begins with pretrained weights and names none. Models that are
+trained from scratch need finer steps, and so do eight stages."""
 
 MILD = ("q(8, step=0.2, codebook=4096)", "q(8, step=0.1, codebook=4096)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
@@ -41,8 +42,8 @@ class CompressionOptions:
     activations: str = "q(8, step=0.2, codebook=4096)"
     """Codec of the activations, which go forward."""
     gradients: str = "q(8, step=0.2)"
-    """Codec of the gradients, which go back; in a recipe with pretrained weights q(16, step=1.0, per="tensor") if none
-    is named."""
+    """Codec of the gradients, which go back; in a recipe with pretrained weights and at most four stages
+    q(16, step=1.0, per="tensor") if none is named."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     shared: str = "none"
