@@ -100,7 +100,7 @@ class StepQuantizer(Quantizer):
             return
         scales, integers = self.integers(flat, blocks)
         entries = None
-        if self._predicts(x.shape):
+        if predicts(self.entries, x.shape):
             entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device)
             if self.codebook is not None:
                 entries, integers = self.codebook.predict(blocks.view(flat)[0], scales, self.last)
@@ -148,10 +148,12 @@ class StepQuantizer(Quantizer):
         blocks, (start, most), n = self.blocks(shape), self._places(shape), prod(shape)
         scales_end = LENGTH_BYTES + _BF16_BYTES * blocks.count
         scales, entries = payload[LENGTH_BYTES:scales_end].clone().view(torch.int16), None
-        if self._predicts(shape):
+        if predicts(self.entries, shape):
             entries = payload[scales_end:start].clone().view(torch.int16).long() & 0xFFFF
-            if payload.is_cpu and int(entries.max()) >= self.entries:
-                raise CodecError(f"a payload's entries must be below {self.entries}, got {int(entries.max())}")
+            if not payload.is_cpu:  # nobody waits for a GPU, and an index beyond the end would end its process
+                entries.clamp_(max=self.entries - 1)
+            elif (most_named := int(entries.max())) >= self.entries:
+                raise CodecError(f"a payload's entries must be below {self.entries}, got {most_named}")
         length = len(payload) if self.plain else length_of(payload)
         if length == len(payload):
             size = self.bits // 8 * n
@@ -209,16 +211,12 @@ class StepQuantizer(Quantizer):
     def _places(self, shape: Sequence[int]) -> tuple[int, int]:
         """Where the integers begin, and how many rows may be wide."""
         count = self.blocks(shape).count
-        start = LENGTH_BYTES + (_BF16_BYTES + (_ENTRY_BYTES if self._predicts(shape) else 0)) * count
+        start = LENGTH_BYTES + (_BF16_BYTES + (_ENTRY_BYTES if predicts(self.entries, shape) else 0)) * count
         return start, count // _ROWS_OF_ONE_WIDE if self.rows else 0
-
-    def _predicts(self, shape: Sequence[int]) -> bool:
-        """Whether the rows of a tensor have entries."""
-        return predicts(self.entries, shape)
 
     def _is_short(self, most: int, shape: Sequence[int]) -> bool:
         """Whether nothing but scales and coded integers is in a payload, as of all messages of few rows."""
-        return not (most or self.plain or self._predicts(shape))
+        return not (most or self.plain or predicts(self.entries, shape))
 
     def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Scales and integers, with those of wide rows in place of what they are in their own unit."""

@@ -121,7 +121,7 @@ def _main() -> int:
         return 1
     except BaseException:
         return 0
-    print(said or "", end="")
+    sys.stdout.write(said or "")
     return 1 if said else 0
 
 

@@ -13,9 +13,10 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
 
 OF_PRETRAINED = 'q(16, step=1.0, per="tensor")'
+"""Codec of the gradients of a recipe that names none, begins with pretrained weights and has few stages."""
 FEW_STAGES = 4
-"""Codec of the gradients of a recipe of few stages that begins with pretrained weights and names none. Models that are
-trained from scratch need finer steps, and so do eight stages."""
+"""The most stages for which that codec was measured to cost next to nothing; eight need finer steps, as models do that
+are trained from scratch."""
 
 MILD = ("q(8, step=0.2, codebook=4096)", "q(8, step=0.1, codebook=4096)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one

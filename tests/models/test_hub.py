@@ -122,26 +122,26 @@ def test_so_has_a_resolver_of_names(hub_that, monkeypatch):
     waiting.set()
 
 
-def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
-    known = tmp_path / "hub" / "models--me--tiny"
-    commit = "0" * 40
+def cached(folder, name, **texts):
+    """Files of a repository as the library's cache holds them."""
+    known, commit = folder / "hub" / f"models--{name.replace('/', '--')}", "0" * 40
     (known / "refs").mkdir(parents=True)
     (known / "refs" / "main").write_text(commit)
     (known / "snapshots" / commit).mkdir(parents=True)
-    (known / "snapshots" / commit / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for stem, text in texts.items():
+        (known / "snapshots" / commit / stem.replace("_", ".")).write_text(text)
+
+
+def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
+    cached(tmp_path, "me/tiny", config_json=json.dumps({"model_type": "gpt2"}))
     with hub_that(hang_up) as server:
         find_model(ModelOptions(name="me/tiny"))
     assert server.asked == ["/"]
 
 
 def test_so_is_a_tokenizer_without_a_tokenizer_json(hub_that, tmp_path):
-    known = tmp_path / "hub" / "models--me--words"
-    commit = "0" * 40
-    (known / "refs").mkdir(parents=True)
-    (known / "refs" / "main").write_text(commit)
-    (known / "snapshots" / commit).mkdir(parents=True)
-    (known / "snapshots" / commit / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    (known / "snapshots" / commit / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n")
+    words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n"
+    cached(tmp_path, "me/words", config_json=json.dumps({"model_type": "bert"}), vocab_txt=words)
     with hub_that(hang_up):
         assert make_tokenizer("me/words").tokens(["cat"]).tolist() == [2, 5, 3]
 
