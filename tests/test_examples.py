@@ -218,6 +218,8 @@ def test_own_codec_trains_a_recipe(tmp_path):
         'normal.Normal(4, per="channel", code="entropy")',
         'rotated.Rotated("q(4)")',
         "rotated.Rotated(\"q(3, scale='minmax', code='entropy')\")",
+        "tah_quant.TahQuant()",
+        "tah_quant.TahQuant(high=8, low=2, tile=16, low_share=0.5)",
     ],
 )
 def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
@@ -233,6 +235,7 @@ def test_the_codecs_in_examples_keep_the_rules(expression, monkeypatch):
         ('sums.Sum("q(4)", "ef(q(2))")', "without feedback or reuse, got ef(q(2))"),
         ("allocate.Allocate(4, group=7)", "a group of a multiple of 8, got allocate.Allocate(4, 7)"),
         ("allocate.Allocate(8, 64)", "needs 2 to 7 bits and"),
+        ("tah_quant.TahQuant(tile=48, low_share=1.0)", "needs a tile of a power of two, got"),
     ],
 )
 def test_the_codecs_in_examples_refuse_what_they_cannot_do(expression, said, monkeypatch):
@@ -246,3 +249,19 @@ def test_a_sum_at_the_end_of_fp16_stays_finite(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "codecs")
     codec, x = parse('sums.Sum("fp8", "q(1)")'), gaussian(4, 33).clamp(-1, 1).mul(65504).half()
     assert_within_bound(codec, x, roundtrip(codec, x))
+
+
+def test_tah_quant_rotates_tiles_of_one_outlier_and_gives_varied_rows_more_bits(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "codecs")
+    codec, x = parse("tah_quant.TahQuant()").codec, gaussian(1, 10, 128)
+    x[0, (3, 5), 70] = 100.0  # alone in its tile, so these two rows vary least
+    assert 8 * codec.nbytes((2, 128, 576), torch.float32) / (2 * 128 * 576) == pytest.approx(4.416, abs=0.001)
+
+    def errors(expression):
+        return (roundtrip(parse(expression).codec, x) - x).square().mean(-1).sqrt()[0]
+
+    found, same = errors("tah_quant.TahQuant()"), errors("tah_quant.TahQuant(low_share=0.0)")
+    low = torch.tensor([row in (3, 5) for row in range(10)])
+    assert torch.equal(found != same, low)
+    assert (found[low] > 1.7 * same[low]).all(), "3 bits where the others have 4"
+    assert (same[low] < 0.5 * errors('q(4, group=64, grid="midtread")')[low]).all(), "rotated"
