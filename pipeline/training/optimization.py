@@ -182,10 +182,11 @@ class Update:
                 with stage.meter.section("compute", "optimizer"):
                     optimizer.to_momentum()
 
-    def step(self, progress: Progress, optimizers: Sequence[Optimizer], replicas: int = 1) -> float | None:
-        """Step the optimizer of each stage, and clear the gradients: their norm over all stages, if it is taken.
+    def step(self, progress: Progress, optimizers: Sequence[Optimizer], replicas: int = 1) -> Mapping[int, float]:
+        """Step the optimizer of each stage, and clear the gradients: the squares of their norms, by stage.
 
-        `replicas` is how many of this process take the step together.
+        Those of all stages where the step needs the norm, elsewhere of the stages here: scalars that a GPU may still
+        compute. `replicas` is how many of this process take the step together.
         """
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self.shared is not None:
@@ -194,11 +195,13 @@ class Update:
         for stage in self._stages:
             self.scale.undo_gradients(stage.submod.parameters())
         most = self._options.max_grad_norm
-        norm = self._norm() if self._takes_norm else None
-        steps = not self.scale.active or self.scale.allows(norm or 0.0)
-        if most is not None and norm is not None and steps:
+        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
+        if self._takes_norm:
+            squares = self._of_all(squares)
+        steps = not self.scale.active or self.scale.allows(norm_of(squares))
+        if most is not None and steps:
             for stage in self._stages:
-                clip(stage.submod.parameters(), norm, most)
+                clip(stage.submod.parameters(), norm_of(squares), most)
         # 3. Step, then clear the gradients for the next batch.
         self.before_step()
         for stage, optimizer in zip(self._stages, optimizers, strict=True):
@@ -208,14 +211,13 @@ class Update:
                 if steps:
                     optimizer.step()
                 optimizer.zero_grad()
-        return norm
+        return squares
 
-    def _norm(self) -> float:
-        """The norm of the gradients of all stages. Collective."""
-        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
+    def _of_all(self, squares: Mapping[int, float]) -> dict[int, float]:
+        """The squares of all stages, from those of the stages of each process. Collective."""
         with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
             self._squares.send(squares)
-            return math.sqrt(sum(self._squares.receive()))
+            return dict(enumerate(self._squares.receive()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""
@@ -348,17 +350,31 @@ def lr_factor(step: int, total: int, options: OptimizerOptions) -> float:
     return least + (1 - least) * courses[options.schedule]()
 
 
-def squared_norm(parameters: Iterable[Parameter]) -> float:
-    """Sum of squares of the gradients of one stage, in float64; large ones in parts, because torch copies them."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def norm_of(squares: Mapping[int, float]) -> float:
+    """The norm of the gradients of all stages, of the squares of each. The sum is in stage order, for its last bits."""
+    return math.sqrt(sum(squares[stage] for stage in sorted(squares)))
+
+
+def squared_norm(parameters: Iterable[Parameter]) -> Any:
+    """Sum of squares of the gradients of one stage, a scalar float64; large ones in parts, because torch copies them.
+
+    It is still a tensor, so that nobody waits for a GPU who does not read it.
+    """
+    gradients = [_real(parameter.grad) for parameter in parameters if parameter.grad is not None]
     parts = [part for gradient in gradients for part in _rows(gradient)]
     if not parts:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64)
     # one tensor for all: a small one after each copy would pin the gaps that the copies leave in the heap
     norms = torch.empty(len(parts), dtype=torch.float64, device=parts[0].device)
     for part, norm in zip(parts, norms, strict=True):
         torch.linalg.vector_norm(part, dtype=torch.float64, out=norm)
-    return float(norms.square().sum())
+    return norms.square().sum()
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """The numbers of a gradient, which may be sparse or complex."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _rows(gradient: Tensor) -> Sequence[Tensor]:

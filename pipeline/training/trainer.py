@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.step_exchanges import StageExchanged, exchanged_by_stages
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
-from thinwire.pipeline.training.optimization import Update
+from thinwire.pipeline.training.optimization import Update, norm_of
 from thinwire.pipeline.training.runner import Runner
 from thinwire.pipeline.training.sync import PipelineBatch, Sync
 from thinwire.pipeline.wire.passes import Pass
@@ -41,6 +41,7 @@ class StepRecord:
     """If replicas step alone, that of the first one, as is the norm."""
     lr: float
     grad_norm: float | None
+    """Of all stages, before it is clipped. None in a process that does not report, unless the step needs it."""
     seconds: float
     samples: int
     """Samples of all replicas."""
@@ -149,28 +150,32 @@ class Trainer:
         batch, kind = self.sampler.batch(step), self._kind(step)
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
-        norms: list[float | None] = []
+        squares: list[Mapping[int, float]] = []
         for own in self.sync.batches(kind, batch.ids, targets):
             if own.counted is not None:
                 self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
             losses = self._forward_and_backward(kind, own, batch.epoch)
             self.update.to_momentum(self.progress, self.sync.optimizers)
             self.sync.after_backward(own, scale.undo(losses))
-            norms += self._step(own.pipeline)
+            squares += self._step(own.pipeline)
         # 3. Make room for the next step's activations: what follows waits for other processes, one latency or more.
         for stage in self.stages if step + 1 < self.update.steps else ():
             stage.post_ahead()
         # 4. The step by the gradients of all, unless each pipeline has taken its own.
         self.sync.before_step()
-        norms += self._step(None)
+        squares += self._step(None)
         self.sync.after_step()
-        losses_of_all, grad_norm = self.sync.losses(), norms[0]
-        self._require_finite(step, losses_of_all, grad_norm)
+        losses_of_all = self.sync.losses()
+        self._require_finite(step, "loss", losses_of_all)
         self.done = step + 1
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages"):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
-        nbytes, uncompressed, exchanges = self.traffic.end(self.sync.exchanges.report())
+        told = self.sync.exchanges.report(), [(stage, float(square)) for stage, square in squares[0].items()]
+        nbytes, uncompressed, beside = self.traffic.end(told)
+        of_stages = {stage: square for _, pairs in beside for stage, square in pairs}
+        grad_norm = norm_of(of_stages) if len(of_stages) == self.placement.num_stages else None
+        self._require_finite(step, "gradient norm", [] if grad_norm is None else [grad_norm])
         seconds, spent = time.perf_counter() - started, spending(meters)
         return StepRecord(
             step=step,
@@ -184,28 +189,29 @@ class Trainer:
             bytes=nbytes,
             uncompressed=uncompressed,
             skipped=scale.skipped > skipped,
-            exchanged=exchanged_by_stages(exchanges) if self.reports else (),
+            exchanged=exchanged_by_stages(exchanges for exchanges, _ in beside) if self.reports else (),
         )
 
-    def _step(self, pipeline: int | None) -> list[float | None]:
-        """Step the optimizers whose turn it is after the backward of a pipeline, or of all: the norm; none if none."""
+    def _step(self, pipeline: int | None) -> list[Mapping[int, float]]:
+        """Step the optimizers whose turn it is after the backward of a pipeline, or of all.
+
+        Returns the squares of the norms of their gradients, by stage; none if none steps.
+        """
         optimizers = self.sync.stepping(pipeline)
         together = len(self.sync.replicas.here) if pipeline is None else 1
         return [self.update.step(self.progress, optimizers, together)] if optimizers else []
 
-    def _require_finite(self, step: int, losses: Sequence[float], norm: float | None) -> None:
+    def _require_finite(self, step: int, what: str, numbers: Sequence[float]) -> None:
         """Raise NonFiniteError if a loss or the gradient norm is not finite; a frame need not show it.
 
         The weights have moved, but no checkpoint of this step has been written yet.
         """
         if self.update.scale.active or self.stages[0].wire.options.nonfinite == "send":
             return
-        for what, numbers in (("loss", losses), ("gradient norm", [] if norm is None else [norm])):
-            if bad := [number for number in numbers if not math.isfinite(number)]:
-                raise NonFiniteError(
-                    f"the {what} of step {step + 1} is {bad[0]}; lower the learning rate, or go on with wire.nonfinite "
-                    f"send"
-                )
+        if bad := [number for number in numbers if not math.isfinite(number)]:
+            raise NonFiniteError(
+                f"the {what} of step {step + 1} is {bad[0]}; lower the learning rate, or go on with wire.nonfinite send"
+            )
 
     def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:
         """How many tokens of samples cross, int64 [B]; None if all do."""

@@ -118,6 +118,14 @@ def test_a_parameter_of_complex_numbers_has_an_optimizer():
     torch.testing.assert_close(parameter.detach(), torch.full((2,), 0.5, dtype=torch.complex64))
 
 
+def test_a_gradient_may_be_sparse_or_complex():
+    """Each curve has the norm, so no gradient may be without one."""
+    table, waves = torch.nn.Embedding(5, 2, sparse=True), Parameter(torch.ones(2, dtype=torch.complex64))
+    table(torch.tensor([3, 3, 1])).sum().backward()
+    waves.grad = torch.tensor([3 + 4j, 0])
+    assert squared_norm([table.weight, waves]) == 2 * 2**2 + 2 + 5**2
+
+
 def test_parameters_without_gradients_count_for_nothing():
     assert squared_norm([Parameter(torch.ones(3))]) == 0.0
 

@@ -87,3 +87,19 @@ def test_there_is_room_for_the_next_activations_before_the_norm_is_there_but_aft
     first, last = run(room_while_it_listens, 2)
     assert first == [("gradients", 0, 0)] * 3
     assert last == [("activations", 2, 2)] * 2 + [("activations", 0, 0)]
+
+
+def norms_without_clipping(rank):
+    """The norms of a run, and on which numbers of all stages its processes have waited."""
+    records, waited = [], []
+    StageNumbers.receive = lambda numbers: waited.append(numbers)
+    make_trainer(rank, steps=3, num_stages=3, optimizer={"lr": 0.05}).train(records.append)
+    return [record.grad_norm for record in records], waited
+
+
+def test_the_norm_is_known_without_clipping_and_no_step_waits_for_it(alone):
+    simulated = []
+    make_trainer(0, steps=3, num_stages=3, simulated=True, optimizer={"lr": 0.05}).train(simulated.append)
+    *others, last = run(norms_without_clipping, 3)
+    assert last == ([record.grad_norm for record in simulated], []) and all(last[0])
+    assert others == [([None] * 3, [])] * 2
