@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -181,7 +181,7 @@ def look(trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]
     boundaries = range(trainer.placement.num_stages - 1)
     if not collectives.anyone(trainer.placement, costly):
         return Look(scores, {}) if scores is not None else None
-    ends = list(chain.from_iterable(ends.channels for stage in trainer.stages for _, ends in stage.all_ends))
+    ends = [end for stage in trainer.stages for end in stage.ends.channels]
     alone = {}
     for boundary in boundaries:
         for end in ends:
@@ -234,7 +234,7 @@ def _without_trace(trainer: Trainer) -> Iterator[None]:
     yield
     for stage, before in zip(trainer.stages, passes, strict=True):
         stage.passes = before
-        for coder in stage.all_ends.coders().values():
+        for coder in stage.ends.coders().values():
             coder.buffers.load_state_dict({})
 
 
@@ -251,7 +251,6 @@ def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable
             if replica is None:
                 sync.skip(kind, 1)
                 continue
-            runner.use(replica)
             inputs = samples.inputs(batch.ids, batch.epoch) if runner.has_first else None
             targets = mask_padding(samples.targets(batch.ids), batch.valid) if runner.has_last else None
             num_targets += trainer.task.num_valid(targets) if targets is not None else 0

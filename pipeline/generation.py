@@ -112,8 +112,8 @@ class Generator:
         Raises:
             EvaluationStoppedError: in every process of the pipeline, after a token, if any was asked.
         """
-        wire = self._stages[0].all_ends.wire_of(0)  # of several replicas, the first one's
-        self._wire.compression, self._ends = of_first_visits(wire.compression, self._where.num_stages), {}
+        compression = self._stages[0].wire.compression
+        self._wire.compression, self._ends = of_first_visits(compression, self._where.num_stages), {}
         text, known = prompt.tolist(), 0
         whole = len(text) + most
         self._remember(self._remembers)

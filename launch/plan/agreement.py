@@ -11,7 +11,6 @@ from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.data.samples import Data
 from thinwire.models.layers import Blueprint
 from thinwire.pipeline.frames import CHANNELS
-from thinwire.pipeline.options.overrides import codec_in_words
 
 _OWN = (
     "name",
@@ -55,9 +54,7 @@ def agreed_by_replicas(recipe: Recipe) -> dict[str, Any]:
         return {}
     common = recipe.compression
     codecs = {
-        f"compression.{channel} of boundary {boundary}": codec_in_words(
-            common, recipe.replicas.overrides, boundary, channel
-        )
+        f"compression.{channel} of boundary {boundary}": str(common.method(boundary, channel))
         for boundary in range(recipe.num_boundaries)
         for channel in CHANNELS
     }

@@ -88,8 +88,8 @@ def _use(recipe: Recipe, data: Data) -> Use:
     if data.vocab_size is None:
         return replace(common, channels=data.training.example(1).shape[1])
     length = recipe.data.block_size
-    fewest = min(recipe.batch_sizes) * length
-    return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=fewest)
+    tokens = recipe.pipeline.batch_size * length
+    return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=tokens)
 
 
 def _outputs(prepared: Prepared) -> tuple[tuple[Tensor, ...], ...]:

@@ -70,8 +70,8 @@ class Prepared:
                 shuffle=recipe.data.shuffle,
                 turn=partial(in_steps, clients.turn),
             )
-        shares = recipe.batch_sizes if recipe.replicas.shuffle == "within" else [recipe.batch_size]
-        return Sampler(len(self.data.training), recipe.batch_size, seed, shuffle=recipe.data.shuffle, shares=shares)
+        pieces = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
+        return Sampler(len(self.data.training), recipe.batch_size, seed, shuffle=recipe.data.shuffle, pieces=pieces)
 
     def build(self, index: int, device: torch.device = CPU) -> Stage:
         """A stage with its first weights."""

@@ -112,12 +112,7 @@ class Recipe:
     @property
     def batch_size(self) -> int:
         """Samples per optimizer step, of all replicas."""
-        return sum(self.batch_sizes)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Samples per optimizer step, of each replica."""
-        return [self.pipeline.pass_size * passes for passes in self.replicas.passes(self.pipeline.accumulation)]
+        return self.replicas.count * self.pipeline.batch_size
 
     @property
     def num_processes(self) -> int:

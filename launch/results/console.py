@@ -175,10 +175,7 @@ def _scaled(summary: Mapping[str, Any]) -> str:
 
 def _samples(counts: Sequence[int]) -> str:
     """The samples of each replica, in a sentence."""
-    if len(set(counts)) == 1:
-        return f"each of {len(counts)} replicas took {counts[0]} samples"
-    taken = [f"replica {replica} took {count} samples" for replica, count in enumerate(counts)]
-    return f"{', '.join(taken)}, of {sum(counts)}"
+    return f"each of {len(counts)} replicas took {counts[0]} samples"
 
 
 def _devices(stages: Sequence[Mapping[str, Any]]) -> str:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from thinwire.compress import Method
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.layers import Stage
@@ -17,7 +17,6 @@ from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, SHARED, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
-from thinwire.pipeline.options.overrides import codec_in_words
 from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
@@ -98,13 +97,11 @@ def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]]) -> dict[str, 
     several = recipe.replicas.count > 1
     sent = carried(stage["traffic"] for stage in stages)
     by_phase = {phase: sum((each for route, each in sent.items() if route[2] == phase), Traffic()) for phase in PHASES}
-    overrides = recipe.replicas.overrides if several else {}
-    codec_of = partial(codec_in_words, recipe.compression, overrides)
     gathered = ("digest_lines", "traffic", "exchange")
     rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
     exchanges = reported([stage["exchange"] for stage in stages]) if several else []
     return {
-        "channels": channel_rows(sent, recipe.num_boundaries, codec_of),
+        "channels": channel_rows(sent, recipe.num_boundaries, recipe.compression.method),
         "replicas": weights_rows(sent, len(stages), EXCHANGE, str(recipe.replicas.method)) if several else [],
         "shared": weights_rows(sent, len(stages), SHARED, recipe.compression.shared),
         "stages": [row | {"exchange": its} for row, its in zip(rows, exchanges, strict=True)] if several else rows,
@@ -115,7 +112,7 @@ def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def channel_rows(
-    sent: Mapping[Route, Traffic], num_boundaries: int, codec_of: Callable[[int, ChannelName], str]
+    sent: Mapping[Route, Traffic], num_boundaries: int, codec_of: Callable[[int, ChannelName], Method]
 ) -> list[dict[str, Any]]:
     """The traffic of training, without evaluations: one row for each boundary and channel."""
     rows = []
@@ -126,7 +123,7 @@ def channel_rows(
                 {
                     "boundary": boundary,
                     "channel": channel,
-                    "codec": codec_of(boundary, channel),
+                    "codec": str(codec_of(boundary, channel)),
                     **asdict(traffic),
                     "bits_per_element": traffic.bits_per_element,
                     "full_share": traffic.full_rows / max(1, traffic.rows),

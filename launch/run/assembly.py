@@ -60,9 +60,8 @@ class Assembly:
 
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
-        for wire, _ in self.trainer.stages[0].all_ends:
-            with suppress(OSError):
-                wire.discard_stores()
+        with suppress(OSError):
+            self.trainer.stages[0].wire.discard_stores()
 
 
 def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
@@ -182,12 +181,11 @@ def _make_wire(
     `replica` is that of this process; None without replicas, or in a simulation of all. `agreement` is what `agreed`
     returns.
     """
-    compression = recipe.replicas.codecs(replica, recipe.compression)
-    positions = recipe.batch_size if replica is None else recipe.batch_sizes[replica]
+    positions = recipe.batch_size if replica is None else recipe.pipeline.batch_size
     # the rows that fill up the last pass of an evaluation have slots, too
     scored = math.ceil(len(data.held_out or ()) / recipe.pipeline.pass_size) * recipe.pipeline.pass_size
     return Wire(
-        replace(compression, store_folder=_store_folder(recipe, replica)),
+        replace(recipe.compression, store_folder=_store_folder(recipe, replica)),
         recipe.wire,
         seed=recipe.training.seed,
         agreement=agreement,

@@ -4,9 +4,8 @@ So stages know the sample ids of every micro-batch without a message, and a run 
 the sampler.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
 from typing import get_args
 
 import torch
@@ -34,30 +33,29 @@ class Sampler:
 
     Args:
         num_samples: the ids are 0..num_samples - 1.
-        batch_size: samples of a batch, a multiple of the sum of the shares.
+        batch_size: samples of a batch, a multiple of the pieces.
         seed: that of the order.
         shuffle: when the order changes.
-        shares: each batch is pieces in a row, as long as the shares say. A sample always comes in the same piece: with
-            shares 2 and 1, two of samples 0 to 2, drawn by the seed, in the first one, two of 3 to 5, and so on. So a
-            replica keeps its samples, and has some of each kind where kinds come by turns.
+        pieces: each batch is so many pieces in a row, of the same length. A sample always comes in the same piece: with
+            two, one of samples 0 and 1, drawn by the seed, in the first one, one of 2 and 3, and so on. So a replica
+            keeps its samples, and has some of each kind where kinds come by turns.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", shares: Sequence[int] = (1,)
+        self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", pieces: int = 1
     ) -> None:
-        known, whole = get_args(Shuffle), sum(shares)
+        known = get_args(Shuffle)
         require(
             (shuffle in known, f"shuffle must be one of {', '.join(known)}, got {shuffle!r}"),
             (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
-            (batch_size % whole == 0, f"batch_size must be a multiple of the {whole} shares, got {batch_size}"),
+            (batch_size % pieces == 0, f"batch_size must be a multiple of the {pieces} pieces, got {batch_size}"),
             (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
         )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
-        common = gcd(*shares)
-        self._shares = [share // common for share in shares]
+        self._pieces = pieces
         self._places = self._draw_places()
         self._order = (0, self._compute_order(0))
 
@@ -72,30 +70,24 @@ class Sampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, self._compute_order(epoch))
-        size = self.batch_size // sum(self._shares)
-        pieces = [
-            order[index * share * size : (index + 1) * share * size]
-            for share, order in zip(self._shares, self._order[1], strict=True)
-        ]
-        ids = torch.cat(pieces)
+        size = self.batch_size // self._pieces
+        ids = torch.cat([order[index * size : (index + 1) * size] for order in self._order[1]])
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
 
     def _draw_places(self) -> Tensor:
-        """The place of each sample among as many in a row as there are shares, int64 [N]; of one piece all are 0."""
-        whole = sum(self._shares)
-        if whole == 1:
+        """The place of each sample among as many in a row as there are pieces, int64 [N]; of one piece all are 0."""
+        if self._pieces == 1:
             return torch.zeros(self.num_samples, dtype=torch.int64)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "pieces"))
-        drawn = torch.rand(-(-self.num_samples // whole), whole, generator=generator)
+        drawn = torch.rand(-(-self.num_samples // self._pieces), self._pieces, generator=generator)
         return drawn.argsort(1).view(-1)[: self.num_samples]
 
     def _compute_order(self, epoch: int) -> list[Tensor]:
         """The ids of each piece in their order."""
-        return [self._compute_part(epoch, part) for part in range(len(self._shares))]
+        return [self._compute_part(epoch, part) for part in range(self._pieces)]
 
     def _compute_part(self, epoch: int, part: int) -> Tensor:
-        first = sum(self._shares[:part])
-        ids = ((first <= self._places) & (self._places < first + self._shares[part])).nonzero().view(-1)
+        ids = (self._places == part).nonzero().view(-1)
         if self.shuffle == "never":
             return ids
         purpose = ("epoch", 0 if self.shuffle == "once" else epoch, *(("part", part) if part else ()))

@@ -12,8 +12,7 @@ from thinwire.errors import broken, mistakes_in
 from thinwire.errors.words import listed
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options.changes import changed
-from thinwire.pipeline.options.compression import CompressionOptions, method_of_sums
-from thinwire.pipeline.options.overrides import ReplicaOverride, overridden
+from thinwire.pipeline.options.compression import method_of_sums
 from thinwire.pipeline.options.training import MOST_LR, MOST_STEPS
 
 MOST_REPLICAS = 1024
@@ -69,8 +68,6 @@ class ReplicaOptions:
     adds the error of a message to its next message, for its gradients and for the sums that it sends. If sync.every is
     above 1, these are outer gradients: the change of the weights since the last exchange."""
     sync: SyncOptions = field(default_factory=SyncOptions)
-    overrides: dict[int, ReplicaOverride] = field(default_factory=dict)
-    """Settings of single replicas, by number: codecs of their boundaries, and passes in a step."""
 
     def __post_init__(self) -> None:
         mistakes = broken(
@@ -79,18 +76,6 @@ class ReplicaOptions:
         mistakes += mistakes_in(lambda: self.method)
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
-
-    def codecs(self, replica: int | None, common: CompressionOptions) -> CompressionOptions:
-        """The codecs of a replica's boundaries, if `common` are those of the recipe; those if it is None."""
-        override = None if replica is None else self.overrides.get(replica)
-        return common if override is None else overridden(common, override.compression)
-
-    def passes(self, common: int) -> tuple[int, ...]:
-        """Of each replica, its passes in a step, if `common` are those of the recipe."""
-        if self.count == 1:
-            return (common,)
-        own = {replica: override.pipeline.accumulation for replica, override in self.overrides.items()}
-        return tuple(own.get(replica) or common for replica in range(self.count))
 
     def _without_effect(self) -> list[str]:
         """A sentence if fields are set that have no effect on so many replicas, or where they exchange each step."""

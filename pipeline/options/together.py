@@ -9,7 +9,6 @@ from thinwire.errors import broken
 from thinwire.models.options import ModelOptions
 from thinwire.pipeline.options.clients import ClientOptions
 from thinwire.pipeline.options.compression import CompressionOptions
-from thinwire.pipeline.options.overrides import check_overrides
 from thinwire.pipeline.options.pipeline import PipelineOptions, WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions
 from thinwire.pipeline.options.training import OptimizerOptions, TrainingOptions
@@ -124,22 +123,7 @@ def of_replicas(
     )
     return [
         *mistakes,
-        *_of_overrides(replicas, compression, num_boundaries),
         *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
-    ]
-
-
-def _of_overrides(replicas: ReplicaOptions, compression: CompressionOptions, num_boundaries: int) -> list[str]:
-    """Mistakes of replicas with codecs of their own."""
-    mistakes = check_overrides(replicas.overrides, compression, replicas.count, num_boundaries)
-    if mistakes or replicas.shuffle == "within":
-        return mistakes
-    return [
-        mistake
-        for replica in replicas.overrides
-        for name in replicas.codecs(replica, compression).by_sample
-        if name not in compression.by_sample
-        for mistake in _of_samples([f"replicas.overrides.{replica}.{name}"])
     ]
 
 

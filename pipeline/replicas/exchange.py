@@ -35,7 +35,6 @@ from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
 from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.channel import AS_IT_IS
-from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.handshake import differences
 
 
@@ -118,8 +117,6 @@ def connect(
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
     # frames are matched by group and tag, so two trainers of one process must not share a group
     links = LaneEnds(here, collectives.another_across(where, timeout), where.num_stages, timeout, times)
-    if len(here) > 1:
-        _give_wires(stages, options)
     parts = {stage.stage_index: (trained(stage.submod), running_statistics(stage.submod)) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for those in both for name, each in those.items()]
@@ -171,18 +168,6 @@ def _setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull
         carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
         in_full=in_full,
     )
-
-
-def _give_wires(stages: Sequence[CompressedStage], options: ReplicaOptions) -> None:
-    """Give each replica with codecs of its own a wire between all stages, which are in this process."""
-    wire = stages[0].wire
-    for replica in sorted(options.overrides):
-        codecs = options.codecs(replica, wire.compression)
-        if codecs == wire.compression:  # it has passes of its own alone
-            continue
-        own = wire.beside(codecs, f"replica-{replica}")
-        for stage in stages:
-            stage.all_ends.own[replica] = (own, StageEnds())
 
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:

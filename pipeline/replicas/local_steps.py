@@ -3,7 +3,7 @@
     x        the common weights: those after the last exchange, equal in all replicas
     x_i      the weights of replica i; after H optimizer steps of its own:
     d_i      x - x_i, what it moved, is exchanged as its outer gradient
-    d        the mean of all d_i, as they arrived, each weighted by the samples of its replica
+    d        the mean of all d_i, as they arrived
     M        b M + d, the momentum of the outer optimizer
     x        x - lr (b M + d)
     x_i      x
@@ -71,10 +71,10 @@ class StageCopies:
         ):
             parameter.data = weights
 
-    def put_moves(self, replica: int, weight: float) -> None:
-        """Set the gradients to `weight` times what a replica moved its weights by: common minus its own."""
+    def put_moves(self, replica: int) -> None:
+        """Set the gradients to what a replica moved its weights by: common minus its own."""
         for parameter, common, own in zip(self._parameters, self._common, self._own[replica], strict=True):
-            parameter.grad = (common - own).mul_(weight)
+            parameter.grad = common - own
 
     def average(self, count: int) -> None:
         """Turn the gradients from sums over `count` replicas into means."""
@@ -147,10 +147,7 @@ def _as_tensors(kept: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 class LocalSteps:
-    """All stages of this process between two exchanges.
-
-    `weigh` says what the moves of a replica are multiplied by before they are sent, 1 on average.
-    """
+    """All stages of this process between two exchanges."""
 
     def __init__(
         self,
@@ -158,9 +155,8 @@ class LocalSteps:
         replicas: Replicas,
         make_optimizer: MakeOptimizer,
         shared: SharedWeights | None,
-        weigh: Callable[[int], float],
     ) -> None:
-        self._replicas, self._shared, self._weigh = replicas, shared, weigh
+        self._replicas, self._shared = replicas, shared
         self._sync = replicas.options.sync
         self._held = 0  # steps after which the common weights here were exchanged
         self._copies = {
@@ -199,7 +195,7 @@ class LocalSteps:
         for replica in self._replicas.here:
             self._replicas.statistics.submit(replica, progress)
             for copies in self._copies.values():
-                copies.put_moves(replica, self._weigh(replica))
+                copies.put_moves(replica)
             self._replicas.submit(replica, progress)
 
     def _land(self, progress: Progress) -> None:

@@ -72,7 +72,7 @@ def collect(
                 tensors[f"optimizer/{name}/{key}"] = taken(value)
             numbers.setdefault(name, {})[key] = None if isinstance(value, Tensor) else value
     stores: dict[str, Store] = {}
-    for name, coder in stage.all_ends.coders().items():
+    for name, coder in stage.ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
     base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
@@ -129,7 +129,7 @@ def stores_of(stage: CompressedStage, saved: SavedStage) -> dict[str, Store]:
     names = {name.rpartition("/")[0] for name in saved.names("stores/")}
     found = {
         f"{name}-{purpose}": coder.buffers.store(purpose)
-        for name, coder in stage.all_ends.coders().items()
+        for name, coder in stage.ends.coders().items()
         for purpose in get_args(Purpose)
         if f"{name}-{purpose}" in names
     }

@@ -32,7 +32,7 @@ from thinwire.pipeline.stages.graph import Gradients, Graph, Root, edge
 from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
 from thinwire.pipeline.stages.torch_stage import TorchStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
-from thinwire.pipeline.wire.ends import EndsOfReplicas
+from thinwire.pipeline.wire.ends import StageEnds
 from thinwire.pipeline.wire.passes import Pass, phase_of, require_expected
 from thinwire.pipeline.wire.wire import BoundaryShape, Holder, Wire, wire_of
 
@@ -55,8 +55,7 @@ class CompressedStage(TorchStage):
 
     Attributes:
         meter: seconds and bytes of this stage.
-        ends: the ends of its boundaries that the next pass uses; empty until the stage is connected.
-        all_ends: these, and those that passes of other replicas use.
+        ends: the ends of its boundaries; empty until the stage is connected.
         passes: index of the last pass through the schedule, by phase; -1 before the first.
         keep_outputs: whether the schedule returns the last stage's outputs; False saves the memory of their batch.
 
@@ -90,8 +89,7 @@ class CompressedStage(TorchStage):
         if inputs is not None and outputs is not None:
             self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
         self._number = self.wire.join(self)
-        self.all_ends = EndsOfReplicas(self.wire)
-        self.ends = self.all_ends.common
+        self.ends = StageEnds()
         self._gradients_at: set[int] = set()
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
         self._coming: Pass | None = None
@@ -105,10 +103,6 @@ class CompressedStage(TorchStage):
         self._graphs: dict[int, Graph] = {}
         self._second_parts: dict[int, Callable[[bool], object]] = {}
         self._microbatches: list[Microbatch] = []
-
-    def use(self, replica: int) -> None:
-        """Let the next passes go through the ends of a replica, in a process that runs those of several."""
-        self.ends = self.all_ends.of(replica)
 
     def begin(self, coming: Pass) -> None:
         """Say what the next pass through the schedule is, before `schedule.step` or `.eval`, alike on every stage.
@@ -153,9 +147,8 @@ class CompressedStage(TorchStage):
             trains = any(wire.handshake.trains(self._name(stage)) for stage in range(shape.index, -1, -1))
             if replace(shape, trains=trains).gradients:
                 self._gradients_at.add(shape.index)
-            for each, ends in self.all_ends:
-                end = self._end(each, replace(shape, trains=trains), getattr(ends, _side(shape, index)))
-                setattr(ends, _side(shape, index), end)
+            end = self._end(replace(shape, trains=trains), getattr(self.ends, _side(shape, index)))
+            setattr(self.ends, _side(shape, index), end)
         self._connected = True
         self._load()
 
@@ -170,7 +163,7 @@ class CompressedStage(TorchStage):
 
     def flush(self) -> None:
         """Wait until everything this stage sent has left; PeerError if a neighbour is gone or silent."""
-        self.all_ends.flush()
+        self.ends.flush()
 
     def post_ahead(self) -> None:
         """Make room for the next pass's activations, unless a GPU would wait for them."""
@@ -179,7 +172,7 @@ class CompressedStage(TorchStage):
 
     def digests(self) -> dict[str, str]:
         """A hash of every buffer at this stage's ends of its boundaries, by name; the other ends have the same."""
-        return self.all_ends.digests()
+        return self.ends.digests()
 
     def in_memory(self) -> AbstractContextManager[None]:
         """A context in which MemoryFullError names this stage where its device has no memory left."""
@@ -202,7 +195,7 @@ class CompressedStage(TorchStage):
     def close(self) -> None:
         """Flush, and close the stores of feedback."""
         self.flush()
-        self.all_ends.close()
+        self.ends.close()
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -470,7 +463,7 @@ class CompressedStage(TorchStage):
     @property
     def _kept_by(self) -> Method | None:
         """A method that keeps something of each row at this stage's ends; None if there is none."""
-        methods = (coder.method for coder in self.all_ends.coders().values())
+        methods = (coder.method for coder in self.ends.coders().values())
         return next((method for method in methods if method.feedback is not None), None)
 
     def _load(self) -> None:
@@ -567,7 +560,7 @@ class CompressedStage(TorchStage):
                 f"schedule scale_grads=False, and divide the loss"
             )
 
-    def _end(self, wire: Wire, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
+    def _end(self, shape: BoundaryShape, before: BoundaryEnd | None) -> BoundaryEnd:
         holder = Holder(
             stage=self.stage_index,
             peer=self._peer(shape),
@@ -577,7 +570,7 @@ class CompressedStage(TorchStage):
             number=self._number,
             device=self.device,
         )
-        return wire.attach(shape, holder, before)
+        return self.wire.attach(shape, holder, before)
 
     def _peer(self, shape: BoundaryShape) -> int | None:
         """Rank of the process that holds the stage beyond a boundary; None if it is this process."""

@@ -60,11 +60,6 @@ class Runner:
             stage.flush()
         return [loss.detach() for loss in losses]
 
-    def use(self, pipeline: int) -> None:
-        """Let the next passes go through the codecs of one of several pipelines."""
-        for stage in self.stages:
-            stage.use(pipeline)
-
     def set_mode(self, *, trains: bool) -> None:
         """Put the modules into the mode of training or of evaluation, if they are not in it: the walk takes time."""
         if self._trains == trains:

@@ -25,7 +25,6 @@ from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
-from thinwire.pipeline.replicas.replica_passes import ReplicaPasses
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
@@ -38,7 +37,7 @@ class PipelineBatch:
     """The samples that one pipeline has in a step."""
 
     pipeline: int
-    """Which of several pipelines it is: the passes go through its codecs."""
+    """Which of several pipelines it is."""
     ids: Tensor
     """Its samples, int64 [samples], in the order of the passes."""
     targets: Tensor | None
@@ -68,8 +67,8 @@ class Sync:
     where: Placement
     replicas: Replicas
     """Those of these stages."""
-    passes: ReplicaPasses
-    """Which passes of a step each replica runs."""
+    passes: int
+    """Passes of each replica in a step."""
     optimizers: Sequence[Optimizer]
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
 
@@ -92,21 +91,21 @@ class Sync:
 
         `ids` and `targets` are of all samples of the batch; targets are None except in the process of the last stage.
         """
-        here = self.replicas.here
+        here, count = self.replicas.here, self.replicas.count
         # passes have their numbers in the whole batch, because dropout and codecs draw by them
-        self.skip(kind, self.passes.before(here.start))
+        self.skip(kind, self.passes * here.start)
         for replica in here:
             self._enter(replica)
-            own = None if targets is None else self.passes.rows_of(replica, targets)
+            own = None if targets is None else targets.chunk(count)[replica]
             yield PipelineBatch(
                 pipeline=replica,
-                ids=self.passes.rows_of(replica, ids),
+                ids=ids.chunk(count)[replica],
                 targets=own,
                 counted=self._counted(targets, own),
-                passes=self.passes.passes[replica],
+                passes=self.passes,
                 first=self.first_pass(replica),
             )
-        self.skip(kind, self.passes.behind(here.stop))
+        self.skip(kind, self.passes * (count - here.stop))
 
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
         """Take the losses of a pipeline, and its gradients, which the parameters hold."""
@@ -136,7 +135,7 @@ class Sync:
 
     def first_pass(self, replica: int) -> int:
         """The place of a replica's first pass among those of a step in this process. Slots by position depend on it."""
-        return self.passes.before(replica) - self.passes.before(self.replicas.here.start)
+        return self.passes * (replica - self.replicas.here.start)
 
     def scorer(self, batch: int) -> int | None:
         """The replica here that scores a batch of an evaluation, by the number of the batch; None if none here does.
@@ -265,10 +264,10 @@ def sync_of(
 ) -> Sync:
     """What pipelines exchange in a training of so many steps, with the optimizers of the stages."""
     ends = {parameter for stage in stages for parameter in ends_of(stage)}
-    passes = ReplicaPasses(replicas.options.passes(pipeline.accumulation))
+    passes = pipeline.accumulation
     if replicas.options.step_alone:
         make = partial(make_optimizer, options=optimizer, ends=ends)
-        local = LocalSteps(stages, replicas, make, shared, passes.weight)
+        local = LocalSteps(stages, replicas, make, shared)
         return StepAlone(stages, where, replicas, passes, local.outer, local, steps)
 
     def summands(parameter: Parameter) -> int:

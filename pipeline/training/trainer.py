@@ -225,7 +225,6 @@ class Trainer:
 
     def _forward_and_backward(self, kind: PassKind, own: PipelineBatch, epoch: int) -> list[Tensor]:
         """All passes of one pipeline: the micro-batches' losses on the last stage."""
-        self.runner.use(own.pipeline)
         inputs = self.samples.inputs(own.ids, epoch) if self.runner.has_first else None
         losses: list[Tensor] = []
         passes = zip(*map(own.by_pass, (own.ids, inputs, own.targets)), strict=True)

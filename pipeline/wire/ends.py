@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from thinwire.compress import Coder, Microbatch
 from thinwire.pipeline.wire.boundary import BoundaryEnd, ChannelEnd
-
-if TYPE_CHECKING:
-    from thinwire.pipeline.wire.wire import Wire
 
 
 @dataclass
@@ -69,52 +66,6 @@ class StageEnds:
         """Close the stores of feedback."""
         for end in self.channels:
             end.close()
-
-
-@dataclass
-class EndsOfReplicas:
-    """The ends of one stage that all replicas of this process use, and those of replicas with codecs of their own."""
-
-    wire: Wire
-    """Makes the common ends."""
-    common: StageEnds = field(default_factory=StageEnds)
-    own: dict[int, tuple[Wire, StageEnds]] = field(default_factory=dict)
-    """By replica, with the wire that makes them."""
-
-    def __iter__(self) -> Iterator[tuple[Wire, StageEnds]]:
-        return iter([(self.wire, self.common), *self.own.values()])
-
-    def of(self, replica: int) -> StageEnds:
-        """The ends that a replica's passes use."""
-        return self.own[replica][1] if replica in self.own else self.common
-
-    def wire_of(self, replica: int) -> Wire:
-        """The wire that makes the ends of a replica."""
-        return self.own[replica][0] if replica in self.own else self.wire
-
-    def coders(self) -> dict[str, Coder]:
-        """The coders at all ends, by boundary, channel and tensor, and by the replica if it has its own."""
-        found = self.common.coders()
-        for replica, (_, ends) in self.own.items():
-            found |= {f"replica-{replica}-{name}": coder for name, coder in ends.coders().items()}
-        return found
-
-    def digests(self) -> dict[str, str]:
-        """A hash of every buffer at all ends, by name."""
-        found = self.common.digests()
-        for replica, (_, ends) in self.own.items():
-            found |= {f"replica {replica} {name}": digest for name, digest in ends.digests().items()}
-        return found
-
-    def flush(self) -> None:
-        """Wait until all sent frames have left."""
-        for _, ends in self:
-            ends.flush()
-
-    def close(self) -> None:
-        """Close the stores of feedback."""
-        for _, ends in self:
-            ends.close()
 
 
 def _name(end: ChannelEnd) -> str:

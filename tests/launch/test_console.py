@@ -77,7 +77,7 @@ def test_nothing_is_cut_or_folded_on_80_columns(capsys, monkeypatch, codecs):
 def test_the_exchange_of_replicas_has_its_seconds_and_what_was_hidden(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     sent = {"codec": "ef(q(4))", "bytes": 1_234_000_000, "uncompressed": 9_876_000_000, "bits_per_element": 4.03}
-    found = summary("q(4)", "q(8)") | {"timed": "replica 0", "samples": [4000, 2000]}
+    found = summary("q(4)", "q(8)") | {"timed": "replica 0", "samples": [4000, 4000]}
     found["replicas"] = [
         {"stage": stage, "channel": channel, **sent} for stage in (0, 1) for channel in ("parts", "sums")
     ]
@@ -87,7 +87,7 @@ def test_the_exchange_of_replicas_has_its_seconds_and_what_was_hidden(capsys, mo
     show_summary(found)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert "exchange between replicas of replica 0" in " ".join(lines)
-    assert "replica 0 took 4000 samples, replica 1 took 2000 samples, of 6000" in lines
+    assert "each of 2 replicas took 4000 samples" in lines
     rows = [" ".join(line.split()) for line in lines]
     assert "0 500 s - 150 s 30% 25.0 s 5% 300 s 60% 25.0 s 5%" in rows
     assert "1 500 s 88% 150 s 30% 25.0 s 5% 300 s 60% 25.0 s 5%" in rows

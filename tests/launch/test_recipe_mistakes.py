@@ -147,20 +147,12 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             "there is no field compression.boundaries.1.gradient (did you mean gradients?); known: ",
         ),
         (
-            ["quickstart", "--replicas.overrides.1.compression.activation", "none"],
-            "there is no field replicas.overrides.1.compression.activation (did you mean activations?); known: ",
+            ["quickstart", "--compression.boundaries", "{1: none}"],
+            "compression.boundaries.1 must hold fields, such as activations, got 'none'",
         ),
         (
-            ["quickstart", "--replicas.overrides", "{1: {compression: none}}"],
-            "replicas.overrides.1.compression must hold fields, such as activations, got 'none'",
-        ),
-        (
-            ["quickstart", "--replicas.overrides", "{1: {compression: null}}"],
-            "replicas.overrides.1.compression must hold fields, such as activations, got None",
-        ),
-        (
-            ["quickstart", "--replicas.overrides.1.pipeline.accumulation", "x"],
-            "replicas.overrides.1.pipeline.accumulation must be a whole number or null, got x",
+            ["quickstart", "--compression.boundaries", "{1: null}"],
+            "compression.boundaries.1 must hold fields, such as activations, got None",
         ),
         (["quickstart", "--replicas.sync", "{every: x}"], "replicas.sync.every must be a whole number, got x"),
         (["quickstart", "--training.seed", ""], "training.seed must be a whole number, got nothing"),
@@ -293,8 +285,8 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
             "there is no field compression.boundaries.1.gradient (did you mean gradients?)",
         ),
         (
-            "replicas: {overrides: {1: {pipeline: 3}}}",
-            "replicas.overrides.1.pipeline must hold fields, such as accumulation, got 3",
+            "compression: {boundaries: {1: 3}}",
+            "compression.boundaries.1 must hold fields, such as activations, got 3",
         ),
     ],
 )

@@ -28,8 +28,6 @@ from thinwire.pipeline.wire.handshake import differences
 SAME = ("train_loss", "held_out", "channels", "replicas", "samples", "weights_digest", "bytes_sent", "steps")
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
 EVERY_SIX = ["--replicas.sync.every", "6"]
-OVERRIDE = ["--replicas.overrides.1.compression.activations", "none"]
-MORE = ["--replicas.overrides.1.pipeline.accumulation", "2"]
 BY_SAMPLE = [
     "--codec",
     "aqsgd(q(4), store='disk')/ef(q(8, round='stochastic'))",
@@ -40,13 +38,12 @@ FILLED_UP = ["--data.held_out", "0.05"]  # the last pass of an evaluation has 3 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sync", [[*OVERRIDE, *MORE], EVERY_SIX], ids=["every step", "every 6 steps"])
+@pytest.mark.parametrize("sync", [[], EVERY_SIX], ids=["every step", "every 6 steps"])
 def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
-    """An epoch has 12 steps, or 8. Behind it, AQ-SGD sends differences to what the first one left in the checkpoint.
+    """An epoch has 12 steps. Behind it, AQ-SGD sends differences to what the first one left in the checkpoint.
 
     With six steps from one exchange to the next, the run goes on from step 10, between two of them; and every replica
-    adds up for itself. With an exchange in each step, replica 1 has a codec of its own, and twice the
-    samples.
+    adds up for itself.
     """
     steps_alone = sync == EVERY_SIX
     options = [*TWO, *BY_SAMPLE, *FILLED_UP, *sync]
@@ -72,8 +69,7 @@ def test_replicas_that_stopped_end_as_a_simulation_that_did_not(folder, sync):
         assert 0 <= stage["exchange"]["hidden"] <= 1
     assert [stage["exchange"]["hidden"] for stage in wanted["stages"]] == [None, None]
     sent = {name: [line["bytes"] for line in metrics(folder / name)] for name in ("real", "simulated")}
-    if steps_alone:  # else one sends more than the other
-        assert [2 * nbytes for nbytes in sent["real"]] == sent["simulated"], "those of all stages of a replica"
+    assert [2 * nbytes for nbytes in sent["real"]] == sent["simulated"], "those of all stages of a replica"
     # of replica 0 alone, or of all replicas in one process: what it sends and what it receives
     for name, share in (("real", 1), ("simulated", 2)):
         lines = [json.loads(line) for line in (folder / name / "exchanges.jsonl").open()]
@@ -161,7 +157,6 @@ def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
     assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
-    assert prepared("--replicas.count", "2", *MORE).steps_per_epoch == 99 // 12
     with pytest.raises(ModelError, match=r"a step needs 100 samples, and there are 99 .* or replicas.count"):
         prepared("--replicas.count", "25")
 
@@ -190,7 +185,6 @@ def test_replicas_agree_on_all_codecs_whoever_has_them(folder):
     assert differing("--compression.activations", "none") == {
         "compression.activations of boundary 0": ("q(4)", "none"),
     }
-    assert differing(*OVERRIDE) == {"compression.activations of boundary 0": ("q(4)", "q(4), none in replica 1")}
     assert differing("--compression.warmup", "1 epoch") == {"compression.warmup": ("0 steps", "1 epoch")}
     assert not differing("--compression.activations", "q(4, round='nearest')", "--compression.store_folder", "/tmp")
 
@@ -221,22 +215,10 @@ def test_replicas_go_with_every_transport_between_stages(folder, transport):
             "one replica; got across beside compression.activations",
         ),
         (
-            ["--replicas.shuffle", "across", "--replicas.overrides.1.compression.gradients", "ef(q(8), slot='sample')"],
-            "one replica; got across beside replicas.overrides.1.compression.gradients",
-        ),
-        (
             ["--optimizer.name", "quantized-adam", "--optimizer.freeze_after", "9 steps", "--replicas.sync.every", "9"],
             "replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got 9",
         ),
         (["--replicas.gradients", "reuse"], "replicas.gradients: reuse needs the indices of an activation"),
-        (
-            ["--replicas.overrides.1.pipeline.accumulation", "0"],
-            "accumulation must be at least 1, because each replica",
-        ),
-        (
-            ["--replicas.overrides.1.pipeline.accumulation", "x"],
-            "replicas.overrides.1.pipeline.accumulation must be a whole number or null, got x",
-        ),
         (["--replicas.count", "0"], "replicas.count must be from 1 to 1024, got 0"),
         (["--replicas.gradients", "aqsgd(q(4))"], "sums of gradients keep errors at the sender; use ef"),
         (
@@ -255,8 +237,6 @@ SET = [
     (["--replicas.gradients", "bf16"], "replicas.gradients"),
     (["--replicas.shuffle", "across"], "replicas.shuffle"),
     (["--replicas.sync.every", "9", "--replicas.sync.lr", "1.0"], "replicas.sync.every and replicas.sync.lr"),
-    (["--replicas.overrides.0.compression.activations", "none"], "replicas.overrides"),
-    (["--replicas.overrides.7.pipeline.accumulation", "0"], "replicas.overrides"),
 ]
 """Fields that only several replicas read."""
 

@@ -251,11 +251,9 @@ def test_weights_are_saved_as_often_as_the_recipe_says(monkeypatch):
     assert saved == [(0, 2), (1, 2), (0, 4), (1, 4)], "a kill during a second save of step 4 would have lost the first"
 
 
-@pytest.mark.parametrize("which", [["--compression"], ["--replicas.count", "2", "--replicas.overrides.1.compression"]])
-def test_stores_on_disk_are_gone_after_the_run(here, capsys, which):
-    """Those of a replica with codecs of its own stayed, and no line told their size."""
-    *options, prefix = which
-    ran("--output", "run", *options, f"{prefix}.activations", 'aqsgd(q(4), store="disk")')
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_stores_on_disk_are_gone_after_the_run(here, capsys, replicas):
+    ran("--output", "run", "--replicas.count", replicas, "--compression.activations", 'aqsgd(q(4), store="disk")')
     assert "stores of codecs will take" in capsys.readouterr().out
     assert not (here / "run" / "stores").exists()
 

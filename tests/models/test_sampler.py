@@ -103,7 +103,7 @@ def test_a_step_is_not_negative():
 @pytest.mark.parametrize("shuffle", ["epoch", "once", "never"])
 def test_a_replica_keeps_its_samples(shuffle):
     """12 samples in batches of two for each of three replicas, which have one each of any 3 in a row."""
-    sampler = Sampler(12, 6, seed=3, shuffle=shuffle, shares=[2, 2, 2])
+    sampler = Sampler(12, 6, seed=3, shuffle=shuffle, pieces=3)
     assert sampler.steps_per_epoch == 2
     seen = [sampler.batch(step).ids.view(3, 2) for step in range(12)]
     kept = [{int(id) for ids in seen for id in ids[replica]} for replica in range(3)]
@@ -113,31 +113,17 @@ def test_a_replica_keeps_its_samples(shuffle):
     assert len(orders) == (6 if shuffle == "epoch" else 1)
 
 
-@pytest.mark.parametrize("shuffle", ["epoch", "once", "never"])
-def test_a_replica_with_fewer_passes_has_fewer_samples(shuffle):
-    """23 samples in batches of four for one replica and of two for another: three steps an epoch, and 5 are left."""
-    sampler = Sampler(23, 6, seed=3, shuffle=shuffle, shares=[4, 2])
-    assert sampler.steps_per_epoch == 3
-    kept = (set(), set())
-    for epoch in range(3):
-        seen = torch.stack([sampler.batch(3 * epoch + step).ids for step in range(3)])
-        assert len(set(seen.flatten().tolist())) == 18
-        for ids, own in zip(kept, (seen[:, :4], seen[:, 4:]), strict=True):
-            ids.update(own.flatten().tolist())
-    assert not kept[0] & kept[1]
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_each_replica_has_samples_of_each_kind_where_kinds_come_by_turns(count):
     """As sources of a mixture do, and the labels of many data sets."""
-    sampler = Sampler(600, 10 * count, seed=0, shares=[1] * count)
+    sampler = Sampler(600, 10 * count, seed=0, pieces=count)
     seen = torch.stack([sampler.batch(step).ids.view(count, -1) for step in range(sampler.steps_per_epoch)], 1)
     for ids in seen.view(count, -1):
         assert all(abs(float((ids % count == kind).float().mean()) - 1 / count) < 0.1 for kind in range(count))
 
 
 def test_unshuffled_batches_hold_the_same_samples_however_many_replicas_there_are():
-    alone, three = (Sampler(24, 6, seed=0, shuffle="never", shares=[1] * count) for count in (1, 3))
+    alone, three = (Sampler(24, 6, seed=0, shuffle="never", pieces=count) for count in (1, 3))
     for step in range(4):
         assert sorted(three.batch(step).ids.tolist()) == alone.batch(step).ids.tolist()
 

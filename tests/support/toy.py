@@ -21,7 +21,6 @@ from thinwire.pipeline.options import (
     TrainingOptions,
     WireOptions,
 )
-from thinwire.pipeline.options.overrides import ReplicaCodecs, ReplicaOverride, ReplicaPipeline
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import connect
@@ -148,31 +147,14 @@ class Setting:
     replicas: int = 1
     exchange: str = "none"
     sync: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    """Codecs of single replicas, by channel."""
-    passes: tuple[int | None, ...] = ()
-    """Passes of each replica in a step; empty if all have as many."""
 
     @property
     def replica_options(self):
-        overrides = {
-            replica: ReplicaOverride(
-                compression=ReplicaCodecs(**self.overrides.get(replica, {})),
-                pipeline=ReplicaPipeline(accumulation=dict(enumerate(self.passes)).get(replica)),
-            )
-            for replica in {*self.overrides, *range(len(self.passes))}
-        }
-        return ReplicaOptions(
-            count=self.replicas,
-            gradients=self.exchange,
-            sync=SyncOptions(**self.sync),
-            overrides=overrides,
-        )
+        return ReplicaOptions(count=self.replicas, gradients=self.exchange, sync=SyncOptions(**self.sync))
 
     def batch_size(self, replica=None):
         """Samples of a replica in a step, or of all."""
-        passes = self.replica_options.passes(self.accumulation)
-        return self.pipeline.pass_size * (sum(passes) if replica is None else passes[replica])
+        return self.pipeline.batch_size * (self.replicas if replica is None else 1)
 
     @property
     def pipeline(self):
@@ -194,9 +176,8 @@ class Setting:
 
 def make_stages(setting, rank, where):
     """The stages of one process on a wire of their own, not yet connected."""
-    compression = setting.replica_options.codecs(where.replica_of(rank), CompressionOptions(**setting.compression))
     wire = Wire(
-        compression,
+        CompressionOptions(**setting.compression),
         WireOptions(**setting.wire),
         seed=5,
         slots=SlotCounts(

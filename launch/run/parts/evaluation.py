@@ -37,9 +37,7 @@ class Evaluation(RunPart):
         self.scores: dict[Compression, Score] | None = None
         self._look: dict[str, Any] | None = None
         # codecs that keep buffers for samples have changed those of a half evaluation: it runs to its end
-        common, replicas = self._recipe.compression, self._recipe.replicas
-        codecs = [common, *(replicas.codecs(replica, common) for replica in replicas.overrides)]
-        stoppable = self._recipe.checkpoint.wanted and not any(each.by_sample for each in codecs)
+        stoppable = self._recipe.checkpoint.wanted and not self._recipe.compression.by_sample
         self._asked = asked if stoppable else None
 
     def begin(self) -> None:

@@ -75,7 +75,7 @@ def summarize(assembly: Assembly, done: int, told: Mapping[str, Any]) -> dict[st
         "smoke": recipe.debug.smoke,
         "planned_steps": done if trainer.stopped else recipe.training.steps,
         # of each replica
-        "samples": [done * size for size in recipe.batch_sizes],
+        "samples": [done * recipe.pipeline.batch_size] * recipe.replicas.count,
         # whose seconds and memory these are
         "timed": f"replica {here.start}" if len(here) < recipe.replicas.count else "all",
         "torch": torch.__version__,
