@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "partition": ("partition.command", "show the cost of each layer of a recipe, and the best cut"),
     "outline": ("outline", "write what processes must know of data that they never read"),
     "predict": ("predict.command", "predict the speed of a recipe over slow links"),
-    "bench": ("bench.command", "measure codecs, or a recipe over the links between its processes"),
+    "bench": ("bench.command", "measure a recipe over the links between its processes, beside plain torch"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
     "report": ("report", "write one HTML page about runs and measurements"),
     "export": ("export", "write the model of a run for the library that it came from"),

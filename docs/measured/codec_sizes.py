@@ -1,8 +1,11 @@
-"""GB/s of a codec by the size of a message, both ways, on one thread of a CPU: the best of many turns.
+"""Bits, noise, and GB/s of codecs by the size of a message, both ways, on one thread of a CPU: the best of many turns.
+
+Noise is 10 log10 of signal over noise, in dB; bits are an element's. Both are of the longest message, Gaussian data.
 
 python docs/measured/codec_sizes.py "q(4)" "q(8)" "q(8, step=0.2)"
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -38,15 +41,27 @@ def cell(codec: Codec, x: Tensor) -> str:
     return f"{x.nbytes / encoding / 1e9:.2f}, {x.nbytes / decoding / 1e9:.2f}"
 
 
+def quality(codec: Codec, x: Tensor) -> str:
+    """Bits an element as sent, and signal to noise in dB."""
+    payload, out = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8), torch.empty_like(x)
+    codec.encode(x, payload, KEY)
+    codec.decode(payload, out, KEY)
+    noise, signal = (float(one.double().square().sum()) for one in (x - out, x))
+    decibels = f"{10 * math.log10(signal / noise):.1f}" if noise else "exact"
+    return f"{8 * codec.used(payload) / x.numel():.2f} | {decibels}"
+
+
 def main() -> None:
     """Measure each codec of the command line at each size, and print a table."""
     torch.set_num_threads(1)
-    print(f"| GB/s, encode and decode | {' | '.join(f'{size:,}' for size in SIZES)} |\n|{'---|' * (len(SIZES) + 1)}")
+    sizes = " | ".join(f"{size:,}" for size in SIZES)
+    print(f"| GB/s, encode and decode | bits | SNR, dB | {sizes} |\n|{'---|' * (len(SIZES) + 3)}")
     for expression in sys.argv[1:]:
         codec = parse(expression)
         # the longest first: with it the kernels are loaded
         cells = [cell(codec, torch.randn(size // ROW, ROW)) for size in reversed(SIZES)]
-        print(f"| `{expression}` | {' | '.join(reversed(cells))} |", flush=True)
+        found = quality(codec, torch.randn(SIZES[-1] // ROW, ROW))
+        print(f"| `{expression}` | {found} | {' | '.join(reversed(cells))} |", flush=True)
 
 
 if __name__ == "__main__":

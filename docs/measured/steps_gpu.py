@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.launch.bench.links.contenders import Contender, PlainTorch, Thinwire
+from thinwire.launch.bench.contenders import Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared

@@ -1,1 +1,1 @@
-"""`thinwire bench`: measurements of codecs and links on this machine."""
+"""`thinwire bench RECIPE`: codecs over the links between processes, beside plain torch."""

@@ -19,7 +19,8 @@ from thinwire.launch.timing.prediction import (
     predict_each,
     verdict,
 )
-from thinwire.launch.timing.workload import Workload, label
+from thinwire.launch.timing.workload import Workload, frame_bytes, label
+from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.schedules import SCHEDULES
 
@@ -33,6 +34,7 @@ class Answer:
     """All answers about one workload."""
 
     workload: Workload
+    codecs: Sequence[CompressionOptions]
     max_in_flight: float
     """The number of micro-batches that fit in the memory of a process."""
     predictions: list[Prediction]
@@ -49,7 +51,7 @@ class Answer:
     @property
     def tables(self) -> list[Table]:
         """What is shown."""
-        return [self._speeds(), self._needed(), self._stages(), self._schedules()]
+        return [self._speeds(), self._needed(), self._frames(), self._stages(), self._schedules()]
 
     @property
     def heading(self) -> str:
@@ -106,6 +108,23 @@ class Answer:
     def _needed(self) -> Table:
         rows = [(codec, 1e-6 * bandwidth) for codec, bandwidth in self.needed.items()]
         return Table(f"the least bandwidth that hides the wire ({HIDDEN:.0%} of full speed)", ("codec", "Mbit/s"), rows)
+
+    def _frames(self) -> Table:
+        """What each codec makes of a frame over the first boundary, and the seconds that it takes here."""
+        examples, rows = self.workload.boundaries[0], dict[tuple[str, str], list[Value]]()
+        for codec in self.codecs:
+            for channel in CHANNELS:
+                elements = sum(one.numel() for one in examples if channel == "activations" or one.requires_grad)
+                nbytes, method = frame_bytes(examples, codec, 0, channel), str(codec.method(0, channel))
+                cost = self.workload.costs.get((channel, method))
+                spent = [None, None] if cost is None else [1e3 * cost.encode, 1e3 * cost.decode]
+                rows[channel, method] = [method, channel, 8 * nbytes / max(1, elements), nbytes / 1e3, *spent]
+        note = (
+            "Headers included, feedback after a first visit. Payloads whose length varies have that of Gaussian rows, "
+            "of which no codebook knows any: in training a codebook saves more than stands here."
+        )
+        columns = ("codec", "of", "bits", "kB", "encode, ms", "decode, ms")
+        return Table("a frame over the first boundary", columns, [*rows.values()], note)
 
     def _stages(self) -> Table:
         """Where the time of each process goes in a step, at the lowest bandwidth."""
@@ -171,6 +190,7 @@ def answer(
     ]
     return Answer(
         workload=workload,
+        codecs=codecs,
         max_in_flight=max_in_flight,
         predictions=[prediction for row in by_network for prediction in row],
         needed={label(codec): needed_bandwidth(workload, schedule, codec, networks[0]) for codec in codecs},

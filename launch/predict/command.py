@@ -44,7 +44,7 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.predict.answer import answer
     from thinwire.launch.predict.profile import from_recipe
     from thinwire.launch.timing.prediction import mistakes_of
-    from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, label
+    from thinwire.launch.timing.workload import NO_COMPRESSION, as_sent, codec_pair, label
     from thinwire.pipeline.schedules import SCHEDULES
 
     pipeline, replicas = wanted.pipeline, wanted.replicas.count
@@ -60,7 +60,8 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
         ),
     )
     asked = [codec_pair(text) for text in options.codec or wanted.compared_codecs]
-    compared = {label(codec): codec for codec in (NO_COMPRESSION, wanted.compression, *asked)}
+    sent = [as_sent(codec, wanted.wire.transport) for codec in (NO_COMPRESSION, wanted.compression, *asked)]
+    compared = {label(codec): codec for codec in sent}
     schedule = options.schedule or wanted.pipeline.schedule
     try:
         SCHEDULES[schedule]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
-from thinwire.compress import Method
+from thinwire.compress import CodecError, Method
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import ChannelTiming
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.options import CompressionOptions, split_pair
+from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, split_pair
 from thinwire.pipeline.schedules import SCHEDULES, process_of_stages
 from thinwire.pipeline.wire.channel import frame_length
 
@@ -121,6 +122,27 @@ def codec_pair(text: str) -> CompressionOptions:
     except OptionsError as error:
         # the name of a field says nothing here: the user wrote --codec
         raise OptionsError([f"--codec {text}: {told.partition(': ')[2]}" for told in error.mistakes]) from error
+
+
+def as_sent(compression: CompressionOptions, transport: str) -> CompressionOptions:
+    """The codecs in the form in which a transport carries them: over NCCL, uncoded.
+
+    Raises:
+        OptionsError: a codec has no form of a length known in advance, which NCCL needs.
+    """
+    if transport != "nccl":
+        return compression
+
+    def known(boundary: int | None) -> dict[str, Any]:
+        return {channel: str(compression.method(boundary, channel).of_known_length()) for channel in CHANNELS}
+
+    try:
+        own = {index: BoundaryOptions(**known(index)) for index in compression.boundaries}
+        return replace(compression, **known(None), boundaries=own)
+    except CodecError as error:
+        raise OptionsError(
+            f"wire.transport nccl needs frames whose length is known in advance: {error}; add --wire.transport gloo"
+        ) from error
 
 
 def label(compression: CompressionOptions) -> str:

@@ -166,8 +166,7 @@ def test_a_recipe_is_required(capsys, command):
 @pytest.mark.parametrize(
     "module",
     [
-        *(module for name, (module, _) in cli.COMMANDS.items() if name not in ("train", "simulate", "bench")),
-        *("bench.codecs.command", "bench.links.command"),
+        *(module for name, (module, _) in cli.COMMANDS.items() if name not in ("train", "simulate")),
     ],
 )
 def test_every_command_names_its_options(module):

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from support.gpus import GPU
 from support.tiny_run import alone, prepared
-from thinwire.launch.bench.links import turns
-from thinwire.launch.bench.links.contenders import StepMeasures, Thinwire
+from thinwire.launch.bench import turns
+from thinwire.launch.bench.contenders import StepMeasures, Thinwire
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.timing.workload import codec_pair
 

@@ -11,12 +11,12 @@ from support.commands import completed
 from support.pages import ROOT
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.links.command import contenders_of
-from thinwire.launch.bench.links.contenders import PlainTorch, Thinwire
-from thinwire.launch.bench.links.turns import COLUMNS, batches_of, slowest, table
+from thinwire.launch.bench.command import contenders_of
+from thinwire.launch.bench.contenders import PlainTorch, Thinwire
+from thinwire.launch.bench.turns import COLUMNS, batches_of, slowest, table
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
-from thinwire.launch.recipe.recipe import packaged, parse
+from thinwire.launch.recipe.recipe import parse
 from thinwire.launch.shared.tables import read_document
 from thinwire.launch.timing.workload import codec_pair
 from thinwire.pipeline.devices import device
@@ -189,13 +189,3 @@ def test_a_wrong_option_is_a_sentence(capsys):
     assert cli.main(["bench", *SMALL, "--steps", "two"]) == 2
     said = "argument --steps: must be a whole number of at least 1, got 'two'; see thinwire bench --help\n"
     assert capsys.readouterr() == ("", said)
-
-
-def test_a_recipe_named_codecs_is_reached_by_its_path(tmp_path, monkeypatch, capsys):
-    assert "codecs" not in packaged(), "thinwire bench codecs measures codecs"
-    (tmp_path / "codecs.yaml").write_text("pipeline: {num_stages: 1}")
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["bench", "./codecs.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("a bench needs links: pipeline.num_stages must")
-    assert cli.main(["bench", "--help"]) == 0
-    assert "thinwire bench ./codecs.yaml" in capsys.readouterr().out

@@ -45,9 +45,7 @@ def check(words):
     if words[:1] == ["report"] and command == "study":
         study_report_parser().parse_args(words[1:])
     elif words or command != "study":  # `thinwire study` alone lists them
-        module = f"bench.{'codecs' if words[:1] == ['codecs'] else 'links'}.command"
-        module = module if command == "bench" else cli.COMMANDS[command][0]
-        rest = words[words[:1] == ["codecs"] :]
+        module, rest = cli.COMMANDS[command][0], words
         if command not in ("train", "simulate"):  # they have the options of a recipe alone
             rest = import_module(f"thinwire.launch.{module}").make_parser().parse_known_args(rest)[1]
         if command in WITHOUT_RECIPE:

@@ -9,6 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.workloads import uniform
+from thinwire.compress import CodecError
+from thinwire.compress.codecs.quantize import Quantize
 from thinwire.launch.cli import main
 from thinwire.launch.comparison import runs
 from thinwire.launch.predict import profile
@@ -65,12 +67,40 @@ def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
     (tmp_path / "predict.json").write_text(json.dumps(told))
     [document] = runs.read([tmp_path / "predict.json"])[1]
     assert document.title == "prediction of quickstart"
-    speeds, needed, stages, schedules = document.tables
+    speeds, needed, frames, stages, schedules = document.tables
     codecs = ["none", DEFAULT, "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]
     assert [row[0] for row in needed.rows] == codecs and len(stages.rows) == 4
+    assert [row[:2] for row in frames.rows[-2:]] == [["q(2)", "activations"], ["q(4)", "gradients"]]
     assert 3 * len(schedules.rows) == len(told["schedules"]) == 3 * len(codecs), "each on as many stages as processes"
+
+
+def test_over_nccl_frames_are_as_long_as_they_are_there(capsys):
+    """Codecs were told to save there what coding saves elsewhere, and NCCL carries every payload uncoded."""
+
+    def bits(*options):
+        told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2, code='entropy')", *options)
+        return {row[0]: row[2] for row in told["tables"][2]["rows"] if row[1] == "activations"}
+
+    elsewhere, over_nccl = bits(), bits("--wire.transport", "nccl")
+    assert elsewhere["none"] == over_nccl["none"] == pytest.approx(32, rel=1e-2)
+    assert 1.4 < elsewhere['q(2, code="entropy")'] < 1.7 < 2 < over_nccl["q(2)"] < 2.2
+    [(default, coded), (known, plain)] = (
+        next((name, bits) for name, bits in found.items() if "step" in name) for found in (elsewhere, over_nccl)
+    )
+    assert default == "q(8, step=0.2, codebook=4096)" and 'code="plain"' in known
+    assert 4 < coded < 5 and 8 < plain < 9
+
+
+def test_a_codec_that_nccl_cannot_carry_is_told_as_a_run_tells_it(capsys, monkeypatch):
+    def refused(codec):
+        raise CodecError("it has no such form")
+
+    monkeypatch.setattr(Quantize, "of_known_length", refused)
+    assert main(["predict", *GIVEN, "--wire.transport", "nccl"]) == 2
+    said = "wire.transport nccl needs frames whose length is known in advance: it has no such form; add --wire."
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_bandwidths_are_read_as_a_cluster_reads_them(capsys):
@@ -145,7 +175,7 @@ def test_only_schedules_that_the_model_can_be_cut_for_are_shown(capsys):
     assert schedules(*three) > schedules()
     for schedule, column in (("1f1b", "stage"), ("interleaved-1f1b", "process")):
         shown = predicted(capsys, *GIVEN, *three, "--pipeline.num_microbatches", "6", "--schedule", schedule)["tables"][
-            2
+            3
         ]
         assert (shown["columns"][0], len(shown["rows"])) == (column, 3), (
             "six stages in three processes were three stages"

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.launch.bench.links.contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
+from thinwire.launch.bench.contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes.rendezvous import join

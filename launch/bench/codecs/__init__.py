@@ -1,1 +1,0 @@
-"""`thinwire bench codecs`: bits, noise and speed of each codec."""

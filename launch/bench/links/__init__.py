@@ -1,1 +1,0 @@
-"""`thinwire bench RECIPE`: codecs over slow links, beside plain torch."""
