@@ -2,6 +2,7 @@
 
     sudo python examples/slow_links.py --hosts 4 --rate 100mbit -- thinwire train quickstart
     sudo python examples/slow_links.py --hosts 2 --rate 1gbit --delay 20ms -- python own_loop.py
+    sudo python examples/slow_links.py --hosts 3 --rate 1gbit,1gbit,20mbit -- thinwire train links
 
 A host is a network namespace with an address of its own, on a switch that reaches nothing else: data and models must be
 there already. `tc` shapes what it sends and what it receives; it and `ip` are of iproute2. Each host is one process of
@@ -54,19 +55,23 @@ class Host:
 def hosts(count: int, rate: str = "none", delay: str = "") -> Iterator[list[Host]]:
     """Make hosts, each of which sends and receives at `rate`, such as 100mbit; packets from a host take `delay` more.
 
-    Those of killed processes go first. CalledProcessError, with what `ip` or `tc` said, where there can be none.
+    With a rate for each it is a list, such as 1gbit,1gbit,20mbit. Hosts of killed processes go first. ValueError if
+    there are not as many rates; CalledProcessError, with what `ip` or `tc` said, where there can be no hosts.
     """
     for name in _namespaces():
         owner = name.removeprefix(f"{PREFIX}-").partition("-")[0]
         if name.startswith(f"{PREFIX}-") and not Path("/proc", owner).exists():
             with suppress(subprocess.CalledProcessError):  # another process may be removing it as well
                 remove(name)
+    rates = rate.split(",") * (1 if "," in rate else count)
+    if len(rates) != count:
+        raise ValueError(f"--rate must be one rate, or one for each of {count} hosts, got {rate}")
     prefix = f"{PREFIX}-{os.getpid()}-{next(_serial)}"
     switch, made = f"{prefix}-switch", [Host(f"{prefix}-{index}", index) for index in range(count)]
     try:
         run(f"ip netns add {switch}")
         run(f"ip -n {switch} link add bridge up type bridge")
-        for host in made:
+        for host, its_rate in zip(made, rates, strict=True):
             here, port = host.name, f"port{host.index}"
             run(f"ip netns add {here}")
             run(f"ip -n {here} link add {WIRE} type veth peer name {port} netns {switch}")
@@ -74,8 +79,8 @@ def hosts(count: int, rate: str = "none", delay: str = "") -> Iterator[list[Host
             run(f"ip -n {here} addr add {host.address}/24 dev {WIRE}")
             run(f"ip -n {here} link set lo up")
             run(f"ip -n {here} link set {WIRE} up")
-            shape(f"tc -n {here} qdisc add dev {WIRE}", rate, delay)
-            shape(f"tc -n {switch} qdisc add dev {port}", rate, "")
+            shape(f"tc -n {here} qdisc add dev {WIRE}", its_rate, delay)
+            shape(f"tc -n {switch} qdisc add dev {port}", its_rate, "")
         yield made
     finally:
         for name in _namespaces():
@@ -168,7 +173,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument(
-        "--rate", default="none", help="what a host can send, and receive: 500kbit, 100mbit, 1gbit, none"
+        "--rate",
+        default="none",
+        help="what a host can send, and receive: 500kbit, 100mbit, 1gbit, none; or a list, with one for each host",
     )
     parser.add_argument("--delay", default="", help="from one host to another, such as 20ms; needs netem in the kernel")
     parser.add_argument("--pin", action="store_true", help="give each host one core, as far as there are enough")

@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("generate", "let the cut model of a run or a recipe write text"),
     "recipes": ("recipe_list", "list the packaged recipes"),
     "keys": ("keys", "make the keys that let the processes of a run reach each other, and nobody else"),
-    "doctor": ("doctor", "check this machine"),
+    "doctor": ("doctor.command", "check this machine, and its links to others"),
 }
 """By name: the module of `thinwire.launch` that has the command's `main`, and the purpose of the command."""
 

@@ -42,6 +42,14 @@ def test_bytes_cross_the_wire_in_packets_and_are_counted_at_both_ends():
     assert "tbf" in shaped and "rate 20Mbit" in shaped, shaped
 
 
+def test_each_host_may_have_a_rate_of_its_own():
+    with hosts(3, "1gbit,20mbit,none") as made:
+        shaped = [slow_links.run(f"tc -n {host.name} qdisc show dev wire") for host in made]
+    assert "rate 1Gbit" in shaped[0] and "rate 20Mbit" in shaped[1] and "tbf" not in shaped[2], shaped
+    with pytest.raises(ValueError, match="one for each of 3 hosts, got 1gbit,20mbit"), hosts(3, "1gbit,20mbit"):
+        pass
+
+
 LEARN = """
 echo "$RANK of $WORLD_SIZE: $PET_NODE_RANK of $PET_NNODES, $MASTER_ADDR:$MASTER_PORT, $GLOO_SOCKET_IFNAME"
 test $RANK = 0 || exit 3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.launch import doctor
+from thinwire.launch.doctor import command as doctor
 from thinwire.launch.processes.reach import check_transport
 from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import probes

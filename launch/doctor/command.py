@@ -4,7 +4,8 @@ Training needs little. Several hosts need an interface that the others can reach
 these is missing, the errors come late and are hard to read. A probe that fails or hangs becomes a row of the table, and
 does not stop the other probes.
 
-`thinwire doctor RECIPE` says what would carry the frames of each pair of processes of a recipe, and why.
+`thinwire doctor RECIPE` says what would carry the frames of each pair of processes of a recipe, and why. With
+`--peers` it says which machines reach which (peers.py).
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.errors.words import listed
 from thinwire.launch.shared import probes
-from thinwire.launch.shared.arguments import Parser
-from thinwire.launch.shared.exit_codes import MISTAKE, OK
+from thinwire.launch.shared.arguments import Parser, positive
+from thinwire.launch.shared.exit_codes import FAILED, MISTAKE, OK
 from thinwire.launch.shared.probes import Finding, Verdict
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import Table, Value, document, show
+from thinwire.launch.shared.tables import Table, Value, document, say, show
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
+    from thinwire.launch.doctor.peers import Peer, Way
     from thinwire.launch.recipe.recipe import Recipe
 
 PROG = "thinwire doctor"
@@ -94,6 +96,8 @@ def main(argv: Sequence[str]) -> int:
     It is 1 if torch is missing or its version is not supported, else 0.
     """
     options, rest = make_parser().parse_known_args(argv)
+    if options.peers:
+        return show_peers(rest, options)
     if rest or options.gpus:
         return show_pairs(rest, options)
     checks = examine()
@@ -154,13 +158,55 @@ def pairs_table(wanted: Recipe, gpus: Sequence[int]) -> tuple[Table, bool]:
     return Table(f"what carries frames with wire.transport {wanted.wire.transport}", columns, rows, note), refused
 
 
+def show_peers(argv: Sequence[str], options: argparse.Namespace) -> int:
+    """Print which machines reach which, and the words that start a run here; return the exit status.
+
+    It is 1 if a machine does not reach another one.
+    """
+    from thinwire.launch.doctor.peers import Meeting, own_place, resolved
+
+    peers = resolved(options.peers)
+    index, interface, listener = own_place(peers)
+    meeting = Meeting(peers, index, interface, listener)
+    if not options.json:
+        say(f"this is {peers[index].place}, on {interface}; the same command must run on every machine now")
+    ways, notes = meeting.meet(options.wait, argv)
+    found = ways_table(peers, ways)
+    start = (
+        f"a run starts here with GLOO_SOCKET_IFNAME={interface} torchrun --nnodes {len(peers)} --node-rank {index} "
+        f"--master-addr {peers[0].address} --master-port {peers[0].port} ..."
+    )
+    if options.json:
+        print(dumps(document("peers", [found], interface=interface, notes=notes), indent=2))
+    else:
+        show([found])
+        say(*notes, start)
+    return FAILED if any(way.fault for way in ways.values()) else OK
+
+
+def ways_table(peers: Sequence[Peer], ways: Mapping[tuple[int, int], Way]) -> Table:
+    """The ways as a table for people."""
+    rows: list[list[Value]] = []
+    for (one, other), way in sorted(ways.items()):
+        latency, rate = (
+            None if value is None else scale * value for value, scale in ((way.latency, 1e3), (way.rate, 1e-6))
+        )
+        rows.append([peers[one].place, peers[other].place, way.over, latency, rate, way.fault or "reached"])
+    columns = ("from", "to", "over", "latency ms", "Mbit/s", "found")
+    return Table(
+        "which machine reaches which", columns, rows, "latency: one way. Mbit/s: goodput of one connection, alone."
+    )
+
+
 def make_parser() -> Parser:
     """The options of the command itself."""
     parser = Parser(
         prog=PROG,
-        usage=f"{PROG} [--json]\n       {PROG} RECIPE [--gpus N ...] [--json] [options of the recipe]",
+        usage=f"{PROG} [--json]\n       {PROG} RECIPE [--gpus N ...] [--json] [options of the recipe]\n"
+        f"       {PROG} [RECIPE] --peers HOST:PORT HOST:PORT ... [--wait SECONDS] [--json]",
         description="Check what this machine can do for Thinwire. With a recipe: say what would carry the frames of "
-        "each pair of its processes (wire.transport), and why.",
+        "each pair of its processes (wire.transport), and why. With --peers, on every machine at the same time: say "
+        "which machines reach which, how fast, and what a recipe would cost there.",
     )
     parser.add_argument(
         "--gpus",
@@ -169,6 +215,20 @@ def make_parser() -> Parser:
         metavar="N",
         help="the GPUs of each host, such as 4 4 for two hosts with four each (default: one host, with this machine's "
         "GPUs); processes are divided evenly",
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        metavar="HOST:PORT",
+        help="all machines of a run, this one too, the same list on each; the first is torchrun's --master-addr and "
+        "--master-port",
+    )
+    parser.add_argument(
+        "--wait",
+        type=positive,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long machines wait for the others (default: 120)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
