@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "predict": ("predict.command", "predict the speed of a recipe over slow links"),
     "bench": ("bench.command", "measure a recipe over the links between its processes, beside plain torch"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
-    "report": ("report", "write one HTML page about runs and measurements"),
+    "report": ("report", "compare runs on one HTML page"),
     "export": ("export", "write the model of a run for the library that it came from"),
     "eval": ("evaluate", "score a model on held-out samples, with compression on and off"),
     "generate": ("generate", "let the cut model of a run or a recipe write text"),

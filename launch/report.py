@@ -1,7 +1,6 @@
-"""`thinwire report RUN [RUN ...]`: one HTML page about runs and tables, in one file.
+"""`thinwire report RUN [RUN ...]`: one HTML page about runs, in one file.
 
-A RUN is the folder of a run, or a JSON file with tables (`thinwire bench --out`, `thinwire predict --json`). Tables in
-the folder of a run are shown with the run. Several runs are compared first: the cost of compression, over steps, bytes
+A RUN is the folder of a run. Several runs are compared first: the cost of compression, over steps, bytes
 and time, against a baseline. The baseline is the run that --baseline names, or the first uncompressed run. The page
 holds all its pictures and styles, so one file can be mailed, printed and archived.
 """
@@ -25,12 +24,12 @@ from thinwire.pipeline.errors import OptionsError
 def main(argv: Sequence[str]) -> int:
     """Write a report, and return the exit status."""
     options = make_parser().parse_args(argv)
-    runs, documents = read(options.runs)
+    runs = read(options.runs)
     baseline = find_baseline(runs, options.baseline)
     where = Path(", ".join(map(str, options.runs)))
     with showing("drawing the page"), as_written(where, OptionsError):
         comparison = compare(runs, baseline) if len(runs) > 1 else None
-        page = render(runs, documents, comparison)
+        page = render(runs, comparison)
     with written("--out", options.out):
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_for_user(options.out, page.encode())
@@ -43,11 +42,9 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """The options of the command itself."""
-    parser = Parser(prog="thinwire report", description="Write one HTML page about runs and tables, in one file.")
+    parser = Parser(prog="thinwire report", description="Write one HTML page about runs, in one file.")
     add = parser.add_argument
-    add(
-        "runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, or a JSON file of thinwire bench or predict"
-    )
+    add("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run")
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (default: %(default)s)")
     add(
         "--baseline",

@@ -5,7 +5,6 @@ r"""Draw samples/s over bandwidth, and the held-out loss of the same codecs.
             thinwire bench links --links $rate --out "$PWD/speed.json"
     done
     thinwire study docs/measured/codecs.yaml
-    thinwire study report docs/measured/codecs.yaml
     python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png      # and speed.svg
 
 `bench-links.json` holds what the bench wrote, with links named for the page, and `codecs.json` the report of the study.

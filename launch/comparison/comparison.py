@@ -1,6 +1,6 @@
 """Runs side by side, compared with one of them: by run and by seed, over steps, bytes and time.
 
-`thinwire report` compares the runs that it is given, and `thinwire study report` the cells of a study by their rows.
+`thinwire report` compares the runs that it is given, and `thinwire study` the cells of a study by their rows.
 """
 
 from __future__ import annotations

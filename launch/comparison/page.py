@@ -11,15 +11,15 @@ from markupsafe import Markup
 
 from thinwire.launch.comparison.comparison import Comparison, distinct_names
 from thinwire.launch.comparison.plots import Curve, curves
-from thinwire.launch.comparison.runs import Document, RunFiles, training_bytes
+from thinwire.launch.comparison.runs import RunFiles, training_bytes
 from thinwire.launch.results import figures
 from thinwire.launch.shared.tables import Table, duration_text, size_text
 from thinwire.pipeline.measuring.meters import SECTIONS
 
 
-def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: Comparison | None = None) -> str:
+def render(runs: Sequence[RunFiles], comparison: Comparison | None = None) -> str:
     """The page as HTML, which needs nothing but itself; `comparison` compares the same runs."""
-    names = [*distinct_names(runs), *(document.title for document in documents)]
+    names = distinct_names(runs)
     environment = Environment(
         loader=PackageLoader("thinwire.launch.comparison", "templates"),
         autoescape=True,
@@ -30,9 +30,8 @@ def render(runs: Sequence[RunFiles], documents: Sequence[Document], comparison: 
     environment.filters["svg"] = Markup  # only for pictures of ours, which escape all text
     return environment.get_template("report.html").render(
         title=", ".join(dict.fromkeys(names)) or (comparison.title if comparison else ""),
-        runs=[_view(run, name) for run, name in zip(runs, names, strict=False)],
+        runs=[_view(run, name) for run, name in zip(runs, names, strict=True)],
         comparison=comparison,
-        documents=documents,
     )
 
 
@@ -53,7 +52,6 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
         "bytes": list(filter(None, sent)),
         "shares": [(one["stage"], _shares(one["seconds"], summary["training_seconds"])) for one in summary["stages"]],
         "time": list(filter(None, spent)),
-        "documents": run.documents,
         "digest": summary["weights_digest"],
     }
 

@@ -1,4 +1,4 @@
-"""The folders of runs and the files of tables, as a report reads them, and the numbers of one run.
+"""The folders of runs, as a report reads them, and the numbers of one run.
 
 One error names everything that cannot be read.
 """
@@ -21,7 +21,6 @@ from thinwire.errors.files import as_written, read_lines, read_text
 from thinwire.launch.recipe.yaml_text import load_yaml
 from thinwire.launch.results.figures import read_summary
 from thinwire.launch.shared.strict_json import with_nan
-from thinwire.launch.shared.tables import Table, is_document, read_document
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
@@ -35,14 +34,6 @@ OF_WEIGHTS = ("replicas", "shared")
 
 
 @dataclass(frozen=True)
-class Document:
-    """Tables under a title, from one file."""
-
-    title: str
-    tables: Sequence[Table]
-
-
-@dataclass(frozen=True)
 class RunFiles:
     """The content of the files of a run."""
 
@@ -52,7 +43,6 @@ class RunFiles:
     """The resolved recipe, as YAML."""
     steps: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
-    documents: Sequence[Document]
     answers: Sequence[Mapping[str, Any]] = ()
     torn: Sequence[str] = ()
     """A sentence for each log whose last line is not whole."""
@@ -183,28 +173,21 @@ def training_bytes(channels: Sequence[Mapping[str, Any]]) -> int:
     return sum(channel["bytes"] for channel in channels)
 
 
-def read(paths: Sequence[Path]) -> tuple[list[RunFiles], list[Document]]:
-    """The runs and the documents of tables at these paths. OptionsError names each path that is neither."""
-    found = attempt(*(partial(_read_place, path) for path in paths))
-    runs = [one for one in found if isinstance(one, RunFiles)]
-    return runs, [document for one in found if isinstance(one, list) for document in one]
+def read(paths: Sequence[Path]) -> list[RunFiles]:
+    """The runs at these paths. OptionsError names each path that is none."""
+    return [*attempt(*(partial(_read_place, path) for path in paths))]
 
 
-def _read_place(path: Path) -> RunFiles | list[Document]:
+def _read_place(path: Path) -> RunFiles:
     if (path / "summary.json").exists():
         return read_run(path)
-    if path.is_dir():
-        if inside := _documents_in(path):
-            return inside
-        if (path / "recipe.yaml").exists():
-            raise OptionsError(
-                f"{path} must be a run with a summary, written at its first save or its end; if it has "
-                f"a checkpoint, thinwire train --resume {path} goes on"
-            )
-        raise OptionsError(f"{path} must be the folder of a run, but has no summary.json and no tables")
-    if not path.exists():
-        raise OptionsError(f"{path} must be the folder of a run or a file with tables, but does not exist")
-    return [_read_document(path)]
+    if (path / "recipe.yaml").exists():
+        raise OptionsError(
+            f"{path} must be a run with a summary, written at its first save or its end; if it has "
+            f"a checkpoint, thinwire train --resume {path} goes on"
+        )
+    lacks = "has no summary.json" if path.exists() else "does not exist"
+    raise OptionsError(f"{path} must be the folder of a run, but {lacks}")
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -225,30 +208,10 @@ def read_run(folder: Path) -> RunFiles:
             lambda: part("recipe.yaml", _recipe),
             lambda: part("metrics.jsonl", partial(_json_lines, torn)),
             lambda: part("evaluations.jsonl", partial(_json_lines, torn), []),
-            lambda: _documents_in(folder),
             lambda: part("answers.jsonl", partial(_json_lines, torn), []),
         ),
     )
     return replace(found, torn=torn)
-
-
-def _documents_in(folder: Path) -> list[Document]:
-    """Every document of tables in a folder, in the order of the file names."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with as_written(path, OptionsError):
-            if is_document(json.loads(text := read_text(path))):
-                found.append(Document(*read_document(text)))
-    return found
-
-
-def _read_document(path: Path) -> Document:
-    try:
-        return Document(*read_document(read_text(path.resolve())))  # whoever names a link means it
-    except OSError as error:
-        raise OptionsError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionsError(f"{path} holds no tables: {error}") from error
 
 
 def _recipe(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Tables as data: the result of a measurement, for a terminal, for JSON and for a report.
+"""Tables as data: the result of a measurement, for a terminal, for JSON and for a page.
 
     {"title": "bench quickstart", "tables": [{"title": "...", "columns": ["codec", "GB/s"], "rows": [["q(4)", 1.5]]}]}
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from textwrap import wrap
@@ -209,11 +209,6 @@ def _column_texts(cells: Sequence[Value]) -> list[str]:
 def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
     """A document of tables as JSON values; `beside` are its other values."""
     return {"title": title, "tables": [table.to_json() for table in tables], **beside}
-
-
-def is_document(value: Any) -> bool:
-    """Whether JSON values have the two fields of a document of tables. The tables may still be wrong."""
-    return isinstance(value, Mapping) and "title" in value and "tables" in value
 
 
 def read_document(text: str) -> tuple[str, list[Table]]:

@@ -60,9 +60,9 @@ class Cell:
     seed: int
     folder: Path
     asked: tuple[str, ...]
-    """The arguments that the study gives; they come first."""
+    """The arguments that the study and the scale give; they come first."""
     own: tuple[str, ...]
-    """Those of them that the row sets itself."""
+    """Those that the row sets itself."""
     given: tuple[str, ...] = ()
     """Options of the command line. They override the study's and the scale's, but not those of the row, which make it
     what it is."""
@@ -77,9 +77,8 @@ class Cell:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments of `thinwire simulate`."""
-        again = self.own if self.given else ()  # once more, so that they hold whatever was typed
         last = ("--training.seed", str(self.seed), "--name", f"{_slug(self.row)}-seed-{self.seed}")
-        return (*self.asked, *self.given, *again, *last, "--output", str(self.folder))
+        return (*self.asked, *self.given, *self.own, *last, "--output", str(self.folder))
 
     def starting(self, weights: str) -> tuple[str, ...]:
         """The arguments, with these first weights if the cell starts with those of another."""
@@ -116,11 +115,11 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
     cells = []
     for seed in scale.seeds or study.seeds:
         for row, content in study.rows_at(scale).items():
-            own = study.own_options(scale, row)
-            options = _arguments({**study.options, **scale.options, **own})
-            asked = (scale.recipe or study.recipe, *CHECKPOINTS, *options)
+            own = _arguments(study.own_options(scale, row))
+            common = _arguments({**study.options, **scale.options})
+            asked = (scale.recipe or study.recipe, *CHECKPOINTS, *common)
             base = place(content.starts_with, seed) if content.starts_with else None
-            cells.append(Cell(row, seed, place(row, seed), asked, tuple(_arguments(own)), tuple(given), base))
+            cells.append(Cell(row, seed, place(row, seed), asked, tuple(own), tuple(given), base))
     return cells
 
 
@@ -135,6 +134,23 @@ def _arguments(options: Options) -> list[str]:
     """Options as a command line has them."""
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     return [part for name, text in texts.items() for part in (f"--{name}", text)]
+
+
+def typed(words: Sequence[str]) -> dict[str, str]:
+    """The values of the options of a command line, by name without dashes."""
+    values: dict[str, str] = {}
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            values[name] = value
+        elif values:
+            values[[*values][-1]] += word
+    return values
+
+
+def sets(own: Options, name: str) -> bool:
+    """Whether a row's own options set a field, so that one on the command line changes nothing in it."""
+    return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
 def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:

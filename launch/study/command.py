@@ -1,8 +1,8 @@
-"""`thinwire study`: run every cell of a study, or write its report.
+"""`thinwire study`: run every cell of a study, and write its report.
 
     thinwire study                               the packaged studies
     thinwire study NAME [--scale S] [--option value ...]
-    thinwire study report NAME [--scale S]
+    thinwire study NAME --report                 only the report, of what is finished
 
 A cell that is finished is not run again while its recipe, its data and the code are the same; one that was stopped goes
 on from its newest checkpoint. Any option of a recipe may follow: it is for all cells.
@@ -10,7 +10,6 @@ on from its newest checkpoint. Any option of a recipe may follow: it is for all 
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,8 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.signals import gathered_signals
 from thinwire.launch.shared.tables import Table, show
-from thinwire.launch.study.cells import Cell, State, cells_of, check, find
-from thinwire.launch.study.definition import PACKAGED, Options, read_study
+from thinwire.launch.study.cells import Cell, State, cells_of, check, find, sets, typed
+from thinwire.launch.study.definition import PACKAGED, Options, Scale, Study, read_study
 from thinwire.launch.study.engine import Job, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
@@ -51,14 +50,10 @@ _OF_CELLS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a study, write its report, or list the packaged studies; return the exit status."""
+    """Run a study and write its report, or list the packaged studies; return the exit status."""
     if not argv:
         show([Table("the packaged studies", ("study", "question"), list(descriptions(PACKAGED).items()))])
         return OK
-    if argv[0] == "report":
-        from thinwire.launch.study.report import main as report
-
-        return report(argv[1:])
     return _run(argv)
 
 
@@ -70,6 +65,9 @@ def _run(argv: Sequence[str]) -> int:
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
+    if options.report:
+        _report(study, scale_name, scale, folder)
+        return OK
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
     jobs, states = [], dict[Path | None, State]()
@@ -86,11 +84,17 @@ def _run(argv: Sequence[str]) -> int:
     _hold(folder)
     with gathered_signals() as came:
         run_jobs(jobs, at_once, study, came)
+    if not came and any(job.status == "finished" for job in jobs):
+        _report(study, scale_name, scale, folder)
     _conclude(jobs, folder, came)
-    where = {"--scale": options.scale, "--folder": options.folder and str(options.folder)}
-    asked = [word for option, value in where.items() if value for word in (option, value)]
-    print(f"{PROG} report {shlex.join([options.name, *asked])} compares them")
     return OK
+
+
+def _report(study: Study, scale_name: str, scale: Scale, folder: Path) -> None:
+    """Write the report of all cells of the study, finished or not, and print its first tables."""
+    from thinwire.launch.study.report import write_and_show
+
+    write_and_show(study, scale_name, scale, folder)
 
 
 def make_parser() -> Parser:
@@ -98,8 +102,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} NAME [options] [--option-of-a-recipe value ...]",
-        description="Train every row of a study with every seed, and go on where it stopped. "
-        "`thinwire study report NAME` writes the report; `thinwire study` lists the packaged studies.",
+        description="Train every row of a study with every seed, go on where it stopped, and write a report. "
+        "`thinwire study` lists the packaged studies.",
     )
     add = parser.add_argument
     add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
@@ -114,29 +118,26 @@ def make_parser() -> Parser:
     add("--row", action="append", default=[], metavar="ROW", help="run only this row; repeat the option for more rows")
     add("--any-code", action="store_true", help="keep finished cells of another version of the code")
     add("--check", action="store_true", help="check all cells and print what would run, but run nothing")
+    add("--report", action="store_true", help="write the report of what is finished, but run nothing")
     return parser
 
 
 def _refuse_own(rows: Sequence[Options], given: Sequence[str]) -> None:
     """Raise OptionsError for options that every row to train sets itself: they would change nothing."""
-    names = {word.removeprefix("--").partition("=")[0] for word in given if word.startswith("--")}
+    names = typed(given)
     OptionsError.require(
         *(
             (False, f"--{name} must be left out: a study gives each cell its own{_OF_CELLS[name]}")
-            for name in sorted(names & _OF_CELLS.keys())
+            for name in sorted(names.keys() & _OF_CELLS.keys())
         ),
         *(
             (
-                not all(_sets(own, name) for own in rows),
+                not all(sets(own, name) for own in rows),
                 f"--{name} must be left out: every row to train sets it itself, and keeps its own",
             )
             for name in sorted(names)
         ),
     )
-
-
-def _sets(own: Options, name: str) -> bool:
-    return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
 def _chosen(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:

@@ -1,8 +1,8 @@
-"""`thinwire study report NAME`: published numbers beside ours, claims judged, curves, and what is missing.
+"""The report of a study: published numbers beside ours, claims judged, curves, and what is missing.
 
 FOLDER/report.html    a page in one file
 FOLDER/report.md      its tables, to quote
-FOLDER/report.json    the same for programs, and for `thinwire report`, which shows them on a page of several
+FOLDER/report.json    the same for programs
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from thinwire.errors.words import listed
 from thinwire.launch.comparison.comparison import Comparison, Groups, cost_table, loss_charts, scores_of
 from thinwire.launch.comparison.page import render
 from thinwire.launch.comparison.runs import MODES, RunFiles, factor_of, read_run, unit_of
-from thinwire.launch.recipe.fields import is_among
-from thinwire.launch.shared.arguments import Parser, written
-from thinwire.launch.shared.exit_codes import OK
+from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
+from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, Value, document, rounded, show
 from thinwire.launch.study.cells import (
@@ -35,46 +34,14 @@ from thinwire.launch.study.cells import (
     is_finished,
     last_line,
     read_json,
+    sets,
+    typed,
 )
-from thinwire.launch.study.definition import Claim, Options, Row, Scale, Study, read_study
+from thinwire.launch.study.definition import Claim, Row, Scale, Study
 from thinwire.launch.study.judge import RULE, Judged, bound_of, judge
 from thinwire.pipeline.errors import OptionsError
 
-PROG = "thinwire study report"
-
-_MEANT: Mapping[str, tuple[str, ...]] = {
-    "codec": ("compression.activations", "compression.gradients"),
-    "training.steps": ("training.epochs",),
-    "replicas.count": ("replicas.",),
-    "clients.count": ("clients.",),
-}
-"""The fields that an option changes beside the one of its name."""
-
-_NO_OPTIONS = ("training.seed", "data", "code", "model's files", "own code")
-"""What an origin has beside options, and what each cell has of its own."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write a report; the exit status."""
-    options = make_parser().parse_args(argv)
-    study = read_study(options.name)
-    scale_name, scale = study.scaled(options.scale)
-    folder = options.folder or Path("studies", study.name, scale_name)
-    _check_folder(folder, cells_of(study, scale, folder))
-    made, beside = make(study, scale_name, scale, folder)
-    write_and_show(made, beside, options.out or folder, "--out" if options.out or not options.folder else "--folder")
-    return OK
-
-
-def make_parser() -> Parser:
-    """The options of the command."""
-    parser = Parser(prog=PROG, description="Write the report of a study, finished or not.")
-    add = parser.add_argument
-    add("name", metavar="NAME", help="a packaged study, or the path of a YAML file")
-    add("--scale", metavar="S", help="the size that was run (default: the first that the study names)")
-    add("--folder", type=Path, metavar="DIR", help="where the cells lie (default: studies/NAME/SCALE)")
-    add("--out", type=Path, metavar="DIR", help="where to write (default: beside the cells)")
-    return parser
+PROG = "thinwire study"
 
 
 def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Comparison, dict[str, Any]]:
@@ -146,30 +113,24 @@ def circumstances(study: Study, scale: Scale, made: Mapping[Cell, Mapping[str, A
     }
     versions = {f"torch {one['torch']}" for one in made.values() if "torch" in one}
     said = [f"The finished cells took {hours:.1f} hours, on {'; '.join(sorted(machines | versions))}."]
-    codes, values = set[str](), dict[str, set[str]]()
-    by_data: dict[str, dict[str, None]] = {}
-    for cell, one in made.items():
-        origin, own = one.get("origin", {}), study.own_options(scale, cell.row)
-        codes |= {origin["code"]} if "code" in origin else set()
-        by_data.setdefault(json.dumps(origin.get("data")), {})[cell.row] = None
-        for name in origin.keys() - ({"model.weights"} if cell.base else set()):
-            if not is_among(name, _NO_OPTIONS) and not _is_set(name, own):
-                values.setdefault(name, set()).add(json.dumps(origin[name]))
+    codes = {one["origin"]["code"] for one in made.values() if "code" in one.get("origin", {})}
     if len(codes) > 1:
         said.append(f"They were made by {len(codes)} versions of the code: {', '.join(sorted(codes))}.")
+    by_data: dict[str, dict[str, None]] = {}
+    for cell, one in made.items():
+        by_data.setdefault(json.dumps(one.get("origin", {}).get("data")), {})[cell.row] = None
     if len(by_data) > 1:
         groups = " | ".join(map("; ".join, by_data.values()))
         said.append(f"There are {len(by_data)} sets of data; compare only rows that have the same: {groups}.")
-    if differ := [f"{name} ({', '.join(sorted(found))})" for name, found in sorted(values.items()) if len(found) > 1]:
+    given = [(study.own_options(scale, cell.row), typed(one.get("given", ()))) for cell, one in made.items()]
+    names = dict.fromkeys(name for _, its in given for name in its if not is_among(name, WITHOUT_EFFECT))
+    values = {name: {its.get(name, "not given") for own, its in given if not sets(own, name)} for name in names}
+    if differ := [f"{name} ({', '.join(sorted(found))})" for name, found in values.items() if len(found) > 1]:
         said.append(
-            f"The cells differ in options that no row sets, so do not compare their scores: {'; '.join(differ)}."
+            f"The cells were run with unlike options of the command line, so do not compare their scores: "
+            f"{'; '.join(differ)}."
         )
     return said
-
-
-def _is_set(name: str, own: Options) -> bool:
-    """Whether one of a row's own options changes a field."""
-    return any(is_among(name, (option, f"{option}.", *_MEANT.get(option, ()))) for option in own)
 
 
 def _check_folder(folder: Path, cells: Sequence[Cell]) -> None:
@@ -248,22 +209,22 @@ def cells_table(study: Study, runs: Mapping[Cell, RunFiles], made: Mapping[Cell,
     return Table("Finished cells", columns, lines, note)
 
 
-def write_and_show(made: Comparison, beside: Mapping[str, Any], folder: Path, option: str) -> None:
-    """Write every form of a report, and print its first tables.
+def write_and_show(study: Study, scale_name: str, scale: Scale, folder: Path) -> None:
+    """Write every form of a report into the folder of the cells, and print its first tables.
 
-    OptionsError where it cannot be written; `option` is the one that names another folder.
+    OptionsError if the folder is none of this study, or cannot be written.
     """
+    _check_folder(folder, cells_of(study, scale, folder))
+    made, beside = make(study, scale_name, scale, folder)
     head = [f"<!-- {SIGNATURE} -->", f"# {made.title}", *made.words]
     values = document(made.title, made.tables, words=list(made.words), **beside)
     forms = {
-        "report.html": render([], [], made),
+        "report.html": render([], made),
         "report.md": "\n\n".join([*head, *(table.markdown for table in made.tables)]) + "\n",
         "report.json": f"{dumps({'generator': SIGNATURE, **values}, indent=2)}\n",
     }
-    with written(option, folder, "folder"):
-        folder.mkdir(parents=True, exist_ok=True)
     for name, content in forms.items():
-        with written(option, folder / name, "folder"):
+        with written("--folder", folder / name, "folder"):
             write_own(folder / name, content.encode())
     show(made.tables[:2])
     print(f"{listed([*forms])} are in {folder}")

@@ -62,7 +62,7 @@ def made(tmp_path, name, *, on=3.0, off=3.0, codec="none", seed=0, stages=2, lay
     evaluations = [{"step": 2, "on": {"loss": 3.5}}, {"step": STEPS, "on": {"loss": on}}]
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
-    return RunFiles(folder, summary, yaml.safe_dump(recipe), steps, evaluations, [])
+    return RunFiles(folder, summary, yaml.safe_dump(recipe), steps, evaluations)
 
 
 def columns(table):

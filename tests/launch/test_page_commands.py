@@ -10,7 +10,6 @@ import pytest
 from support.pages import ROOT, pages
 from thinwire.launch import cli
 from thinwire.launch.recipe import recipe
-from thinwire.launch.study.report import make_parser as study_report_parser
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +41,7 @@ def check(words):
     if command.startswith("-") or command in OWN | {"NAME"} or "--help" in words:
         return
     assert command in cli.COMMANDS, command
-    if words[:1] == ["report"] and command == "study":
-        study_report_parser().parse_args(words[1:])
-    elif words or command != "study":  # `thinwire study` alone lists them
+    if words or command != "study":  # `thinwire study` alone lists them
         module, rest = cli.COMMANDS[command][0], words
         if command not in ("train", "simulate"):  # they have the options of a recipe alone
             rest = import_module(f"thinwire.launch.{module}").make_parser().parse_known_args(rest)[1]

@@ -12,9 +12,8 @@ from support.workloads import uniform
 from thinwire.compress import CodecError
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.launch.cli import main
-from thinwire.launch.comparison import runs
 from thinwire.launch.predict import profile
-from thinwire.launch.shared.tables import duration_text
+from thinwire.launch.shared.tables import duration_text, read_document
 from thinwire.launch.timing.workload import CodecCost, codec_pair
 from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.schedules import SCHEDULES
@@ -62,12 +61,11 @@ def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path,
     assert {cell["codec"] for cell in fresh["predictions"]} == {"none", DEFAULT, *FAST}
 
 
-def test_what_it_says_as_json_is_shown_in_a_report(capsys, tmp_path):
+def test_its_json_has_the_tables(capsys):
     told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
-    (tmp_path / "predict.json").write_text(json.dumps(told))
-    [document] = runs.read([tmp_path / "predict.json"])[1]
-    assert document.title == "prediction of quickstart"
-    speeds, needed, frames, stages, schedules = document.tables
+    title, tables = read_document(json.dumps(told))
+    assert title == "prediction of quickstart"
+    speeds, needed, frames, stages, schedules = tables
     codecs = ["none", DEFAULT, "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]

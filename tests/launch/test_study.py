@@ -56,7 +56,7 @@ def run_of(row, seed, on):
         for channel in ("activations", "gradients")
     ]
     summary = {"held_out": scores, "channels": channels, "steps": 6}
-    return RunFiles(Path(row), summary, f"training: {{seed: {int(seed)}}}", [{"samples": 1, "seconds": 1.0}], [], [])
+    return RunFiles(Path(row), summary, f"training: {{seed: {int(seed)}}}", [{"samples": 1, "seconds": 1.0}], [])
 
 
 def made(cell, origin=None, **beside):
@@ -495,9 +495,9 @@ def test_a_smoke_run_is_no_cell(here, capsys, place):
         (["mine.yaml", "--scale", "huge"], "--scale must be a scale of the study mine, got 'huge'"),
         (["mine.yaml", "--row", "ten bits"], "--row must be a row of the study at this scale, got 'ten bits'"),
         (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
-        (["report", "mine.yaml"], "studies/mine/all does not exist; run the study first"),
-        (["report", "mine.yaml", "--folder", "."], "--folder must name the folder of this study, and . has no cells"),
-        (["report", "mine.yaml", "--folder", "other"], "and other has cells of another study or scale"),
+        (["mine.yaml", "--report"], "studies/mine/all does not exist; run the study first"),
+        (["mine.yaml", "--report", "--folder", "."], "--folder must name the folder of this study, and . has no cells"),
+        (["mine.yaml", "--report", "--folder", "other"], "and other has cells of another study or scale"),
         (
             ["mine.yaml", "--training.seed", "3"],
             "--training.seed must be left out: a study gives each cell its own; the",
@@ -554,14 +554,14 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
         study.process.send_signal(signal.SIGINT)
         assert study.wait() == 130
         assert "the same command goes on" in study.stderr and not study.processes()
-    assert cli.main(["study", "report", "mine.yaml"]) == 0
+    assert cli.main(["study", "mine.yaml", "--report"]) == 0
     unfinished = (folder / "report.md").read_text()
     assert "0 of 2 cells are finished. 2 are missing" in unfinished and "not begun" in unfinished
     # 2. the same command goes on; its cell ends as one that nobody stopped, of real processes
     again = completed([*THINWIRE, *long, "--jobs", "2"], here, timeout=600)
     assert again.status == 0, again.stderr
     assert "1 to go on from a checkpoint, 1 to begin" in again.stdout
-    assert "thinwire study report mine.yaml compares them" in again.stdout
+    assert "report.html, report.md and report.json are in studies/mine/all" in again.stdout
     asked = json.loads((cell / "cell.json").read_text())["command"][1:]
     several = completed([*THINWIRE, "train", *asked, "--output", "several"], here, timeout=600)
     assert several.status == 0, several.stderr
@@ -575,7 +575,7 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     told = capsys.readouterr().out
     assert "none, seed 0 begins anew, because these have changed: optimizer.lr" in told
     # 4. the report has the published numbers, ours, and the picture
-    assert cli.main(["study", "report", "mine.yaml"]) == 0
+    assert cli.main(["study", "mine.yaml", "--report"]) == 0
     report = json.loads((folder / "report.json").read_text())
     scores = report["tables"][0]
     line = dict(zip(scores["columns"], scores["rows"][1], strict=True))
@@ -583,7 +583,5 @@ def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     assert 2 < line["bits, activations"] < 8 < line["bits, gradients"] < 14  # with the headers of tiny frames
     assert _finished(report)["none"]["weights digest"] == digest(here / "several")[:16]
     assert report["verdicts"] == {"cannot tell": 1} and report["missing"] == 0
-    assert cli.main(["report", str(folder / "report.json")]) == 0
-    assert "two bits" in Path("report.html").read_text()
     page = (folder / "report.html").read_text()
     assert "<svg" in page and "2 of 2 cells are finished." in page
