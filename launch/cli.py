@@ -29,9 +29,8 @@ Main = Callable[[Sequence[str]], int]
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train", "train a recipe, with its stages in several processes"),
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
-    "partition": ("partition.command", "show the cost of each layer of a recipe, and the best cut"),
     "outline": ("outline", "write what processes must know of data that they never read"),
-    "predict": ("predict.command", "predict the speed of a recipe over slow links"),
+    "predict": ("predict.command", "predict the speed of a recipe over slow links, and find its best cut"),
     "bench": ("bench.command", "measure a recipe over the links between its processes, beside plain torch"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
     "report": ("report", "compare runs on one HTML page"),

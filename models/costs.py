@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,7 @@ def measure(
     recompute: Recompute = "none",
     device: torch.device | str = "cpu",
     side: Mapping[str, Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
     repetitions: int = 5,
     warmup: int = 2,
 ) -> tuple[LayerCost, ...]:
@@ -83,6 +85,7 @@ def measure(
             drawn from the seed, integers are 0.
         seed, precision, recompute, device: as for `build_stage`.
         side: real side inputs of the micro-batch, by name.
+        loss: of the outputs of the last layer, whose time counts with that layer's.
         repetitions: timed runs of each layer.
         warmup: runs of each layer before those, not timed.
 
@@ -108,7 +111,8 @@ def measure(
             _, held = _run_and_watch(stage, run, inputs)
             stage.recompute = recompute
             outputs, kept = _run_and_watch(stage, run, inputs)
-            trials = [time_once(run) for _ in range(warmup + repetitions)][warmup:]
+            timed = run if loss is None or index + 1 < len(blueprint.layers) else partial(_lost, run, loss)
+            trials = [time_once(timed) for _ in range(warmup + repetitions)][warmup:]
             costs.append(
                 LayerCost(
                     name=spec.name,
@@ -123,7 +127,7 @@ def measure(
             )
             inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs)
             # free this layer before the next is built
-            del stage, run, outputs
+            del stage, run, timed, outputs
     return tuple(costs)
 
 
@@ -148,6 +152,10 @@ def operations(
         float(counter.get_total_flops()) + sum(tensor.numel() for tensor in given) + layer.cost
         for counter, given, layer in zip(counters, outputs, blueprint.layers, strict=True)
     )
+
+
+def _lost(run: Callable[[], Any], loss: Callable[[Any], Tensor]) -> Tensor:
+    return loss(run())
 
 
 def _run_and_watch(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire.launch.predict.cuts import Cuts
 from thinwire.launch.shared.links import Network
 from thinwire.launch.shared.tables import Table, Value, document, duration_text
 from thinwire.launch.timing.prediction import (
@@ -47,11 +49,21 @@ class Answer:
     """The advice of `prediction.best` among `schedules`; None if none fits in memory."""
     verdicts: list[str]
     """One sentence for each bandwidth: whether compression pays."""
+    cuts: Cuts | None
+    """The cut of the recipe beside the best one; None where times are given."""
 
     @property
     def tables(self) -> list[Table]:
         """What is shown."""
-        return [self._speeds(), self._needed(), self._frames(), self._stages(), self._schedules()]
+        cuts = self.cuts.tables if self.cuts else []
+        return [self._speeds(), self._needed(), self._frames(), self._stages(), self._schedules(), *cuts]
+
+    @property
+    def best_cut(self) -> list[str]:
+        """Whether the cuts fit, and the option that chooses the best one; empty where times are given."""
+        if self.cuts is None:
+            return []
+        return [*self.cuts.fits, f"to use the best cut: --pipeline.layers '{json.dumps(self.cuts.best)}'"]
 
     @property
     def heading(self) -> str:
@@ -121,7 +133,7 @@ class Answer:
                 rows[channel, method] = [method, channel, 8 * nbytes / max(1, elements), nbytes / 1e3, *spent]
         note = (
             "Headers included, feedback after a first visit. Payloads whose length varies have that of Gaussian rows, "
-            "of which no codebook knows any: in training a codebook saves more than stands here."
+            "of which no codebook knows any: what it saves in training is not in here, and neither is its search."
         )
         columns = ("codec", "of", "bits", "kB", "encode, ms", "decode, ms")
         return Table("a frame over the first boundary", columns, [*rows.values()], note)
@@ -151,7 +163,7 @@ class Answer:
         null means unlimited (`bandwidth`), or no schedule (`best`).
         """
         workload = self.workload
-        everything = {
+        everything: dict[str, Any] = {
             "workload": {
                 **{name: getattr(workload, name) for name in _OF_WORKLOAD},
                 "codec_seconds": [
@@ -165,6 +177,9 @@ class Answer:
             "best": None if self.best is None else _finite(self.best),
             "verdicts": self.verdicts,
         }
+        if self.cuts:
+            measured = self.cuts.measured and {"measured": self.cuts.measured.to_json()}
+            everything |= {"layers": self.cuts.best, "fits": self.cuts.fits, **(measured or {})}
         return document(f"prediction of {workload.name}", self.tables, **everything)
 
 
@@ -174,6 +189,7 @@ def answer(
     codecs: Sequence[CompressionOptions],
     networks: Sequence[Network],
     max_in_flight: float = math.inf,
+    cuts: Cuts | None = None,
 ) -> Answer:
     """Answer all questions about one workload.
 
@@ -197,6 +213,7 @@ def answer(
         schedules=schedules,
         best=best(schedules, max_in_flight),
         verdicts=[*map(verdict, by_network)],
+        cuts=cuts,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from thinwire.launch.recipe import recipe
@@ -13,6 +13,7 @@ from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.arguments import Parser, positive, share
 from thinwire.launch.shared.exit_codes import OK
 from thinwire.launch.shared.links import BANDWIDTHS, Network, parse_bandwidth, parse_latency
+from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import say, show
 from thinwire.pipeline.errors import OptionsError
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
     options, overrides = parser.parse_known_args(argv)
     if (options.forward_ms is None) != (options.backward_ms is None):
         parser.error("give --forward-ms and --backward-ms together: a given time beside a measured one says nothing")
+    if options.forward_ms is not None and (options.memory or options.measured):
+        parser.error("--memory and --measured are of measured layers: leave out --forward-ms and --backward-ms")
     wanted = recipe.parse([options.recipe, *overrides], prog=PROG)
     predicted = _answer(options, wanted)
     if options.json:
@@ -36,15 +39,18 @@ def main(argv: Sequence[str]) -> int:
         return OK
     say(predicted.heading)
     show(predicted.tables)
-    say(*predicted.verdicts, predicted.advice)
+    say(*predicted.verdicts, predicted.advice, *predicted.best_cut)
     return OK
 
 
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
+    from thinwire.launch.plan.prepare import prepare
     from thinwire.launch.predict.answer import answer
-    from thinwire.launch.predict.profile import from_recipe
+    from thinwire.launch.predict.cuts import cuts_of, limits_of, places_of
+    from thinwire.launch.predict.profile import workload_of
     from thinwire.launch.timing.prediction import mistakes_of
     from thinwire.launch.timing.workload import NO_COMPRESSION, as_sent, codec_pair, label
+    from thinwire.models.precision import threads
     from thinwire.pipeline.schedules import SCHEDULES
 
     pipeline, replicas = wanted.pipeline, wanted.replicas.count
@@ -68,14 +74,20 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     except OptionsError as error:  # the recipe's own is checked, so it is that of the option
         raise OptionsError([text.replace("pipeline.schedule", "--schedule", 1) for text in error.mistakes]) from error
     given = None if options.forward_ms is None else (options.forward_ms / 1e3, options.backward_ms / 1e3)
-    codecs = list(compared.values())
-    workload = from_recipe(wanted, codecs, given)
+    limits = limits_of(options.memory, pipeline.num_stages)
+    codecs, prepared, cuts = list(compared.values()), prepare(wanted), None
+    with threads(wanted.training.threads), showing("timing the layers and codecs") if not given else nullcontext():
+        places = [] if given else places_of(prepared, options.measured)
+        workload = workload_of(prepared, codecs, given, places)
     if mistakes := mistakes_of(workload, schedule):
         raise OptionsError(mistakes)
+    if places:
+        cuts = cuts_of(prepared, places, sent[1], min(options.bandwidth), limits)
+    prepared.tell_notes()
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex) for bandwidth in options.bandwidth
     ]
-    return answer(workload, schedule, codecs, networks, options.max_in_flight)
+    return answer(workload, schedule, codecs, networks, options.max_in_flight, cuts)
 
 
 def make_parser() -> Parser:
@@ -83,7 +95,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog=PROG,
         usage=f"{PROG} RECIPE [options] [--field value ...]",
-        description="Predict the speed of a pipeline over slow links. Options can override fields of the recipe, as "
+        description="Predict the speed of a pipeline over slow links, and find the best cut: the cut whose slowest "
+        "stage or link, at the lowest bandwidth, is fastest. Options can override fields of the recipe, as "
         "in thinwire train.",
     )
     add = parser.add_argument
@@ -120,6 +133,21 @@ def make_parser() -> Parser:
         type=positive,
         default=math.inf,
         help="number of micro-batches that fit into a process's memory",
+    )
+    add(
+        "--memory",
+        type=float,
+        nargs="+",
+        metavar="GB",
+        help="memory limit of a stage in the best cut: one number for all stages, or one for each",
+    )
+    add(
+        "--measured",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="time no layers here: FILE is what `thinwire predict RECIPE --json` printed on the machine of a stage, "
+        "one for each stage in their order",
     )
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -1,7 +1,4 @@
-"""A recipe as a workload: the tensors at its boundaries, and the times of its stages and codecs on this machine.
-
-Of all the code of a prediction, only this file builds models.
-"""
+"""A recipe as a workload: the tensors at its boundaries, and the times of its stages and codecs."""
 
 from __future__ import annotations
 
@@ -13,72 +10,48 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import Key, Method
-from thinwire.compress.transfer import put
-from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.recipe.recipe import Recipe
-from thinwire.launch.shared.progress import showing
+from thinwire.launch.predict.cuts import MeasuredMachine
 from thinwire.launch.timing.workload import CodecCost, Workload
-from thinwire.models.costs import time_once
-from thinwire.models.precision import threads
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
-from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions
-from thinwire.pipeline.training.optimization import WholeBatchLoss
 from thinwire.pipeline.wire.channel import is_coded
 
 REPETITIONS = 5
 
 
-def from_recipe(recipe: Recipe, codecs: Sequence[CompressionOptions], given: tuple[float, float] | None) -> Workload:
+def workload_of(
+    prepared: Prepared,
+    codecs: Sequence[CompressionOptions],
+    given: tuple[float, float] | None,
+    places: Sequence[MeasuredMachine],
+) -> Workload:
     """The workload of a recipe, with one stage in each process.
 
-    `given` are seconds of one micro-batch forward and backward on every stage; then nothing is measured, and codecs
-    take no time. With None each stage is built, timed on one micro-batch of the training data, and dropped; codecs are
-    timed too.
-
-    Raises:
-        ModelError: the parts of the recipe do not fit together.
+    `given` are seconds of one micro-batch forward and backward on every stage; then codecs take no time. With None a
+    stage takes what its layers do at its place, and codecs are timed here.
     """
-    prepared = prepare(recipe)
-    count = len(prepared.cuts)
-    forward, backward = given or (0.0, 0.0)
+    recipe = prepared.recipe
+    if given is None:
+        costs = [[place.costs[layer] for layer in cut] for place, cut in zip(places, prepared.cuts, strict=True)]
+        pairs = [(sum(one.forward for one in own), sum(one.backward for one in own)) for own in costs]
+    else:
+        pairs = [given] * len(prepared.cuts)
     workload = Workload(
         name=recipe.name,
         num_microbatches=recipe.pipeline.num_microbatches,
         microbatch_size=recipe.pipeline.microbatch_size,
-        forward=(forward,) * count,
-        backward=(backward,) * count,
+        forward=tuple(forward for forward, _ in pairs),
+        backward=tuple(backward for _, backward in pairs),
         boundaries=tuple(prepared.outputs[:-1]),
         accumulation=recipe.pipeline.accumulation,
         layers=len(prepared.blueprint.layers),
-        steps=prepared.recipe.training.steps,
+        steps=recipe.training.steps,
     )
-    prepared.tell_notes()
     if given is not None:
         return workload
-    with threads(recipe.training.threads), showing("timing the stages and codecs"):
-        forwards, backwards = zip(*(time_stage(prepared, index) for index in range(count)), strict=True)
-        costs = codec_costs(codecs, workload, choose(recipe.training.device))
-        return replace(workload, forward=forwards, backward=backwards, costs=costs)
-
-
-def time_stage(prepared: Prepared, index: int) -> tuple[float, float]:
-    """Median seconds of one micro-batch forward and back through one stage; the last stage includes the loss."""
-    device = choose(prepared.recipe.training.device)
-    stage = prepared.build(index, device)
-    data = prepared.data
-    ids, inputs, side = prepared.stage_inputs(index, device)
-    targets = put(data.training.targets(ids), device)
-    last, loss = index == len(prepared.cuts) - 1, WholeBatchLoss(data.task, Meter())
-
-    def run() -> Tensor | tuple[Tensor, ...]:
-        output = stage(*inputs, **side)
-        return loss(output, targets) if last else output
-
-    forwards, backwards = zip(*(time_once(run) for _ in range(1 + REPETITIONS)), strict=True)
-    return statistics.median(forwards[1:]), statistics.median(backwards[1:])  # the first repetition is a warm-up
+    return replace(workload, costs=codec_costs(codecs, workload, choose(recipe.training.device)))
 
 
 def codec_costs(

@@ -1,23 +1,21 @@
 """The cost of each layer of a recipe's model, the cut of the recipe, and the best cut, as tables.
 
-The costs are measured here, or were measured on other machines: `thinwire partition --json` printed them there.
+The costs are measured here, or were measured on other machines: `thinwire predict --json` printed them there. A run
+without `pipeline.layers` cuts by counted costs: every process must find the same cut, and measured times differ.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from thinwire.compress.transfer import put
 from thinwire.errors.files import read_object
 from thinwire.launch.plan.memory import numbers_of_a_parameter
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.shared.links import parse_bandwidth
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import frame_bytes
@@ -28,6 +26,9 @@ from thinwire.models.partition import Machine, boundary_seconds, partition_over
 from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.devices.memory import peak_memory
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.measuring.meters import Meter
+from thinwire.pipeline.options import CompressionOptions
+from thinwire.pipeline.training.optimization import WholeBatchLoss
 
 _WITH_HOLES = 1.1
 """The memory of a stage by that of its tensors: malloc keeps some free between them (measured/real-size.md)."""
@@ -45,17 +46,17 @@ class MeasuredMachine:
     """The memory of a process before it has a model; 0 on a GPU."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, for `read`."""
+        """As JSON values, for `read_all`."""
         costs = [asdict(cost) for cost in self.costs]
         return {"device": self.device, "costs": costs, "process_bytes": self.process_bytes}
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What the command shows and says."""
+class Cuts:
+    """The cut of a recipe beside the best one."""
 
     tables: list[Table]
-    cut: list[int]
+    best: list[int]
     """The number of layers of each stage in the best cut."""
     measured: MeasuredMachine | None
     """What was measured on this machine; None if nothing was."""
@@ -63,24 +64,41 @@ class Examination:
     """Whether each cut fits into the memory that was given, a sentence each; empty without."""
 
 
-def examine(prepared: Prepared, options: argparse.Namespace) -> Examination:
-    """The costs of the layers, the cut of the recipe and the best cut."""
-    bandwidth, num_stages = parse_bandwidth(options.bandwidth), prepared.recipe.pipeline.num_stages
-    limits = _limits(options.memory, num_stages)
+def places_of(prepared: Prepared, files: Sequence[str]) -> list[MeasuredMachine]:
+    """What the layers cost where each stage computes: as files say, one for each stage, or as measured here."""
     names = [layer.name for layer in prepared.blueprint.layers]
-    places = read_all(options.measured, num_stages, names) or [_here(prepared)] * num_stages
+    count = prepared.recipe.pipeline.num_stages
+    return read_all(files, count, names) or [_here(prepared)] * count
+
+
+def cuts_of(
+    prepared: Prepared,
+    places: Sequence[MeasuredMachine],
+    compression: CompressionOptions,
+    bandwidth: float,
+    limits: Sequence[float],
+) -> Cuts:
+    """The cut of the recipe, and the one whose slowest stage or link is fastest.
+
+    Args:
+        prepared: the recipe.
+        places: what the layers cost where each stage computes.
+        compression: the codecs as they are sent.
+        bandwidth: bits a second of the links.
+        limits: the most gigabytes of each stage.
+    """
     machines = _machines(places, prepared, limits)
-    cuts = partition_over(machines, boundary_costs=None if bandwidth is None else _boundary_costs(prepared, bandwidth))
+    links = None if math.isinf(bandwidth) else _boundary_costs(prepared, compression, bandwidth / 1e6)
+    best = partition_over(machines, boundary_costs=links)
+    several = len(set(places)) > 1
     tables = [
-        _machines_table(places, cuts) if len(set(places)) > 1 else _layers_table(places[0], cuts),
+        _machines_table(places, best) if several else _layers_table(places[0], best),
         _stages_table("the cut of the recipe", prepared.cuts, places, machines),
-        _stages_table("the best cut for these costs", cuts, places, machines),
+        _stages_table("the best cut for these costs", best, places, machines),
     ]
-    fits = []
-    if options.memory:
-        for name, shown in (("the cut of the recipe", prepared.cuts), ("the best cut", cuts)):
-            fits.append(_fit(name, _sizes(shown, machines), limits))
-    return Examination(tables, [len(cut) for cut in cuts], None if options.measured else places[0], fits)
+    shown = {} if math.inf in limits else {"the cut of the recipe": prepared.cuts, "the best cut": best}
+    fits = [_fit(name, _sizes(cuts, machines), limits) for name, cuts in shown.items()]
+    return Cuts(tables, [len(cut) for cut in best], None if places[0].name else places[0], fits)
 
 
 def _sizes(cuts: Sequence[range], machines: Sequence[Machine]) -> list[float]:
@@ -104,8 +122,8 @@ def _fit(name: str, sizes: Sequence[float], limits: Sequence[float]) -> str:
     return f"{name} fits: its stages need {', '.join(needs)}"
 
 
-def _limits(given: Sequence[float] | None, num_stages: int) -> list[float]:
-    """The most gigabytes of each stage."""
+def limits_of(given: Sequence[float] | None, num_stages: int) -> list[float]:
+    """The most gigabytes of each stage: `given` is one number for all, or one for each; None without limits."""
     gigabytes = list(given or [math.inf])
     if mistaken := [value for value in gigabytes if not value > 0]:
         raise OptionsError(f"--memory must be above 0 GB, got {mistaken[0]:g}")
@@ -137,12 +155,12 @@ def _machines(places: Sequence[MeasuredMachine], prepared: Prepared, limits: Seq
 
 
 def _here(prepared: Prepared) -> MeasuredMachine:
-    """The cost of each layer for one micro-batch of the training data."""
+    """The cost of each layer for one micro-batch of the training data; the last one computes the loss."""
     training = prepared.recipe.training
-    torch.set_num_threads(training.threads)
     ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
     process_bytes = 0 if device.type != "cpu" else peak_memory()
+    loss, targets = WholeBatchLoss(prepared.data.task, Meter()), put(prepared.data.training.targets(ids), device)
     costs = measure(
         prepared.blueprint,
         prepared.data.training.inputs(ids, 0),
@@ -151,13 +169,14 @@ def _here(prepared: Prepared) -> MeasuredMachine:
         recompute=training.recompute,
         device=device,
         side=prepared.data.training.side(ids),
+        loss=lambda outputs: loss(outputs, targets),
     )
     return MeasuredMachine("", described(device), costs, process_bytes)
 
 
-def _boundary_costs(prepared: Prepared, bandwidth: float) -> list[float]:
-    """Seconds on the wire of one micro-batch, for a boundary after each layer, with the recipe's common codecs."""
-    common = replace(prepared.recipe.compression, boundaries={})
+def _boundary_costs(prepared: Prepared, compression: CompressionOptions, bandwidth: float) -> list[float]:
+    """Seconds on the wire of one micro-batch, for a boundary after each layer, with the common codecs."""
+    common = replace(compression, boundaries={})
     *outputs, _ = stage_output_examples(
         prepared.blueprint,
         [range(index, index + 1) for index in range(len(prepared.blueprint.layers))],
@@ -264,4 +283,4 @@ def _read(path: str) -> MeasuredMachine:
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise OptionsError(f"--measured {path} must be the output of `thinwire partition RECIPE --json`") from error
+        raise OptionsError(f"--measured {path} must be the output of `thinwire predict RECIPE --json`") from error

@@ -1,1 +1,0 @@
-"""`thinwire partition`: the cost of each layer, and the best cut."""
