@@ -31,7 +31,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("simulate", "train a recipe in one process, with the same numbers"),
     "outline": ("outline", "write what processes must know of data that they never read"),
     "predict": ("predict.command", "predict the speed of a recipe over slow links, and find its best cut"),
-    "bench": ("bench.command", "measure a recipe over the links between its processes, beside plain torch"),
     "study": ("study.command", "run many recipes, and compare them with published numbers"),
     "report": ("report", "compare runs on one HTML page"),
     "export": ("export", "write the model of a run for the library that it came from"),

@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from contenders import Contender, PlainTorch, Thinwire
 
-from thinwire.launch.bench.contenders import Contender, PlainTorch, Thinwire
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared

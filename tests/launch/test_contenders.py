@@ -2,14 +2,14 @@
 
 import time
 
+import links
 import pytest
 import torch
 import torch.distributed as dist
+from contenders import StepMeasures, Thinwire
 
 from support.gpus import GPU
 from support.tiny_run import alone, prepared
-from thinwire.launch.bench import turns
-from thinwire.launch.bench.contenders import StepMeasures, Thinwire
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.timing.workload import codec_pair
 
@@ -39,8 +39,8 @@ def test_a_timed_step_ends_when_the_gpu_has_done_it(monkeypatch):
             order.append("step")
             return StepMeasures({}, 0.0, 12.0)
 
-    monkeypatch.setattr(turns, "seconds_now", lambda device: order.append(device) or time.perf_counter())
+    monkeypatch.setattr(links, "seconds_now", lambda device: order.append(device) or time.perf_counter())
     monkeypatch.setattr(dist, "barrier", lambda: order.append("barrier"))
-    found = turns.timed(Contender(), torch.arange(2), GPU)
+    found = links.timed(Contender(), torch.arange(2), GPU)
     assert order == ["cache", "barrier", GPU, "step", GPU, "barrier"]
     assert found["seconds"] > 0 and found["sent"] == 12.0

@@ -1,25 +1,24 @@
-"""`thinwire bench RECIPE` over real processes: what it compares, and what it says. How fast anything is, is no test."""
+"""docs/measured/links.py over real processes: what it compares, and what it says. How fast anything is, is no test."""
 
 import json
 import sys
 from types import SimpleNamespace
 
+import links
 import pytest
 import torch
+from contenders import PlainTorch, Thinwire
+from links import COLUMNS, batches_of, contenders_of, main, slowest, table
 
 from support.commands import completed
 from support.pages import ROOT
 from support.processes import run
 from thinwire.launch import cli
-from thinwire.launch.bench.command import contenders_of
-from thinwire.launch.bench.contenders import PlainTorch, Thinwire
-from thinwire.launch.bench.turns import COLUMNS, batches_of, slowest, table
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe.recipe import parse
 from thinwire.launch.shared.tables import read_document
 from thinwire.launch.timing.workload import codec_pair
-from thinwire.pipeline.devices import device
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.options.compression import FAST, MILD
@@ -35,7 +34,7 @@ SMALL = [
 def weights_after_two_steps(rank, kinds, folder):
     """Weights of this process's stage after the same two steps, by kind of contender."""
     plainly = ["--optimizer.name", "sgd", "--optimizer.warmup_steps", "0"]
-    prepared = prepare(parse([*SMALL, *plainly], prog="thinwire bench"))
+    prepared = prepare(parse([*SMALL, *plainly], prog="links.py"))
     where, found = real_placement(prepared.recipe), {}
     for kind in kinds:
         if kind == "thinwire":
@@ -65,7 +64,7 @@ def test_plain_torch_trains_as_thinwire_does_uncompressed(tmp_path):
 def test_the_rows_of_each_call_over_slow_links_stand_below_those_before(tmp_path):
     few = ["--repetitions", "2", "--steps", "1", "--out", "speed.json"]
     for rate, codecs in (("none", ["none", "q(4)/q(8)", "torch fp32", "torch bf16"]), ("50mbit", ["aqsgd(q(2))/q(8)"])):
-        bench = [sys.executable, "-m", "thinwire", "bench", *SMALL, *few, "--links", rate, "--codec", *codecs]
+        bench = [sys.executable, ROOT / "docs/measured/links.py", *SMALL, *few, "--links", rate, "--codec", *codecs]
         ended = completed([sys.executable, ROOT / "examples/slow_links.py", "--rate", rate, "--", *bench], tmp_path)
         assert ended.status == 0, ended.output
     title, [found] = read_document((tmp_path / "speed.json").read_text())
@@ -82,7 +81,7 @@ def test_the_rows_of_each_call_over_slow_links_stand_below_those_before(tmp_path
     assert [row["activation, kB"] for row in rows] == [(32 * 16 * 4 + 64) / 1e3] * 5
     assert rows[0]["x none"] == 1.0 and rows[-1]["x none"] is None
     told = json.loads((tmp_path / "speed.json").read_text())
-    assert told["machine"]["cores"] >= 1 and told["command"].startswith("thinwire bench quickstart --model.config ")
+    assert told["machine"]["cores"] >= 1 and told["command"].startswith("links.py quickstart --model.config ")
 
 
 def step(seconds, sent=0.0, forward=0.0, **sections):
@@ -95,7 +94,7 @@ def turn(who, first, *later, new=True):
 
 
 def test_a_row_is_of_medians_of_the_slowest_process():
-    prepared = prepare(parse(SMALL, prog="thinwire bench"))
+    prepared = prepare(parse(SMALL, prog="links.py"))
     plain = {**step(4.0), "sections": {}}
     told = [
         [
@@ -136,9 +135,9 @@ def test_samples_that_come_again_are_no_first_visit():
 
 
 def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_the_model():
-    own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="thinwire bench"), ("torch fp32", "torch bf16")
+    own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="links.py"), ("torch fp32", "torch bf16")
     assert list(contenders_of(own, None)) == ["none", "ef(q(4))/bf16", *FAST, *plain]
-    pretrained = parse(["smollm2-tiny"], prog="thinwire bench")
+    pretrained = parse(["smollm2-tiny"], prog="links.py")
     own = 'q(8, step=0.2, codebook=4096)/q(16, step=1.0, per="tensor")'
     assert list(contenders_of(pretrained, None)) == ["none", own, *MILD, *plain], "few bits break it"
 
@@ -146,7 +145,7 @@ def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_t
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     def said(*options):
-        assert cli.main(["bench", *SMALL, *options]) == 2
+        assert cli.run(main, [*SMALL, *options]) == 2
         return capsys.readouterr().err
 
     assert "unknown codec 'zip'" in said("--codec", "zip")
@@ -155,7 +154,7 @@ def test_what_cannot_be_measured_is_a_sentence(capsys, monkeypatch):
     assert told[0] == "a bench measures one pass in each step; set pipeline.accumulation to 1"
     assert "plain torch, whose layers are not compiled; set training.compile to false" in told[1]
     assert "must give at least 2 processes, got 1" in said("--pipeline.num_stages", "1")
-    monkeypatch.setattr(device, "choose", lambda wanted: torch.device("cuda", 0))
+    monkeypatch.setattr(links, "choose", lambda wanted: torch.device("cuda", 0))
     told = said("--training.device", "cuda", "--wire.transport", "nccl")
     assert "a bench measures frames that cross its links; set wire.transport to gloo or zmq" in told
 
@@ -168,10 +167,10 @@ def test_a_bench_without_all_its_processes_says_how_to_start_them(monkeypatch, c
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["bench", *SMALL]) == 2
+    assert cli.run(main, SMALL) == 2
     assert capsys.readouterr().err == (
         f"a bench must have a process for each of the recipe's 2, got {got}; start it with torchrun, as in "
-        "torchrun --nproc-per-node 2 -m thinwire bench ...\n"
+        "torchrun --nproc-per-node 2 docs/measured/links.py ...\n"
     )
 
 
@@ -179,13 +178,13 @@ def test_a_file_of_something_else_keeps_what_it_has(tmp_path, capsys):
     path = tmp_path / "kept.json"
     for text, why in (("{}", "is another: "), ('{"title": "x", "tables": []}', "is another: ")):
         path.write_text(text)
-        assert cli.main(["bench", *SMALL, "--out", str(path)]) == 2
+        assert cli.run(main, [*SMALL, "--out", str(path)]) == 2
         told = capsys.readouterr().err
         assert told.startswith("--out must name a new file, or one of this bench; ") and why in told
         assert path.read_text() == text
 
 
 def test_a_wrong_option_is_a_sentence(capsys):
-    assert cli.main(["bench", *SMALL, "--steps", "two"]) == 2
-    said = "argument --steps: must be a whole number of at least 1, got 'two'; see thinwire bench --help\n"
+    assert cli.run(main, [*SMALL, "--steps", "two"]) == 2
+    said = "argument --steps: must be a whole number of at least 1, got 'two'; see links.py --help\n"
     assert capsys.readouterr() == ("", said)

@@ -311,7 +311,6 @@ def test_weights_of_another_dtype_are_refused():
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("bench", [], "a bench is of one pipeline; add --replicas.count 1, got 2"),
         ("predict", [], "a prediction is of one pipeline; add --replicas.count 1, got 2"),
     ],
 )

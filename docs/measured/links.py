@@ -1,8 +1,16 @@
-"""The turns of a bench: all contenders of a process train, one after another, and a row says what each took."""
+"""The speed of each codec over the links between hosts, beside plain torch: the rows of docs/measured/bench-links.md.
+
+    torchrun --nnodes 2 --node-rank 0 --master-addr HOST docs/measured/links.py quickstart --pipeline.num_stages 2
+
+Each process of the recipe is one process here, as torchrun starts it. In each, all contenders take turns on the same
+samples: Thinwire with each pair of codecs, and plain torch.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import statistics
 import sys
 import time
@@ -15,20 +23,34 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
 from torch import Tensor
 
-from thinwire.launch.bench.contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
+from thinwire.compress.stores.durable import write_for_user
+from thinwire.errors.files import SIGNATURE
+from thinwire.launch import cli
 from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes.rendezvous import join
+from thinwire.launch.recipe import recipe
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared import scratch
-from thinwire.launch.shared.rank import own_local_rank
-from thinwire.launch.shared.tables import Table, Value
-from thinwire.launch.timing.workload import NO_COMPRESSION, frame_bytes
-from thinwire.pipeline.devices.device import choose, seconds_now
+from thinwire.launch.shared.arguments import Parser, at_least_one, written
+from thinwire.launch.shared.environment import environment
+from thinwire.launch.shared.exit_codes import OK, working
+from thinwire.launch.shared.rank import own_local_rank, own_rank
+from thinwire.launch.shared.strict_json import dumps
+from thinwire.launch.shared.tables import Table, Value, document, read_document, show
+from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, frame_bytes, label
+from thinwire.pipeline.devices.device import CPU, choose, seconds_now
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import WAITS, Section
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.processes.backends import TRANSPORTS, names_of
+
+PROG = "links.py"
 
 Turn = Mapping[str, Any]
 """What a contender took in its turn in one process: `contender`, `new` (whether no sample had come before), and the
@@ -158,3 +180,115 @@ def _parts(by_process: Sequence[Sequence[Mapping[str, Any]]], seconds: float) ->
         for sections in PARTS.values()
     ]
     return [1e3 * part for part in (forward, *parts, seconds - sum(parts))]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Take the turns of one process, print a table in process 0, and return the exit status."""
+    options, rest = make_parser().parse_known_args(argv)
+    wanted = recipe.parse(rest, prog=PROG)
+    _check(wanted)
+    contenders = contenders_of(wanted, options.codec)
+    before = _rows_of(options.out)
+    rank = own_place(wanted)
+    with working():
+        prepared = prepare(wanted, rank=rank)
+        told = take_turns(prepared, rank, contenders, options.repetitions, options.steps)
+    if told is None:
+        return OK
+    found = table(prepared, told, options.links)
+    show([found])
+    if options.out:
+        whole = Table(found.title, found.columns, [*before, *found.rows], found.note)
+        where = environment(shlex.join([*PROG.split(), *argv]))
+        said = {"generator": SIGNATURE, **document(f"bench of {wanted.name}", [whole], **where)}
+        with written("--out", options.out):
+            write_for_user(options.out, f"{dumps(said, indent=2)}\n".encode())
+    return OK
+
+
+def own_place(wanted: Recipe) -> int:
+    """The rank of this process, as torchrun gives it. OptionsError if not all processes are there."""
+    rank, count = own_rank(), int(os.environ.get("WORLD_SIZE", 1))
+    needed = wanted.num_processes
+    if rank is None or count != needed:
+        raise OptionsError(
+            f"a bench must have a process for each of the recipe's {needed}, got {count}; start it with torchrun, as "
+            f"in torchrun --nproc-per-node {needed} docs/measured/{PROG} ..."
+        )
+    return rank
+
+
+def contenders_of(wanted: Recipe, given: Sequence[str] | None) -> Mapping[str, CompressionOptions | None]:
+    """The contenders by name: pairs of codecs, and plain torch (None).
+
+    By default they are no compression, the recipe's codecs, some examples, and plain torch.
+    """
+    compression = wanted.compression
+    own = f"{compression.activations}/{compression.gradients}"
+    names = dict.fromkeys(given or (UNCOMPRESSED, own, *wanted.compared_codecs, *BASELINES))
+    ours = {label(pair): pair for pair in (codec_pair(name) for name in names if name not in BASELINES)}
+    return {**ours, **dict.fromkeys(name for name in names if name in BASELINES)}
+
+
+def _rows_of(path: Path | None) -> Sequence[Any]:
+    """The rows of a bench that --out names already; none of a new file. OptionsError if it holds something else."""
+    if path is None or not path.exists():
+        return []
+    with written("--out", path):
+        text = path.read_text(errors="replace")
+    try:
+        [found] = read_document(text)[1]
+    except ValueError as error:
+        raise OptionsError(f"--out must name a new file, or one of this bench; {path} is another: {error}") from error
+    if tuple(found.columns) != COLUMNS:
+        raise OptionsError(f"--out must name a new file, or one of this bench; {path} has other columns")
+    return found.rows
+
+
+def _check(wanted: Recipe) -> None:
+    """Raise OptionsError that names every option that does not fit a bench."""
+    OptionsError.require(
+        (
+            wanted.replicas.count == 1,
+            f"a bench is of one pipeline; add --replicas.count 1, got {wanted.replicas.count}",
+        ),
+        (wanted.pipeline.accumulation == 1, "a bench measures one pass in each step; set pipeline.accumulation to 1"),
+        (wanted.num_processes > 1, "a bench needs links: pipeline.num_stages must give at least 2 processes, got 1"),
+        (
+            not TRANSPORTS[wanted.wire.transport].over_gpus or choose(wanted.training.device) == CPU,
+            f"a bench measures frames that cross its links; set wire.transport to "
+            f"{names_of(lambda transport: not transport.over_gpus)}, got "
+            f"{wanted.wire.transport}",
+        ),
+        (
+            not wanted.training.compile,
+            "a bench compares with plain torch, whose layers are not compiled; set training.compile to false",
+        ),
+    )
+
+
+def make_parser() -> Parser:
+    """The options of the command itself."""
+    parser = Parser(
+        prog=PROG,
+        usage=f"torchrun ... {PROG} RECIPE [options] [options of the recipe]",
+        description="Measure the speed of a recipe over the links between its processes. Every codec, no compression, "
+        "and plain torch.distributed.pipelining take turns.",
+    )
+    add = parser.add_argument
+    add(
+        "--codec",
+        nargs="+",
+        action="extend",
+        help="codecs as activations/gradients, none, 'torch fp32' or 'torch bf16' (default: none, the recipe's, "
+        "some examples, and both of torch)",
+    )
+    add("--repetitions", type=at_least_one, default=5, help="turns of each contender (default: %(default)s)")
+    add("--steps", type=at_least_one, default=2, help="measured steps in each turn (default: %(default)s)")
+    add("--links", default="unshaped", help="name of these links in the table, such as 100mbit (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="JSON file to which the rows are added")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main, sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""`thinwire bench RECIPE`: codecs over the links between processes, beside plain torch."""
