@@ -79,7 +79,7 @@ class Quantize(Blockwise):
 
     def __post_init__(self) -> None:
         attempt(
-            lambda: require_int(self, "bits", self.bits, 1, 8 if self.step is None else 16),
+            self._check_bits,
             lambda: require_choice(self, "scale", self.scale, get_args(ScaleRule)),
             lambda: require_choice(self, "round", self.round, get_args(Round)),
             super().__post_init__,
@@ -99,6 +99,11 @@ class Quantize(Blockwise):
         knows_zero = self.scale == "absmax" and self.round == "nearest"
         # at 1 bit one of the two points would be zero
         return self.grid or ("midtread" if knows_zero and self.bits != 1 else "midrise")
+
+    def _check_bits(self) -> None:
+        if self.bits == 16 and self.step is None:
+            raise CodecError("q's 16 bits are those of integers of a step, got none; write q(16, step=0.2), or q(8)")
+        require_int(self, "bits", self.bits, 1, 8 if self.step is None else 16)
 
     def _check_step(self) -> None:
         if self.step is None:

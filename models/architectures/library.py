@@ -300,9 +300,9 @@ class Stretch(Layer):
     def _run(self, x: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         """The hidden states at the end of the stretch, or the logits."""
         ids_BT = x if self.first else self._stand_in(x, side.get("attention_mask"))
-        # beside an adapter, in the type of the frozen weights
+        # the narrowest: adapters, and what the library keeps wide, are float32 beside 16 bits
         numbers = (p for p in self.parameters() if p.is_floating_point())
-        weight = min(numbers, key=lambda p: (p.requires_grad, p.element_size()), default=None)
+        weight = min(numbers, key=lambda p: p.element_size(), default=None)
         zero = torch.zeros((), dtype=torch.float32 if weight is None else weight.dtype, device=x.device)
         for module, name, shape in self.absent:
             setattr(module, name, zero.expand(shape))

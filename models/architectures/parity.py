@@ -87,7 +87,7 @@ def check_parity(config: Any, task: TaskName, *, packed: bool = False) -> str:
 
 def _compare(config: Any, task: TaskName, packed: bool) -> str:
     name = config.model_type
-    small, whole, blueprint, tokens, side = _tiny(config, task)
+    small, whole, blueprint, tokens, side = tiny(config, task)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             expected = _run(whole, tokens, side, with_aux_loss=bool(aux_loss_weight(small)))
@@ -130,7 +130,7 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
 def remembers(config: Any, task: TaskName) -> bool:
     """Whether the layers of a tiny copy of a model, one token at a time, compute what they compute of all at once."""
     try:
-        _, whole, blueprint, tokens, side = _tiny(config, task)
+        _, whole, blueprint, tokens, side = tiny(config, task)
         filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
         stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
         with torch.no_grad():
@@ -204,7 +204,7 @@ def _noise(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint, Tensor, dict[str, Tensor]]:
+def tiny(config: Any, task: TaskName) -> tuple[Any, Any, Blueprint, Tensor, dict[str, Tensor]]:
     """The configuration with few blocks, tokens and small widths; the uncut model of it, its layers, and their inputs.
 
     The library builds some models whose widths do not fit each other. So the uncut one must run as well.

@@ -9,6 +9,7 @@ Tensor names end in their shape: B samples, T tokens.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -265,7 +266,11 @@ def in_words(pieces: Sequence[tuple[str, bool]]) -> str:
 
 def visible(text: str) -> str:
     """A text with a sign in place of each control character, which a terminal would act on."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text)
+    return "".join("\N{REPLACEMENT CHARACTER}" if _CONTROLS.match(sign) else sign for sign in text)
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal acts on, but for ends of lines and tabs; what turns the order of signs around; and no signs."""
 
 
 _SHOWN = 2000

@@ -153,6 +153,8 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
                 part.example(1)
                 part.check_labels(num_labels)
         task = LanguageModeling() if num_labels is None else Classification(num_labels)
+        if classes and len(classes) != num_labels:
+            raise TypeError(f"there are names of {len(classes)} classes for {num_labels}")
         if type(vocab_size) not in (int, type(None)) or not isinstance(date, str | None):
             raise TypeError("vocab_size must be a whole number or null, and date a text or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:

@@ -28,6 +28,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 THOUGHT = "</think>"
 """What ends the thinking in a content. Templates put it elsewhere, or leave it out of earlier turns."""
 _SHOWN = 60
+_FOR_TOOLS = (
+    "take the tokenizer of a model for tools, or write calls and what tools answer into contents of the other roles"
+)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """What stands before an answer in a chat template that marks answers itself."""
 _NOW = "strftime_now"
@@ -137,6 +140,15 @@ class Template:
                 break
         if best is None:
             assert refused is not None, "a form without a text has a reason"
+            without = [each for each in chat.messages if not each.get("tool_calls") and each["role"] != "tool"]
+            bare = _forms(chat.with_messages(without))
+            require(
+                (
+                    len(without) == len(chat.messages) or not any(self._takes(form, place) for form in bare),
+                    f"the chat template of tokenizer {self.name!r} must take tool_calls, as in {place}, and does not; "
+                    f"{_FOR_TOOLS}",
+                )
+            )
             raise refused
         if least:
             self._check(best, place)
@@ -151,8 +163,7 @@ class Template:
             require(
                 (
                     "tool_calls" not in lost or "content" in lost,
-                    f"{rule} write tool_calls, as in {place}, and leaves them out; take the tokenizer of a model "
-                    "for tools, or write the calls into the content",
+                    f"{rule} write tool_calls, as in {place}, and leaves them out; {_FOR_TOOLS}",
                 ),
                 (
                     "content" not in lost or "tool_calls" in message,
@@ -199,9 +210,12 @@ class Template:
         return [*lost, "tool_calls"] if message.get("tool_calls") and self._same(without, text, place) else lost
 
     def _same(self, chat: Conversation, text: str, place: str) -> bool:
+        return self._takes(chat, place) and bool(self.render(chat, place) == text)  # one that fails heeds it
+
+    def _takes(self, chat: Conversation, place: str) -> bool:
         try:
-            return bool(self.render(chat, place) == text)
-        except ModelError:  # which heeds it
+            return bool(self.render(chat, place))
+        except ModelError:
             return False
 
     def answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:

@@ -12,7 +12,8 @@ tests/pipeline/test_stage_contract.py checks all this against the installed torc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.utils._pytree import tree_leaves
 
-from thinwire.pipeline.errors import OptionsError
+from thinwire.errors.calls import first_line
+from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.processes.transport import reaching
 
 RELEASES = "2.11 to 2.15"
@@ -70,7 +73,8 @@ class TorchStage(PipelineStage):
     ) -> Any:
         """The module's output for a micro-batch; torch forgets it and its inputs."""
         chunks = list(self.output_chunks)
-        output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
+        with _running(self.stage_index, args):
+            output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output=False)
         PipelineStage.clear_runtime_states(self)
         self.output_chunks += chunks
         return output
@@ -94,6 +98,14 @@ class TorchStage(PipelineStage):
         self.prepare(num_microbatches, trains, meta and (meta.inputs or (), meta.outputs or ()))
         return result
 
+    def _compute_outputs(self, *args: Any, **kwargs: Any) -> Any:
+        with _running(self.stage_index, args):
+            return super()._compute_outputs(*args, **kwargs)
+
+    def _recv_meta(self, *args: Any) -> Any:
+        with reaching(f"stage {self.stage_index} was waiting for the shapes of what it receives"):
+            return super()._recv_meta(*args)
+
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         return self.received(fwd_chunk_id)
 
@@ -113,6 +125,23 @@ class TorchStage(PipelineStage):
         super()._post_metadata_inference_cleanup()
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+@contextmanager
+def _running(stage: int, inputs: Any) -> Iterator[None]:
+    """Raise PipelineError where a module cannot compute with whole numbers: torch's error is about matrices."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__cause__ or error
+        tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+        whole = [str(each.dtype).removeprefix("torch.") for each in tensors if not each.is_floating_point()]
+        if whole and "type" in str(cause):
+            raise PipelineError(
+                f"stage {stage} must get inputs of the type that its module computes with, got {', '.join(whole)}: "
+                f"{first_line(cause)}; give it floating numbers, or begin the module with an embedding"
+            ) from error
+        raise
 
 
 def name_questions(schedule: Any, stage: int) -> None:

@@ -90,6 +90,7 @@ USAGE = "; write q(bits, scale, per, group, round, grid, step, codebook, code)"
         ("q(0)", "q's bits must be an integer from 1 to 8, got 0"),
         ("q(-1)", "q's bits must be an integer from 1 to 8, got -1"),
         ("q(9)", "q's bits must be an integer from 1 to 8, got 9"),
+        ("q(16)", "q's 16 bits are those of integers of a step, got none; write q(16, step=0.2), or q(8)"),
         ("q(4.0)", "q's bits must be an integer from 1 to 8, got 4.0"),
         ("q(True)", "q's bits must be an integer from 1 to 8, got True"),
         ("q('4')", 'q\'s bits must be an integer from 1 to 8, got "4"'),

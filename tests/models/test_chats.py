@@ -9,7 +9,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.data_files import CHAT, ROLES, WORDS, write_json, write_rows, write_tokenizer
 from support.own_code import add_module
-from thinwire.models.data.chats import ChatSamples, ChatTokens, conversation_of, in_words, pack, require_positions
+from thinwire.models.data.chats import (
+    ChatSamples,
+    ChatTokens,
+    conversation_of,
+    in_words,
+    pack,
+    require_positions,
+    visible,
+)
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Conversation, Part
@@ -359,6 +367,24 @@ def test_a_template_that_leaves_calls_of_tools_out_is_refused(tmp_path, template
     assert counted_words(tmp_path, chat, template.replace("message['content']", writes)) == (
         "user why did it [SEP] assistant MAT [SEP]"
     )
+
+
+def test_a_template_that_fails_at_calls_of_tools_is_refused_by_what_to_do(tmp_path):
+    """The sentence ended in the words of the library for templates: 'dict object' has no attribute 'content'."""
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "mat", "arguments": {}}}]}
+    strict = CHAT.replace("message['content']", "message['content'][0] + message['content'][1:]")
+    chat = Conversation([ASKED[0], call, {"role": "tool", "content": "ran"}, ASKED[1]])
+    with pytest.raises(
+        ModelError, match=r"must take tool_calls, as in row 0 of a\.jsonl, and does not; take the token"
+    ):
+        counted_words(tmp_path, chat, strict)
+
+
+def test_what_is_shown_loses_signs_on_which_a_terminal_acts_and_no_others():
+    """Spaces that do not break, and signs that join others, were replaced."""
+    kept = "a\N{NO-BREAK SPACE}b\N{ZERO WIDTH JOINER}c\N{IDEOGRAPHIC SPACE}d\n\t\N{ZERO WIDTH NON-JOINER}e"
+    assert visible(kept) == kept
+    assert visible("\x1b[2J\x07\x9b\N{RIGHT-TO-LEFT OVERRIDE}\r\ud800") == "\ufffd[2J" + "\ufffd" * 5
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path):

@@ -74,10 +74,18 @@ def test_pairs_have_no_outline(tmp_path):
     ids=["count", "shape", "number of labels", "number of lengths", "label", "very many", "very large"],
 )
 def test_an_outline_that_somebody_changed_is_refused_before_training(wrong, sentence, tmp_path):
+    refused(tmp_path, sentence, training=wrong)
+
+
+def test_an_outline_names_each_class_once(tmp_path):
+    refused(tmp_path, "there are names of 2 classes for 10", classes=["a", "b"])
+
+
+def refused(tmp_path, sentence, training=(), **wrong):
     path = tmp_path / "outline.json"
     path.write_text(outline_text(load(DIGITS), labels=True))
-    values = json.loads(path.read_text())
-    values["training"] |= wrong
+    values = json.loads(path.read_text()) | wrong
+    values["training"] |= training
     path.write_text(json.dumps(values))
     with pytest.raises(ModelError, match=f"it is damaged .{sentence}"):
         read_outline(str(path), labels=True)

@@ -88,9 +88,9 @@ def test_weights_in_bfloat16_are_the_rounded_ones_and_compute_in_bfloat16(name, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek_v3", "llama"])
+@pytest.mark.parametrize("name", ["afmoe", "deepseek_v3", "llama"])
 def test_weights_that_the_library_keeps_wide_stay_wide(name, tmp_path):
-    """Routers were rounded, so that other experts were chosen."""
+    """Routers were rounded, so that other experts were chosen; a bias that does not train made all angles float32."""
     whole(name).save_pretrained(tmp_path)
     theirs, (ids, _) = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).train(), inputs(name)
     options = ModelOptions(name=str(tmp_path), weights="pretrained", dtype="bf16", tied="untie")
@@ -101,7 +101,7 @@ def test_weights_that_the_library_keeps_wide_stay_wide(name, tmp_path):
     for full_name, tensor in {**first.full_state(), **last.full_state()}.items():
         assert tensor.dtype == expected[full_name].dtype, full_name
         assert torch.equal(tensor, expected[full_name]), full_name
-    assert (torch.float32 in {tensor.dtype for tensor in expected.values()}) == (name == "deepseek_v3")
+    assert (torch.float32 in {tensor.dtype for tensor in expected.values()}) == (name != "llama")
     assert hidden.dtype == sent.dtype
     assert torch.equal(last(sent), theirs(input_ids=ids).logits)
 

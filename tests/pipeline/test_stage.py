@@ -601,6 +601,17 @@ def test_an_output_of_another_dtype_is_told(alone):
         schedule.step(batch()[0].bfloat16(), target=batch()[1])
 
 
+@pytest.mark.parametrize("examples", [True, pytest.param(False, marks=needs_inference)])
+def test_whole_numbers_that_a_module_cannot_compute_with_are_told(alone, examples):
+    """The sentence was torch's, about the two matrices of a product."""
+    given = [torch.empty(2, WIDTH, dtype=torch.int64), torch.empty(2, WIDTH)] if examples else []
+    stage = CompressedStage(layer(0), 0, 1, torch.device("cpu"), *given, wire=Wire())
+    with pytest.raises(
+        PipelineError, match=r"^stage 0 must get inputs of the type .*, got int64: .*; give it floating"
+    ):
+        Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss).step(batch()[0].long(), target=batch()[1])
+
+
 def test_torch_looks_for_no_gradients_that_no_example_is_marked_for(alone):
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL it refused each gradient."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)

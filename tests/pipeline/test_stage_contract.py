@@ -40,6 +40,8 @@ ONLY_IN_SOME_RELEASES = {
     "_get_init_p2p_neighbors_ops",
     "_validate_fwd_outputs",
     "_post_metadata_inference_cleanup",
+    "_compute_outputs",
+    "_recv_meta",
 }
 
 

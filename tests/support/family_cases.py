@@ -80,6 +80,7 @@ _LOCAL_EXPERTS = {**_SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}
 _LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 _GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
 MORE = {
+    "afmoe": _causal("afmoe", **_EXPERTS, num_dense_layers=1, head_dim=8, sliding_window=4),
     "arcee": _causal("arcee", **_SMALL),
     "bloom": _causal("bloom", hidden_size=16, n_layer=3, n_head=4),
     "codegen": _causal("codegen", n_embd=32, n_layer=3, n_head=4, n_positions=16, rotary_dim=4),
