@@ -26,6 +26,7 @@ from thinwire.errors.words import listed
 from thinwire.launch.doctor.calls import MACHINES, PATIENCE, SECONDS, Call, Refusal, listening, why, words
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.probes import COMMAND_SECONDS
+from thinwire.launch.shared.tables import duration_text
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.processes.addresses import interface_addresses, parted
 
@@ -256,10 +257,11 @@ def predicted(argv: Sequence[str], ways: Mapping[tuple[int, int], Way]) -> list[
     if done.returncode:
         return [done.stderr.strip().rpartition("\n")[2]]
     told = json.loads(done.stdout)
-    own = told["predictions"][:2][-1]
+    own, steps = told["predictions"][:2][-1], told["workload"]["steps"]
     return [
-        f"{' '.join(line)}: {own['samples_per_second']:.3g} samples/s with {own['codec']}, if every link is like the "
-        f"slowest between neighbours in the list; {told['verdicts'][0]}"
+        f"{' '.join(line)}: {own['samples_per_second']:.3g} samples/s with {own['codec']}, {own['speedup']:.2f} times "
+        f"those of none, and {duration_text(steps * own['seconds'])} for {steps:,} steps, if every link is like the "
+        "slowest between neighbours in the list"
     ]
 
 

@@ -76,7 +76,7 @@ class TestHosts:
         slowest = min(found[pair][2] for pair in ((1, 2), (2, 1), (2, 3), (3, 2)))
         [note] = document["notes"]
         assert note.startswith(f"thinwire predict tiny.yaml --bandwidth {slowest * 1e3:.0f}kbit --latency "), note
-        assert " samples/s with " in note and "compression" in note, note
+        assert " samples/s with q(4)/q(8), " in note and " for 2 steps, if every link" in note, note
 
     def test_a_closed_port_and_a_closed_range_of_ports_are_told_apart(self, tmp_path, needs_nft):
         with hosts(3) as made:

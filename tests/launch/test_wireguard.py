@@ -1,5 +1,6 @@
-"""The private network of docs/how-to/security.md, made with the commands of the page: a run trains through it."""
+"""The private network of docs/how-to/several-homes.md, made with the commands of the page: a run trains through it."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import TORCHRUN, started
+from support.commands import THINWIRE, TORCHRUN, started
 from support.hosts import hosts
 from support.pages import DOCS, blocks
 from support.run_files import digest, summary
@@ -26,7 +27,7 @@ pytestmark = [
     ),
 ]
 
-INSTALL, OF_A, OF_B, FIREWALL, RUN = blocks(DOCS / "how-to/security.md", "sh")
+ASK, INSTALL, OF_A, OF_B, FIREWALL, RUN = blocks(DOCS / "how-to/several-homes.md", "sh")
 PRIVATE = ["10.77.0.1", "10.77.0.2"]
 CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close(); print('answers')"
 
@@ -74,6 +75,19 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
             for name, host, key in zip("AB", made, keys, strict=True):
                 commands = commands.replace(f"PUBLIC_KEY_OF_{name}", key).replace(".".join(4 * name), host.address)
             machine.shell(commands + FIREWALL)
+
+        # the doctor finds what the page says: one another over wg0, and nothing at the addresses outside
+        ask = ASK.split()[2:]
+        words = ["doctor", "--wait", "60", "--json", *ask[1:]]
+        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in machines]
+        assert [each.wait() for each in asked] == [0, 0], asked[0].stdout + asked[1].stderr
+        rows = json.loads(asked[1].stdout)["tables"][0]["rows"]
+        assert [(row[2], row[5]) for row in rows] == [("wg0", "reached")] * 2, rows
+        outside = [f"{host.address}:29500" for host in made]
+        words = ["doctor", "--wait", "3", "--json", "--peers", *outside]
+        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in machines]
+        assert [each.wait() for each in asked] == [1, 1]
+        assert "no answer within 5 s: a firewall drops what comes to port 29500" in asked[1].stderr
 
         def node(rank):
             words = RUN.replace("torchrun", " ".join(TORCHRUN)).replace("--node-rank 0", f"--node-rank {rank}")

@@ -29,6 +29,7 @@ CURES = {
     r"torchtitan": "torchtitan; install it as docs/how-to/torchtitan.md says",
     r"nemo": "NeMo AutoModel; install it as docs/how-to/torchtitan.md says",
     r"torchft": "torchft; install it with pip install torchft",
+    r"reads its own": "SkyPilot and dstack; install them with pipx install skypilot dstack",
     r"/proc|Linux": "Linux; run them there",
 }
 """What the reason of a skipped test says -> what it needs, and what to do. The first that fits counts."""
