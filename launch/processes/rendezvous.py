@@ -33,7 +33,10 @@ def join(prepared: Prepared, rank: int) -> None:
             * (prepared.recipe.replicas.count > 1)
         )
     several_hosts = is_spread(rank)
-    advice = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor; " * several_hosts
+    advice = (
+        "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor --peers; "
+        * several_hosts
+    )
     advice += "only the stages may reach the ports of a run"
     file, wire = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
