@@ -46,7 +46,7 @@ def surroundings(site: Path):
 
 
 def test_the_page_has_these_sections():
-    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A transport", "A command"]
+    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A kind of data", "A transport", "A command"]
 
 
 def test_a_codec(follow):
@@ -85,6 +85,28 @@ def test_the_order_of_ones_own_is_in_order(monkeypatch):
 
 def test_a_data_source(follow):
     assert "5 steps" in follow("A data source")
+
+
+def test_a_kind_of_data_with_a_loss_of_its_own(follow):
+    assert "5 steps" in follow("A kind of data")
+
+
+def test_no_answer_sees_the_other_and_the_better_one_is_learned(monkeypatch):
+    import torch
+
+    from thinwire.models.data.load import load
+    from thinwire.models.data.options import DataOptions
+
+    own = add_module(monkeypatch, "my_preferences", blocks_of("A kind of data")[0])
+    given = {"name": "my_preferences:sums", "kind": "my_preferences:Preferences", "block_size": 16}
+    samples = load(DataOptions(**given)).training
+    ids = torch.arange(2)
+    assert samples.side(ids)["position_ids"].tolist() == [[*range(8), *range(8)]] * 2
+    targets, scores = samples.targets(ids), torch.zeros(2, 16, 256)
+    assert bytes(targets[targets >= 0].tolist()) == b"0.7.1.7."
+    assert own.preferred(scores, targets).item() == pytest.approx(8 * 0.6931, rel=1e-3)
+    scores[:, :8].scatter_(2, targets[:, :8].clamp(min=0)[..., None], 50.0)
+    assert own.preferred(scores, targets).item() < 0.01
 
 
 def test_a_command(follow):

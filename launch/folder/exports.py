@@ -34,8 +34,7 @@ from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.tables import Table
 from thinwire.models.architectures.library import AUTO_CLASSES, GENERATION, for_the_library, wide_in
-from thinwire.models.data.options import BYTES
-from thinwire.models.data.parts import is_split
+from thinwire.models.data.parts import BYTES, is_split
 from thinwire.models.data.sources import BUNDLED
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.file_mode import follow_umask

@@ -23,7 +23,7 @@ from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
 from thinwire.launch.results.outputs import OutputError
 from thinwire.models.architectures.library import GENERATION
-from thinwire.models.data.options import BYTES
+from thinwire.models.data.parts import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.tasks import MOST_CLASSES
 from thinwire.pipeline.errors import OptionsError

@@ -15,7 +15,7 @@ from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
 from thinwire.models.data.endings import missing
-from thinwire.models.data.load import more_samples
+from thinwire.models.data.kinds import more_samples
 from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import ModelError, require

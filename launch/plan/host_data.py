@@ -77,7 +77,7 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
             "data.outline must be left out beside clients.outlines, which describe all clients",
         ),
         (
-            bool(recipe.data.mean) or recipe.data.chosen_kind != "images",
+            bool(recipe.data.mean) or "mean" not in recipe.data.chosen_kind.uses,
             "clients with data of their own need data.mean and data.std, because each would measure other pixels",
         ),
     )

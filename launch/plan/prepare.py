@@ -65,7 +65,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
 def _on_its_day(recipe: Recipe) -> Recipe:
     """A recipe whose chats are those of the run that it goes on with, on any later day: with the date of that run."""
     begun = recipe.folder / "recipe.yaml"
-    if recipe.data.chosen_kind != "chat" or recipe.data.date or recipe.checkpoint.resume == "never":
+    if not recipe.data.chosen_kind.template or recipe.data.date or recipe.checkpoint.resume == "never":
         return recipe
     with suppress(ThinwireError, LookupError, AttributeError, TypeError):  # there is none, or it is damaged
         date = fields_in(read_named(str(begun), PACKAGED, "a run has"), str(begun), "recipe")["data"].get("date")

@@ -53,7 +53,7 @@ def read_prompts(recipe: Recipe, model: Blueprint, outputs: Sequence[tuple[Tenso
         (alike, "prompts need a model whose stages hand on tensors of [rows, tokens, ...], and this model's do not")
     )
     tokenizer = make_tokenizer(data.tokenizer, data.date)
-    tokens = tuple(tokenizer.prompt(text, chat=data.chosen_kind == "chat") for text in training.prompts)
+    tokens = tuple(tokenizer.prompt(text, chat=data.chosen_kind.template) for text in training.prompts)
     longest = max(map(len, tokens))
     room = model.max_positions or longest + training.answer_tokens
     require(

@@ -176,7 +176,7 @@ def _little(recipe: Recipe) -> DataOptions:
     # one sample more than the held-out share, because shares are rounded
     held_out = (one_pass + 1) / shared if shared else one_pass
     samples = math.ceil(max(training, held_out)) + 1
-    tokens = data.block_size if data.chosen_kind in ("text", "chat") else 1
+    tokens = data.block_size if data.task == "causal-lm" else 1
     wanted = samples * tokens + 1
     return replace(data, limit=wanted if data.limit is None else min(wanted, data.limit))
 

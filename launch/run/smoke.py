@@ -10,7 +10,7 @@ from thinwire.launch.folder.saved_run import read_run
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe.recipe import Recipe, parse
-from thinwire.models.data.options import BYTES
+from thinwire.models.data.parts import BYTES
 from thinwire.models.data.tokenizer import make_tokenizer
 
 

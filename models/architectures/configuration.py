@@ -24,8 +24,7 @@ from thinwire.models.architectures.library import (
 )
 from thinwire.models.architectures.parity import check_parity, remembers
 from thinwire.models.checkpoint import in_place_of_weights
-from thinwire.models.data.options import BYTES
-from thinwire.models.data.parts import local_path
+from thinwire.models.data.parts import BYTES, local_path
 from thinwire.models.data.tokenizer import load_tokenizer
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint

@@ -6,18 +6,18 @@ Large libraries are imported inside the checks, so `thinwire train --help` needs
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
-from thinwire.models.data.parts import Kind
+from thinwire.models.data.parts import BYTES
 from thinwire.models.errors import require
 
 if TYPE_CHECKING:
+    from thinwire.models.data.kinds import Kind
     from thinwire.models.tasks import TaskName
 
-BYTES = "bytes"
-"""The name of the tokenizer that needs no library."""
 LARGEST_SIDE = 8192
 """The most rows and columns that images are scaled to."""
 Shuffle = Literal["epoch", "once", "never"]
@@ -36,9 +36,10 @@ class DataOptions:
     mixture: dict[str, float] = field(default_factory=dict)
     """text, chat: other sources to train on beside `name`, and the share of the samples that each gives; `name` gives
     the rest. {"general.jsonl": 0.2}."""
-    kind: Literal["auto", "text", "chat", "pairs", "tags", "images"] = "auto"
+    kind: str = "auto"
     """The task: "text" predicts the next token, "chat" the answers in conversations, "pairs" classifies a text or a
-    pair of texts, "tags" the words of a text, "images" images. "auto" means images for "digits", else text."""
+    pair of texts, "tags" the words of a text, "images" images; module:class is a kind of your own. "auto" means images
+    for "digits", else text."""
     subset: str | None = None
     """The configuration of a data set that has several: cola, qnli, wikitext-2-raw-v1."""
     split: str = "train"
@@ -97,22 +98,14 @@ class DataOptions:
         from thinwire.models.data.images import PILLOW_MODES
         from thinwire.models.data.sources import BUNDLED, RULE
 
-        kind, bundled = self.chosen_kind, BUNDLED.get(self.name, (self.chosen_kind,))
-        for_images = {
-            "image_size": self.image_size,
-            "channels": self.channels,
-            "mean": self.mean,
-            "std": self.std,
-            "crop": self.crop,
-            "flip": self.flip,
-        }
-        misplaced = ", ".join(name for name, value in for_images.items() if value and kind != "images")
-        most = {"pairs": 2, "chat": 3}.get(kind, 1)
+        kind = self.chosen_kind
+        bundled = BUNDLED.get(self.name, (kind.name,))
         fitting = (0, self.channels) if self.channels else (0, *PILLOW_MODES)
         sized = len(self.mean) == len(self.std) and len(self.mean) in fitting
         require(
             (bool(self.name), f"{RULE}, got ''"),
-            (kind in bundled, f"the kind of {self.name} must be {' or '.join(bundled)}, got {self.kind!r}"),
+            (kind.name in bundled, f"the kind of {self.name} must be {' or '.join(bundled)}, got {self.kind!r}"),
+            *self._rules_of_kinds(kind),
             (self.evaluation != "", "evaluation must be a split, a path or null, got ''"),
             (0 <= self.held_out < 1, f"held_out must lie in [0, 1), got {self.held_out}"),
             (self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}"),
@@ -121,23 +114,13 @@ class DataOptions:
                 f"evaluation_limit must be at least 1, and needs evaluation, got {self.evaluation_limit} and "
                 f"{self.evaluation}",
             ),
-            (len(self.columns) <= most, f"columns must be at most {most} for kind {kind}, got {self.columns}"),
             (
-                self.label == "label" or kind not in ("text", "chat"),
-                f"label must be left out for kind {kind}: only pairs, tags and images have labels, got {self.label}",
+                len(self.columns) <= kind.columns,
+                f"columns must be at most {kind.columns} for kind {kind.name}, got {self.columns}",
             ),
             (
-                kind not in ("chat", "tags") or self.tokenizer != BYTES,
-                f"tokenizer must be that of a model{' with a chat template' * (kind == 'chat')} for kind {kind}, got "
-                f"{BYTES!r}",
-            ),
-            (
-                kind != "images" or self.tokenizer == BYTES,
-                f"tokenizer must be left out for kind images: only texts have tokens, got {self.tokenizer}",
-            ),
-            (
-                not self.mixture or kind in ("text", "chat"),
-                f"mixture must be left out for kind {kind}: only text and chat mix, got {self.mixture}",
+                not kind.needs_tokenizer or self.tokenizer != BYTES,
+                f"tokenizer must be {kind.needs_tokenizer} for kind {kind.name}, got {BYTES!r}",
             ),
             (self.name not in self.mixture, f"mixture must name other data than name, got {self.name} in both"),
             (not self.mixture or self.stream is None, "mixture and stream must not both be given; leave one out"),
@@ -146,16 +129,9 @@ class DataOptions:
                 f"mixture must have shares above 0 and together below 1, because {self.name} has the rest, got "
                 f"{self.mixture}",
             ),
-            *(self._rules_of_streams(kind) if self.stream is not None else ()),
-            (kind == "chat" or self.date is None, f"date must be left out for kind {kind}: only chat has templates"),
+            *(self._rules_of_streams() if self.stream is not None else ()),
             (self.date is None or _is_date(self.date), f"date must be a day such as 2026-11-29, got {self.date}"),
-            (kind == "chat" or not self.packing, f"packing must be false for kind {kind}: only chat packs"),
             (self.block_size >= 1, f"block_size must be at least 1, got {self.block_size}"),
-            (
-                not misplaced,
-                f"{misplaced} must be left out for kind {kind}: only images use them; to read images, set data.kind to "
-                "images",
-            ),
             (
                 self.image_size is None or 1 <= self.image_size <= LARGEST_SIDE,
                 f"image_size must be at most {LARGEST_SIDE} and at least 1, got {self.image_size}",
@@ -169,10 +145,20 @@ class DataOptions:
             (self.crop >= 0, f"crop must be at least 0, got {self.crop}"),
         )
 
-    def _rules_of_streams(self, kind: Kind) -> list[tuple[bool, str]]:
+    def _rules_of_kinds(self, kind: Kind) -> Iterator[tuple[bool, str]]:
+        """Each field that only some kinds use is left as it is for the others."""
+        from thinwire.models.data.kinds import KINDS
+
+        usual = {"label": "label", "tokenizer": BYTES}
+        for name in dict.fromkeys(name for each in KINDS.values() for name in each.uses):
+            value, kinds = getattr(self, name), [each.name for each in KINDS.values() if name in each.uses]
+            unset = not value or value == usual.get(name)
+            told = f"{name} must be left out for kind {kind.name}, got {value}: it is for {' or '.join(kinds)}"
+            yield unset or name in kind.uses, told
+
+    def _rules_of_streams(self) -> list[tuple[bool, str]]:
         return [
             ((self.stream or 0) >= 1, f"stream must be at least 1 row, got {self.stream}"),
-            (kind == "text", f"stream must be left out for kind {kind}: only text streams"),
             (self.limit is not None, "stream needs a limit, the tokens of a pass; set limit"),
             (self.shuffle == "never", f"stream shuffles rows itself; set shuffle to never, got {self.shuffle}"),
             (
@@ -184,16 +170,16 @@ class DataOptions:
 
     @property
     def chosen_kind(self) -> Kind:
-        """The kind; in place of "auto" the one that it means for this data."""
+        """The kind; in place of "auto" the one that it means for this data. ModelError if there is no such kind."""
+        from thinwire.models.data.kinds import find_kind
         from thinwire.models.data.sources import BUNDLED
 
-        return BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind
+        return find_kind(BUNDLED.get(self.name, ("text",))[0] if self.kind == "auto" else self.kind)
 
     @property
     def task(self) -> TaskName:
         """The task that a model does with these data."""
-        tasks: dict[Kind, TaskName] = {"text": "causal-lm", "chat": "causal-lm", "tags": "token-classification"}
-        return tasks.get(self.chosen_kind, "classification")
+        return self.chosen_kind.task
 
     @property
     def limits(self) -> tuple[int | None, int | None]:

@@ -7,8 +7,8 @@ after a resume and in `thinwire eval`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,14 +17,14 @@ import torch
 from thinwire.errors.calls import call
 from thinwire.errors.imports import find
 from thinwire.models.data.chats import conversation_of
-from thinwire.models.data.parts import Columns, Conversation, Kind, Labelled, Part, check_labels
+from thinwire.models.data.parts import Columns, Conversation, Labelled, Part, check_labels
 from thinwire.models.errors import ModelError, require
 
 T = TypeVar("T")
 
 
-def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iterator[bytes]]) -> T:
-    """The function's result for a split.
+def read_own(check: Callable[[str, Any], T], part: Part, columns: Columns) -> T:
+    """The function's result for a split, as `check` of its name and the result gives it.
 
     Raises:
         ModelError: there is no such function, it fails, it gives something else, or another result the second time.
@@ -39,11 +39,11 @@ def _read(part: Part, check: Callable[[str, Any], T], pieces: Callable[[T], Iter
         returned = call(read, split, name=part.name, takes="one argument, the split", error=ModelError, where=where)
         return check(part.name, returned)
 
-    first = _digest(pieces(given()))  # a digest, so that the data are in memory once
+    first = _digest(_pieces(given()))  # a digest, so that the data are in memory once
     second = given()
     require(
         (
-            _digest(pieces(second)) == first,
+            _digest(_pieces(second)) == first,
             f"{part.name} must return the same for split {split!r} at each call, and two calls gave different "
             "examples; seed what is random, and sort what comes in any order",
         )
@@ -60,27 +60,23 @@ def _digest(pieces: Iterator[bytes]) -> str:
     return hashed.hexdigest()
 
 
-def _bytes_of_texts(texts: Sequence[str]) -> Iterator[bytes]:
-    return (text.encode(errors="surrogatepass") for text in texts)
+def _pieces(value: Any) -> Iterator[bytes]:
+    """The bytes of examples, however they are nested."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        yield f"{value.dtype} {list(value.shape)}".encode()
+        yield np.asarray(value).tobytes()
+    elif is_dataclass(value):
+        yield from _pieces(list(vars(value).values()))
+    elif isinstance(value, list | tuple):
+        yield str(len(value)).encode()
+        for each in value:
+            yield from _pieces(each)
+    else:
+        yield value if isinstance(value, bytes) else repr(value).encode()
 
 
-def _bytes_of_chats(chats: Sequence[Conversation]) -> Iterator[bytes]:
-    return (
-        json.dumps([chat.messages, chat.first, *([chat.tools] if chat.tools else [])], default=repr).encode()
-        for chat in chats
-    )
-
-
-def _bytes_of_labelled(labelled: Labelled) -> Iterator[bytes]:
-    yield labelled.labels.numpy().tobytes()
-    for example in labelled.examples:
-        if isinstance(example, tuple):
-            yield from _bytes_of_texts(example)
-        else:
-            yield example if isinstance(example, bytes) else repr(example.shape).encode() + example.tobytes()
-
-
-def _check_texts(name: str, returned: Any) -> list[str]:
+def check_texts(name: str, returned: Any) -> list[str]:
+    """The texts that a function returned. ModelError if they are something else."""
     instead = "; set data.kind to pairs or images for that" if isinstance(returned, Labelled) else ""
     require((isinstance(returned, list), f"{name} must return a list of texts, got {type(returned).__name__}{instead}"))
     _require_all(name, returned, lambda text: isinstance(text, str), "texts that are str")
@@ -88,7 +84,8 @@ def _check_texts(name: str, returned: Any) -> list[str]:
     return texts
 
 
-def _check_chats(name: str, returned: Any) -> list[Conversation]:
+def check_chats(name: str, returned: Any) -> list[Conversation]:
+    """The conversations that a function returned. ModelError if they are something else."""
     require(
         (
             isinstance(returned, list) and bool(returned),
@@ -101,7 +98,8 @@ def _check_chats(name: str, returned: Any) -> list[Conversation]:
     ]
 
 
-def _check_pairs(name: str, returned: Any) -> Labelled:
+def check_pairs(name: str, returned: Any) -> Labelled:
+    """The labelled texts that a function returned. ModelError if they are something else."""
     labelled = _check_labelled(name, returned)
     _require_all(name, labelled.examples, _is_pair, "examples that are tuples of one or two texts")
     lengths = sorted({len(example) for example in labelled.examples})
@@ -109,7 +107,8 @@ def _check_pairs(name: str, returned: Any) -> Labelled:
     return labelled
 
 
-def _check_pictures(name: str, returned: Any) -> Labelled:
+def check_pictures(name: str, returned: Any) -> Labelled:
+    """The labelled images that a function returned. ModelError if they are something else."""
     labelled = _check_labelled(name, returned)
     rule = "images that are uint8 arrays [H, W] or [H, W, C] with 1 or 3 channels, or the bytes of a file"
     _require_all(name, labelled.examples, _is_picture, rule)
@@ -165,12 +164,3 @@ def _words(value: Any) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} {kind} {list(value.shape)}"
     said = repr(value)
     return f"{type(value).__name__} {said if len(said) <= 40 else said[:37] + '...'}"
-
-
-OWN: dict[Kind, Callable[[Part, Columns], Any]] = {
-    "text": lambda part, columns: _read(part, _check_texts, _bytes_of_texts),
-    "chat": lambda part, columns: _read(part, _check_chats, _bytes_of_chats),
-    "pairs": lambda part, columns: _read(part, _check_pairs, _bytes_of_labelled),
-    "images": lambda part, columns: _read(part, _check_pictures, _bytes_of_labelled),
-}
-"""How a function is read, by the kind of samples that it returns."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from thinwire.errors.names import colon_hint
 from thinwire.models.errors import ModelError, require
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Kind = Literal["text", "chat", "pairs", "tags", "images"]
+BYTES = "bytes"
+"""The name of the tokenizer that needs no library."""
 ROLES = {
     **{name: name for name in ("system", "user", "assistant", "tool")},
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ import torch
 from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
-from thinwire.models.data.own import OWN
-from thinwire.models.data.parts import USUAL, Columns, Conversation, Kind, Labelled, Part, local_path, require_no_split
+from thinwire.models.data.own import read_own
+from thinwire.models.data.parts import USUAL, Columns, Conversation, Labelled, Part, local_path, require_no_split
 from thinwire.models.errors import ModelError, require
+
+if TYPE_CHECKING:
+    from thinwire.models.data.kinds import Kind
 
 _PARAGRAPH = 40
 """A paragraph has at least this many characters."""
@@ -89,8 +92,10 @@ class Source:
     """The name of the source. A user asks for bundled data by this name."""
     fits: Callable[[str], bool] | None = None
     """Whether a name in the options means this source. None for bundled data: only its own name does."""
-    readers: Mapping[Kind, Read]
-    """How it is read, by the kinds of samples that it can give, the usual one first."""
+    reader: Callable[[Kind], Read | None]
+    """How it is read as a kind of samples; None if it cannot give them."""
+    gives: str = "rows"
+    """The kinds that it gives, in words."""
     stream: Callable[[Part, Columns, int, int], tables.Rows] | None = None
     """Reads texts row by row, shuffled within so many rows by a seed; None if the source is read at once."""
 
@@ -105,28 +110,42 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
     def opening(read: Callable[..., Any], part: Part, columns: Columns, *shuffled: int) -> Any:
         return read(tables.open_split(part, columns, opened, RULE), part, columns, *shuffled)
 
-    readers: Mapping[Kind, Read] = {kind: partial(opening, read) for kind, read in tables.READERS.items()}
-    return Source(name=name, fits=fits, readers=readers, stream=partial(opening, tables.stream_texts))
+    def reader(kind: Kind) -> Read | None:
+        return partial(opening, kind.rows) if kind.rows else None
+
+    return Source(name=name, fits=fits, reader=reader, stream=partial(opening, tables.stream_texts))
+
+
+def _own(kind: Kind) -> Read | None:
+    return partial(read_own, kind.check) if kind.check else None
+
+
+def _as(**readers: Read) -> Callable[[Kind], Read | None]:
+    """Readers by the name of the kind."""
+    return lambda kind: readers.get(kind.name)
 
 
 def _can_be_on_hub(name: str) -> bool:
     return local_path(name, RULE, own=True) is None
 
 
+_BUNDLED: Mapping[str, Mapping[str, Read]] = {
+    "pydoc": {"text": read_topics, "chat": read_paragraphs, "pairs": read_halves},
+    "digits": {"images": read_digits},
+}
+BUNDLED: Mapping[str, tuple[str, ...]] = {name: (*readers,) for name, readers in _BUNDLED.items()}
+"""Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
+
 SOURCES: tuple[Source, ...] = (
-    Source(name="a function of your own", fits=is_path, readers=OWN),
-    Source(name="pydoc", readers={"text": read_topics, "chat": read_paragraphs, "pairs": read_halves}),
-    Source(name="digits", readers={"images": read_digits}),
-    Source(name="a file of text", fits=is_text_file, readers={"text": read_lines}),
-    Source(name="a folder of CIFAR-10", fits=holds_cifar10, readers={"images": read_cifar10}),
+    Source(name="a function of your own", fits=is_path, reader=_own, gives="text, chat, pairs, images"),
+    *(Source(name=name, reader=_as(**readers), gives=", ".join(readers)) for name, readers in _BUNDLED.items()),
+    Source(name="a file of text", fits=is_text_file, reader=_as(text=read_lines)),
+    Source(name="a folder of CIFAR-10", fits=holds_cifar10, reader=_as(images=read_cifar10)),
     _table("a file of examples", lambda name: Path(name).is_file(), tables.open_file),
     _table("a folder", lambda name: Path(name).is_dir(), tables.open_folder),
     _table("a data set on the hub", _can_be_on_hub, tables.open_on_hub),
 )
 """All sources. A name means the first source that fits it and can give the kind of samples."""
-
-BUNDLED: Mapping[str, tuple[Kind, ...]] = {each.name: (*each.readers,) for each in SOURCES if each.fits is None}
-"""Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
 
 RULE = (
     f"data.name, and what evaluation and mixture name, must be {', '.join(map(repr, BUNDLED))}, a readable file or "
@@ -143,13 +162,13 @@ def source_of(part: Part, kind: Kind) -> Source:
     for source in SOURCES:
         if not source.is_named(part.name):
             continue
-        if kind in source.readers:
+        if source.reader(kind):
             return source
         if not Path(part.name).exists():  # what exists may be a table, too
-            readable = " or ".join(other.name for other in SOURCES if kind in other.readers)
+            readable = " or ".join(other.name for other in SOURCES if other.reader(kind))
             raise ModelError(
-                f"data of kind {kind} must come from {readable}, got {part.name!r}, which gives "
-                f"{', '.join(source.readers)}; take other data, or change data.kind"
+                f"data of kind {kind.name} must come from {readable}, got {part.name!r}, which gives {source.gives}; "
+                f"take other data, or change data.kind"
             )
     raise ModelError(f"{RULE}, got {part.name!r}: neither a file nor a folder")
 
@@ -164,16 +183,18 @@ def read(kind: Kind, part: Part, columns: Columns = USUAL) -> Any:
     Raises:
         ModelError: the part cannot be read, has no such columns, or a row does not fit; the message lists all mistakes.
     """
-    return source_of(part, kind).readers[kind](part, columns)
+    reader = source_of(part, kind).reader(kind)
+    assert reader is not None, "source_of has seen to it"
+    return reader(part, columns)
 
 
-def stream_texts(part: Part, columns: Columns, buffer: int, seed: int) -> tables.Rows:
+def stream_texts(kind: Kind, part: Part, columns: Columns, buffer: int, seed: int) -> tables.Rows:
     """The texts of a part or its token ids, read when they are needed, shuffled within `buffer` rows.
 
     Raises:
         ModelError: the part cannot be read, is no table, or has no such column.
     """
-    stream = source_of(part, "text").stream
+    stream = source_of(part, kind).stream
     require((stream is not None, f"data.stream needs a table, a folder or a data set on the hub, got {part.name}"))
     assert stream is not None
     return stream(replace(part, streamed=True), columns, buffer, seed)

@@ -34,7 +34,6 @@ from thinwire.models.data.parts import (
     TABLES,
     Columns,
     Conversation,
-    Kind,
     Labelled,
     Part,
     Picture,
@@ -623,13 +622,3 @@ def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple
     labels = torch.from_numpy(found.astype(np.int64))
     check_labels(labels, num_labels, f"column {column} of {part.name}")
     return labels, num_labels, tuple(getattr(feature, "names", None) or ())
-
-
-READERS: Mapping[Kind, Callable[..., Any]] = {
-    "text": read_texts,
-    "chat": read_chats,
-    "pairs": read_pairs,
-    "tags": read_tags,
-    "images": read_pictures,
-}
-"""How an open table is read, by the kind of samples."""

@@ -18,8 +18,7 @@ from thinwire.errors.calls import first_line
 from thinwire.models import hub
 from thinwire.models.data.chats import ChatTokens
 from thinwire.models.data.endings import Endings
-from thinwire.models.data.options import BYTES
-from thinwire.models.data.parts import Conversation, local_path
+from thinwire.models.data.parts import BYTES, Conversation, local_path
 from thinwire.models.data.templates import Template, asks_date, counted, followed, today
 from thinwire.models.data.trial import is_error, tried
 from thinwire.models.errors import ModelError, require

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.data_files import CHAT, ROLES, WORDS, write_json, write_rows, write_tokenizer
 from support.own_code import add_module
+from support.parts import read
 from thinwire.models.data.chats import (
     ChatSamples,
     ChatTokens,
@@ -21,7 +22,6 @@ from thinwire.models.data.chats import (
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Conversation, Part
-from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import Pretrained
 from thinwire.models.errors import ModelError
 from thinwire.models.tasks import IGNORE, LanguageModeling
@@ -205,7 +205,7 @@ def test_a_date_is_a_day_of_chats():
     for text in ("29 Nov 2026", "20261129", "2026-11-31"):
         with pytest.raises(ModelError, match=f"^date must be a day such as 2026-11-29, got {text}$"):
             DataOptions(name="a.jsonl", kind="chat", tokenizer="words", date=text)
-    with pytest.raises(ModelError, match=r"^date must be left out for kind text: only chat has templates$"):
+    with pytest.raises(ModelError, match=r"^date must be left out for kind text, got 2026-11-29: it is for chat$"):
         DataOptions(date="2026-11-29")
 
 
@@ -457,7 +457,7 @@ def test_packing_needs_a_model_that_reads_positions():
     require_positions((), {})
     with pytest.raises(ModelError, match=r"data\.packing must be false for this model: its layers do not read"):
         require_positions(("attention_mask",), samples.side_example(1))
-    with pytest.raises(ModelError, match="packing must be false for kind text: only chat packs"):
+    with pytest.raises(ModelError, match="packing must be left out for kind text, got True: it is for chat"):
         DataOptions(kind="text", packing=True)
 
 

@@ -192,7 +192,10 @@ def test_digits():
     [
         ({"name": "", "block_size": 0, "held_out": 1.5}, ["must be 'pydoc'", "at least 1, got 0", "[0, 1), got 1.5"]),
         ({"held_out": float("nan"), "limit": 0}, ["[0, 1), got nan", "limit must be at least 1, got 0"]),
-        ({"crop": 2, "flip": True}, ["crop, flip must be left out for kind text"]),
+        (
+            {"crop": 2, "flip": True},
+            ["crop must be left out for kind text, got 2: it is for images", "flip must be left out"],
+        ),
         ({"name": "digits", "kind": "text"}, ["the kind of digits must be images, got 'text'"]),
         ({"name": "x", "columns": ["a", "b"]}, ["columns must be at most 1 for kind text, got ['a', 'b']"]),
         (
@@ -206,9 +209,9 @@ def test_digits():
         ({"evaluation": ""}, ["evaluation must be a split, a path or null"]),
         (
             {"name": "digits", "tokenizer": "x"},
-            ["tokenizer must be left out for kind images: only texts have tokens, got x"],
+            ["tokenizer must be left out for kind images, got x: it is for text or chat or pairs or tags"],
         ),
-        ({"label": "class"}, ["label must be left out for kind text: only pairs, tags and images have labels"]),
+        ({"label": "class"}, ["label must be left out for kind text, got class: it is for pairs or tags or images"]),
     ],
 )
 def test_bad_options_are_named_all_at_once(options, messages):

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows, write_tokenizer
+from support.parts import read
 from thinwire.compress.stores.marks import claim
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Columns, Part
-from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("hub_cache")

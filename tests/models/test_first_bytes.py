@@ -8,8 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from support.parts import read
 from thinwire.models.data.parts import Part
-from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 from thinwire.models.first_bytes import nests_beyond, not_text, told_by
 

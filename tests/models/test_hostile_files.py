@@ -14,10 +14,10 @@ from PIL import Image
 
 from support.data_files import CHAT, png, random_pixels, write_tokenizer
 from support.models import blueprint
+from support.parts import read
 from thinwire.models.data import trial
 from thinwire.models.data.images import decode, find_format
 from thinwire.models.data.parts import Labelled, Part
-from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, check_weights

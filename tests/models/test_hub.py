@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from support.data_files import write_json, write_tokenizer
+from support.parts import read
 from thinwire.models import hub
 from thinwire.models.data.parts import Part
-from thinwire.models.data.sources import read
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
 from thinwire.models.model import find_model

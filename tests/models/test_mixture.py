@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.data_files import CHAT, write_json, write_tokenizer
-from thinwire.models.data import load as load_module
+from thinwire.models.data import kinds
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -51,10 +51,8 @@ def test_what_is_held_out_comes_once_and_is_not_trained_on(tmp_path):
 @pytest.mark.usefixtures("hub_cache")
 def test_one_file_for_evaluation_is_read_once(tmp_path, monkeypatch):
     """It was read and made tokens again for each source."""
-    files, opened, read = tables(tmp_path, a=9, b=4, c=2, d=1), [], load_module.read
-    monkeypatch.setattr(
-        load_module, "read", lambda kind, part, columns: opened.append(part) or read(kind, part, columns)
-    )
+    files, opened, read = tables(tmp_path, a=9, b=4, c=2, d=1), [], kinds.read
+    monkeypatch.setattr(kinds, "read", lambda kind, part, columns: opened.append(part) or read(kind, part, columns))
     mixture = {files["b"]: 0.2, files["c"]: 0.2}
     data = load(DataOptions(name=files["a"], mixture=mixture, block_size=2, evaluation=files["d"], evaluation_limit=3))
     assert sorted(part.name for part in opened) == sorted(files.values())

@@ -3,8 +3,8 @@
 import pytest
 
 from support.own_code import own_module
+from support.parts import read
 from thinwire.models.data.parts import Part, evaluation_part
-from thinwire.models.data.sources import read
 from thinwire.models.errors import ModelError
 
 OWN = """

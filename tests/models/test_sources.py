@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from support.data_files import png, random_pixels, write_images, write_json, write_rows
+from support.parts import read
 from support.small_disk import mounted
 from thinwire.models.data import sources
 from thinwire.models.data.parts import Columns, Labelled, Part, check_labels, evaluation_part, local_path
-from thinwire.models.data.sources import Source, read
+from thinwire.models.data.sources import Source
 from thinwire.models.errors import ModelError
 
 uses_datasets = pytest.mark.usefixtures("hub_cache")
@@ -312,7 +313,12 @@ def test_a_source_is_a_row_and_a_function(monkeypatch):
     def read_numbers(part, columns):
         return Labelled([(str(number), part.split) for number in range(int(part.name[1:]))], torch.zeros(2), 2)
 
-    row = Source(name="numbers", fits=lambda name: name.startswith("#"), readers={"pairs": read_numbers})
+    row = Source(
+        name="numbers",
+        fits=lambda name: name.startswith("#"),
+        reader=lambda kind: read_numbers if kind.name == "pairs" else None,
+        gives="pairs",
+    )
     monkeypatch.setattr(sources, "SOURCES", (row, *sources.SOURCES))
     assert read("pairs", Part("#2")).examples == [("0", "train"), ("1", "train")]
     with pytest.raises(ModelError, match="got '#2', which gives pairs; take other data"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.data_files import write_json, write_rows
-from thinwire.models.data import load as load_module
+from thinwire.models.data import kinds
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
 from thinwire.models.errors import ModelError
@@ -76,7 +76,7 @@ def test_a_large_file_is_known_by_parts_from_its_start_to_its_end(tmp_path):
             if place is not None:
                 file.seek(place)
                 file.write(b"x")
-        told.add(load_module._digest_of_parts(path))
+        told.add(kinds._digest_of_parts(path))
     assert len(told) == 4
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_ends_in_the_middle_is_told(tmp_path):
         ({"shuffle": "epoch"}, "stream shuffles rows itself; set shuffle to never, got epoch"),
         ({"held_out": 0.1}, "name them by evaluation, or set held_out to 0, got 0.1"),
         ({"mixture": {"a": 0.5}}, "mixture and stream must not both be given"),
-        ({"kind": "chat", "tokenizer": "x"}, "stream must be left out for kind chat: only text streams"),
+        ({"kind": "chat", "tokenizer": "x"}, "stream must be left out for kind chat, got 1: it is for text"),
         ({"stream": 0}, "stream must be at least 1 row, got 0"),
         ({"limit": 2}, r"a stream must have a limit of at least 3 tokens; raise data\.limit"),
         ({}, r"data\.stream needs a table, a folder or a data set on the hub, got pydoc"),
