@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import glob
 import logging
-import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from thinwire.errors import attempt
 from thinwire.errors.calls import first_line
-from thinwire.errors.files import MARK, RUN_FILES
+from thinwire.errors.files import MARK
 from thinwire.errors.names import first_of
 from thinwire.models import hub
 from thinwire.models.data.chats import BESIDE, LAYOUTS, ChatTokens, conversation_of, encoded_of
@@ -48,14 +47,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Splits = dict[str, "Dataset"]
-Open = Callable[[Part, Columns], Splits]
-"""Opens the splits of one source, and reports what of it is not read."""
+Open = Callable[[Part], Splits]
+"""Opens the splits of one source."""
 Rows = Callable[[], Iterator[list[str] | Tensor]]
 """Begins to read texts, or token ids in a row, int32 [N]: a part of them at a time, the same each time."""
 _STREAMED = 1000
 """The rows of such a part."""
-_TYPED = 10_000
-"""The rows of CSV that `datasets` reads at a time; it takes those for numbers that have no other text."""
 _TEXTS = {".txt", ".text", ".md", ".rst"}
 """Suffixes of files that are read as text where a folder holds nothing else."""
 _NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
@@ -72,7 +69,7 @@ _WORDS, _TAGS = "tokens", "ner_tags"
 """The usual columns of words, and of their tags."""
 
 
-def open_file(part: Part, columns: Columns) -> Splits:
+def open_file(part: Part) -> Splits:
     """Open a table file as one split."""
     path = Path(part.name)
     if path.suffix.lower() not in TABLES:
@@ -81,9 +78,11 @@ def open_file(part: Part, columns: Columns) -> Splits:
     said = "empty: it has no rows" if path.stat().st_size == 0 else told_by(path)
     if said:
         raise OSError(f"it is {said}")
+    from datasets import load_dataset_builder
+
     _check_readable(path)
-    # the library takes the path for a pattern
-    return _opened(part, _built(part, TABLES[path.suffix.lower()], part.subset, data_files=glob.escape(str(path))))
+    pattern = glob.escape(str(path))  # which the library takes it for
+    return _opened(part, load_dataset_builder(TABLES[path.suffix.lower()], part.subset, data_files=pattern))
 
 
 def _check_readable(path: Path) -> None:
@@ -124,124 +123,42 @@ def _check_json(path: Path) -> None:
         raise OSError(f"{path.name} must be nested at most {_MOST_NESTED} levels deep: write it flatter")
 
 
-def open_folder(part: Part, columns: Columns) -> Splits:
+def open_folder(part: Part) -> Splits:
     """Open a folder of text, tables or images. `datasets` finds the splits in the names of files.
 
     It reads one format, and where a name says train or test, no file whose name says nothing.
     """
+    from datasets import load_dataset_builder
+
     path = Path(part.name)
-    files = [file for file in path.rglob("*") if file.is_file()]
-    for file in files:
-        _check_readable(file)
-    if glob.has_magic(str(path.resolve())):
-        raise OSError("datasets takes a path with *, ? or [ for a pattern: name the folder otherwise")
+    for file in path.rglob("*"):
+        if file.is_file():
+            _check_readable(file)
     place = str(path.resolve())  # the library takes the data's name from the last part, and "." has none
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        builder = _built(part, "text", data_dir=place, keep_linebreaks=True, encoding="utf-8-sig")
+        builder = load_dataset_builder("text", data_dir=place, keep_linebreaks=True, encoding="utf-8-sig")
     else:
-        builder = _built(part, place, part.subset)
-    found = builder.config.data_files or {}
-    _check_no_run(path, chain(*found.values()))
-    unread = _unread(path, files, found)
-    if unread and part.subset is None:
-        columns.report(f"files of {part.name} that are not read: {first_of(unread, _NAMED)}")
+        builder = load_dataset_builder(place, part.subset)
+    runs = {mark.parent.resolve() for mark in path.rglob(MARK)}
+    for file in chain(*(builder.config.data_files or {}).values()):
+        if runs.intersection(Path(file).resolve().parents):
+            raise ModelError(
+                f"{path} must hold data alone, but {file} would be read as data too, and a run of Thinwire wrote it; "
+                f"move the run to a place outside {path}: it can go on from there"
+            )
     return _opened(part, builder)
-
-
-def _unread(folder: Path, files: Sequence[Path], found: Mapping[str, Sequence[str]]) -> list[str]:
-    """The files of a folder that look like its data, and are none of those that `datasets` found for the splits."""
-    read, place, runs = {name for names in found.values() for name in names}, folder.resolve(), _of_runs(folder, files)
-    suffixes = {*TABLES, *_TEXTS, *(Path(name).suffix.lower() for name in read)}
-    unread = []
-    for file in files:
-        name = file.relative_to(folder)
-        hidden = name.name == "README.md" or any(part[0] in "._" for part in name.parts)
-        other = suffixes.isdisjoint(map(str.lower, name.suffixes))  # .jsonl.gz is JSON
-        known = hidden or other or file in runs or str(place / name) in read
-        if not known and str(file.resolve()) not in read:  # slow, so last
-            unread.append(str(name))
-    return sorted(unread)
-
-
-def _built(part: Part, *arguments: str | None, **options: Any) -> Any:
-    """What `datasets` reads a file or folder with. It keeps that in a cache of our own, for we read CSV otherwise."""
-    import datasets
-
-    source, cache = Path(part.name), Path(datasets.config.HF_DATASETS_CACHE, "thinwire")
-    try:
-        builder = datasets.load_dataset_builder(*arguments, cache_dir=str(cache), **options)
-    except Exception:
-        _check_no_run(source, map(str, source.rglob("*")))  # among the files of a run it may not know what the data are
-        raise
-    for path in chain(*(builder.config.data_files or {}).values()):
-        for name in re.findall(r"\$\w+|\$\{[^}]*\}", path):
-            if os.path.expandvars(name) != name:
-                raise OSError(
-                    f"datasets replaces {name} in a path by a variable of the environment: name the file or folder "
-                    f"otherwise"
-                )
-    return builder
 
 
 def _opened(part: Part, builder: Any) -> Splits:
     """The splits that `datasets` makes, from its cache if it has them."""
-    is_csv = hasattr(builder.config, "keep_default_na")
-    if is_csv and (part.streamed or not Path(builder.cache_dir).is_dir()):  # "None" and "NA" are texts
-        builder.config.keep_default_na, builder.config.na_values = False, [""]
-        builder.config.converters = _converters(builder, _TYPED)
     if part.streamed:
         return dict(builder.as_streaming_dataset())
-    try:
-        builder.download_and_prepare()
-    except Exception:
-        if not is_csv:
-            raise
-        builder.config.converters = _converters(builder, None)  # a later row may be the first one with text
-        builder.download_and_prepare()
+    builder.download_and_prepare()
     return dict(builder.as_dataset())
 
 
-def _converters(builder: Any, rows: int | None) -> dict[str, Any]:
-    """How columns of CSV are read that are declared as text, or in whose first rows there is some.
-
-    What looks like a number there is text, too.
-    """
-    import pandas
-
-    declared = builder.info.features or {}
-    found: dict[str, Any] = {name: _text_of_csv for name, feature in declared.items() if _is_text(feature)}
-    for path in chain(*(builder.config.data_files or {}).values()):
-        with suppress(ValueError, OSError):  # what cannot be read is told when it is
-            first = pandas.read_csv(path, nrows=rows, keep_default_na=False, na_values=[""], low_memory=False)
-            found |= {name: _text_of_csv for name in first if not pandas.api.types.is_numeric_dtype(first[name])}
-    return found
-
-
-def _text_of_csv(text: str) -> str | None:
-    return text or None
-
-
-def _check_no_run(folder: Path, files: Iterable[str]) -> None:
-    """Raise ModelError if one of the files that are read as data is what a run wrote, in the folder or within it."""
-    if wrote := _of_runs(folder, map(Path, files)):
-        raise ModelError(
-            f"{folder} must hold data alone, but {min(wrote)} would be read as data too, and a run of Thinwire wrote "
-            f"it; move the run to a place outside {folder}: it can go on from there"
-        )
-
-
-def _of_runs(folder: Path, files: Iterable[Path]) -> set[Path]:
-    """Those of some files in a folder that a run wrote, in the folder itself or within it."""
-    made = {mark.parent.resolve() for mark in folder.rglob(MARK)}
-    if not made:
-        return set()
-    where = {path: made.intersection(path.resolve().parents) for path in files}
-    beside = {folder.resolve()}  # there may be files of somebody else
-    return {path for path, inside in where.items() if inside - beside or (inside and path.name in (MARK, *RUN_FILES))}
-
-
-def open_on_hub(part: Part, columns: Columns) -> Splits:
+def open_on_hub(part: Part) -> Splits:
     """Open a data set on the hub."""
     from datasets import load_dataset_builder
 
@@ -406,7 +323,7 @@ def _report(part: Part, columns: Columns, names: Sequence[str]) -> None:
     columns.report(f"of {part.name}, column {' and '.join(names)} is read, and the class from {columns.label}")
 
 
-def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset:
+def open_split(part: Part, opened: Open, rule: str) -> Dataset:
     """One split of a table.
 
     Raises:
@@ -414,8 +331,12 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
             cannot be read.
     """
     try:
-        with _quiet(), hub.reading(part.name):
-            splits = opened(part, columns)
+        import datasets
+
+        datasets.disable_progress_bars()  # every stage process would draw them; those of downloads stay
+        logging.getLogger("datasets").setLevel(logging.CRITICAL)  # our own errors say what it says
+        with hub.reading(part.name):
+            splits = opened(part)
     except ModelError:
         raise
     except Exception as error:  # of the readers of every format
@@ -437,7 +358,6 @@ def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset
 
 def _holds_text_alone(folder: Path) -> bool:
     files = {path for path in folder.rglob("*") if path.is_file()}
-    files -= _of_runs(folder, files)
     suffixes = {path.suffix.lower() for path in files}
     alone = ".txt" in suffixes and not suffixes & {*TABLES, ".png", ".jpg", ".jpeg"}
     if not (alone or (suffixes and suffixes <= _TEXTS)):
@@ -445,27 +365,6 @@ def _holds_text_alone(folder: Path) -> bool:
     for path in sorted(files):
         require_text(path)
     return True
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off the progress bars of `datasets`, and its log.
-
-    Every stage process would draw the bars, and our own errors say what the log says. The bars of downloads stay: they
-    belong to another library.
-    """
-    import datasets
-
-    log, had_bars = logging.getLogger("datasets"), not datasets.are_progress_bars_disabled()
-    level = log.level
-    datasets.disable_progress_bars()
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        if had_bars:
-            datasets.enable_progress_bars()
 
 
 def _columns(
@@ -527,11 +426,7 @@ def _texts(table: Dataset, column: str, before: int = 0) -> list[str]:
     try:
         texts: list[str] = list(table[column])
     except UnicodeDecodeError as error:
-        rows = _arrow(table, column).cast("large_binary").to_pylist()
-        first = next(row for row, text in enumerate(rows) if text and text.decode(errors="replace").encode() != text)
-        raise ModelError(
-            f"column {column} must hold text in UTF-8, got other bytes in row {before + first}: convert the file"
-        ) from error
+        raise ModelError(f"column {column} must hold text in UTF-8, got other bytes: convert the file") from error
     bad = next((row for row, text in enumerate(texts, before) if not isinstance(text, str)), None)
     require((bad is None, f"column {column} must hold a text in every row, got none in row {bad}"))
     return texts
@@ -546,47 +441,29 @@ def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], l
     values = _arrow(table, column).to_pylist()
     bad = next((row for row, value in enumerate(values) if _is_nothing(value)), None)
     require((bad is None, f"column {column} must hold an image in every row, got none in row {bad}"))
-    homes = _homes(part)
+    home = Path(part.name).parent if Path(part.name).is_file() else Path(part.name)
     pictures: list[Picture] = []
     places: list[int | str] = []
     for row, value in enumerate(values):
         encoded = value if isinstance(value, bytes) else value["bytes"]
         place: int | str = row
         if not encoded:
-            encoded, place = _read_file(value["path"], homes, row)
+            encoded, place = _read_file(home.absolute() / value["path"], row)
         pictures.append(encoded)
         places.append(place)
     return pictures, places
 
 
-def _homes(part: Part) -> list[Path]:
-    """The folders in which a row may name a file: that of the source, and what the libraries keep."""
-    import datasets
-    from huggingface_hub import constants
-
-    path = Path(part.name)
-    own = [path if path.is_dir() else path.parent] if path.exists() else []
-    kept = [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
-    return [*(folder.absolute() for folder in own), *(folder.resolve() for folder in (*own, *kept)), *kept]
-
-
-def _read_file(name: str, homes: Sequence[Path], row: int) -> tuple[bytes, str]:
-    """An image file that a row names, and its path. ModelError if it lies elsewhere, or is too large for an image."""
-    path = Path(os.path.normpath(homes[0] / str(name)))
-    require(
-        (
-            any(path.is_relative_to(home) for home in homes),
-            f"an image must lie in the folder of its table, {homes[0]}, got {name} in row {row}; move it there",
-        )
-    )
+def _read_file(path: Path, row: int) -> tuple[bytes, str]:
+    """An image file that a row names, and its path. ModelError if it is too large for an image, or no file."""
     try:
         about = path.stat()
     except (OSError, ValueError) as error:
-        raise ModelError(f"an image must be a readable file, got {name} in row {row}: {error}") from error
+        raise ModelError(f"an image must be a readable file, got {path} in row {row}: {error}") from error
     require(
         (
             stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST_FILE,
-            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {name} in row {row}",
+            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {path} in row {row}",
         )
     )
     return read_bytes(path), str(path)
