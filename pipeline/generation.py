@@ -31,8 +31,9 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.channel import is_sums
+from thinwire.pipeline.wire.maker import Holder
 from thinwire.pipeline.wire.passes import Pass
-from thinwire.pipeline.wire.wire import BoundaryShape, Holder
+from thinwire.pipeline.wire.wire import BoundaryShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ class Assembly:
     def discard_stores(self) -> None:
         """Delete the files of this process's stores, if the disk allows it. Call it at the end, after errors too."""
         with suppress(OSError):
-            self.trainer.stages[0].wire.discard_stores()
+            self.trainer.stages[0].wire.maker.files.discard()
 
 
 def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
@@ -100,7 +100,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     if prepared.prompts is not None:
         generator = Generator(stages, where, prepared.outputs, remembers=prepared.prompts.remembers)
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others
-    wire.gpus = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
+    wire.maker.gpus = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
     for stage in stages:
         stage.connect()
     if training.compile:

@@ -28,7 +28,7 @@ class Room:
     @property
     def stores(self) -> list[tuple[StoreLayout, Path | None]]:
         """The layout of each store of this process, with its file if it is on disk."""
-        return self._trainer.stages[0].wire.stores
+        return self._trainer.stages[0].wire.maker.stores
 
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""

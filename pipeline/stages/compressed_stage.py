@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
@@ -29,12 +28,14 @@ from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import Phase
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.stages.graph import Gradients, Graph, Root, edge
+from thinwire.pipeline.stages.shapes import StageShapes
 from thinwire.pipeline.stages.split_backward import SplitBackward, changeable
 from thinwire.pipeline.stages.torch_stage import TorchStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.ends import StageEnds
+from thinwire.pipeline.wire.maker import Holder
 from thinwire.pipeline.wire.passes import Pass, phase_of, require_expected
-from thinwire.pipeline.wire.wire import BoundaryShape, Holder, Wire, wire_of
+from thinwire.pipeline.wire.wire import BoundaryShape, Wire, wire_of
 
 
 class CompressedStage(TorchStage):
@@ -80,15 +81,12 @@ class CompressedStage(TorchStage):
         self._first_layer = first_layer
         self._gradients = GradientsApart()
         self._told_if_full = told_if_full(self.stage_index, self.device)
-        self._examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
-        self._rows = 0
-        self._knows_shapes = self._input_trains = self._connected = False
-        self._tells_gradients = [False, False]  # whether a description said which inputs and which outputs need some
-        self._versions: dict[int, int] = {}
+        self._shapes = StageShapes(self.stage_index, self.num_stages)
+        self._connected = False
         self._to_load: Mapping[str, Any] | None = None
         if inputs is not None and outputs is not None:
-            self._learn_shapes(_as_tuple(inputs), _as_tuple(outputs))
-        self._number = self.wire.join(self)
+            self._shapes.learn(_as_tuple(inputs), _as_tuple(outputs))
+        self._shapes.number = self.wire.join(self)
         self.ends = StageEnds()
         self._gradients_at: set[int] = set()
         self.passes: dict[Phase, int] = {"train": -1, "eval-on": -1, "eval-off": -1}
@@ -117,18 +115,13 @@ class CompressedStage(TorchStage):
 
     def announce(self) -> bool:
         """Publish the configuration at both boundaries; False before shapes are known. Its Wire calls this."""
-        if not self._knows_shapes:
-            return False
-        parameters = self.submod.parameters()
-        trains = self._input_trains or any(parameter.requires_grad for parameter in parameters)
-        self.wire.announce(self._name(self.stage_index), self._boundaries, self._rows, trains)
-        return True
+        return self._shapes.announce(self.wire, any(parameter.requires_grad for parameter in self.submod.parameters()))
 
     def connect(self) -> None:
         """Set up both boundaries, after the schedule is built, and compare them with peers; or the first step does."""
         if self._connected:
             return
-        if not self._knows_shapes:
+        if not self._shapes.known:
             raise OptionsError(
                 f"stage {self.stage_index} must know its shapes before it connects; give input_args and output_args, "
                 f"or leave it to the first step"
@@ -138,16 +131,10 @@ class CompressedStage(TorchStage):
             raise OptionsError(mistakes)
         wire.announce_all({stage for stage, rank in self.stage_index_to_group_rank.items() if rank == self.group_rank})
         self._gradients_at.clear()
-        for shape in self._boundaries:
-            neighbour = shape.index + 1 if shape.index == index else shape.index
-            if self._peer(shape) is not None:
-                wire.compare(self._name(index), self._name(neighbour), shape, self._rows)
-        for shape in self._boundaries:
-            # nearest first: nobody else is asked where the neighbour trains
-            trains = any(wire.handshake.trains(self._name(stage)) for stage in range(shape.index, -1, -1))
-            if replace(shape, trains=trains).gradients:
+        for shape in self._shapes.compared(wire, lambda shape: self._peer(shape) is not None):
+            if shape.gradients:
                 self._gradients_at.add(shape.index)
-            end = self._end(replace(shape, trains=trains), getattr(self.ends, _side(shape, index)))
+            end = self._end(shape, getattr(self.ends, _side(shape, index)))
             setattr(self.ends, _side(shape, index), end)
         self._connected = True
         self._load()
@@ -167,7 +154,7 @@ class CompressedStage(TorchStage):
 
     def post_ahead(self) -> None:
         """Make room for the next pass's activations, unless a GPU would wait for them."""
-        if (end := self.ends.upstream) and not self.wire.gpus.groups:
+        if (end := self.ends.upstream) and not self.wire.maker.gpus.groups:
             end.incoming.post(self._num_microbatches)
 
     def digests(self) -> dict[str, str]:
@@ -200,7 +187,7 @@ class CompressedStage(TorchStage):
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """The outputs for one micro-batch, as meta tensors; requires_grad is set where gradients come back."""
-        return self._examples[1]
+        return self._shapes.examples[1]
 
     @property
     def step(self) -> int:
@@ -220,7 +207,12 @@ class CompressedStage(TorchStage):
         """Called before the first pass, and where the mode switches."""
         self._counts[trains] = num_microbatches
         if shapes is not None:
-            self._learn_shapes(*shapes)
+            changed = self._shapes.learn(*shapes, kept_by=self._kept_by, announced=self._connected)
+            if changed:
+                self.flush()
+                self._connected = False
+            for boundary in changed:
+                self.wire.forget(self, boundary, self._shapes.number)
 
     def forward_one_chunk(
         self,
@@ -239,8 +231,9 @@ class CompressedStage(TorchStage):
             # the schedule concatenates all of output_chunks
             self.output_chunks.append(kept if self.keep_outputs else torch.empty(0))
         if self.ends.downstream is not None:
-            self._check_outputs(tensors := _as_tuple(output, f"stage {self.stage_index}"))
-            if self._examples[1]:
+            tensors = _as_tuple(output, f"stage {self.stage_index}")
+            self._shapes.check(tensors, self._differentiates, self.stage_index in self._gradients_at)
+            if self._shapes.examples[1]:
                 self.ends.downstream.outgoing.send(self._microbatch(fwd_chunk_id), tensors)
         if self.has_backward:
             # the last stage's backward begins at its loss
@@ -272,7 +265,7 @@ class CompressedStage(TorchStage):
                 self._second_parts[bwd_chunk_id] = second_part
             self._gradients.look()
         if self.ends.upstream is not None and self.stage_index - 1 in self._gradients_at:
-            pairs = zip(found, self._examples[0], strict=True)
+            pairs = zip(found, self._shapes.examples[0], strict=True)
             needed = [gradient for gradient, example in pairs if example.requires_grad]
             self.ends.upstream.outgoing.send(self._microbatch(bwd_chunk_id), needed)
 
@@ -299,7 +292,9 @@ class CompressedStage(TorchStage):
         waiting = [
             stage
             for stage in self.wire.members
-            if isinstance(stage, CompressedStage) and stage._number == self._number and not stage._is_scaled
+            if isinstance(stage, CompressedStage)
+            and stage._shapes.number == self._shapes.number
+            and not stage._is_scaled
         ]
         later = {id(parameter) for stage in waiting for parameter in stage.submod.parameters()}
         for parameter in self.submod.parameters():
@@ -309,7 +304,7 @@ class CompressedStage(TorchStage):
     def received(self, microbatch: int) -> tuple[Tensor, ...]:
         """The activations of a micro-batch, as the module gets them, which may change them in place."""
         assert self.ends.upstream is not None, "the first stage receives no activations"
-        examples = self._examples[0]
+        examples = self._shapes.examples[0]
         received: tuple[Tensor | None, ...] = ()
         if examples:
             received = self.ends.upstream.incoming.receive(self._microbatch(microbatch))
@@ -362,7 +357,7 @@ class CompressedStage(TorchStage):
         coming = self._coming or Pass(kind="train" if self.has_backward else "eval-on")
         if self._kept_by is None and coming.is_split_by(self._num_microbatches):
             coming = replace(coming, sample_ids=None)  # nothing is kept of a sample, so rows may be other things
-        samples = self._num_microbatches * self._rows
+        samples = self._num_microbatches * self._shapes.rows
         require_expected(coming, self.stage_index, trains=self.has_backward, samples=samples)
         self._pass, self._coming = coming, None
         self._require_unscaled()
@@ -373,7 +368,7 @@ class CompressedStage(TorchStage):
             self.passes[self._unused] -= 1
         self.passes[phase] += 1
         self._unused = phase
-        self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._rows)
+        self._microbatches = self._pass.microbatches(self.passes[phase], self._num_microbatches, self._shapes.rows)
         # 4. Post every receive before this stage computes: gloo moves bytes only once the receiver has posted.
         self.ends.begin(self._microbatches)
         self._gradients.begin(self.submod.parameters() if self.has_backward else ())
@@ -427,11 +422,11 @@ class CompressedStage(TorchStage):
     def _received_gradients(self, microbatch: int) -> Gradients:
         assert self.ends.downstream is not None, "the last stage receives no gradients"
         received = iter(self.ends.downstream.incoming.receive(self._microbatch(microbatch)))
-        gradients = [next(received) if example.requires_grad else None for example in self._examples[1]]
+        gradients = [next(received) if example.requires_grad else None for example in self._shapes.examples[1]]
         if self._adds_up:  # it waits for each weight, so a None becomes zeros
             gradients = [
                 _or_zeros(gradient, example, self.device) if example.requires_grad else None
-                for gradient, example in zip(gradients, self._examples[1], strict=True)
+                for gradient, example in zip(gradients, self._shapes.examples[1], strict=True)
             ]
         return tuple(gradients)
 
@@ -451,16 +446,6 @@ class CompressedStage(TorchStage):
         return isinstance(self.submod, DistributedDataParallel | FSDPModule)
 
     @property
-    def _boundaries(self) -> list[BoundaryShape]:
-        index = self.stage_index
-        sides = zip((index - 1, index), self._examples, strict=True)
-        return [
-            BoundaryShape(side, examples, version=self._versions.get(side, 0))
-            for side, examples in sides
-            if 0 <= side < self.num_stages - 1
-        ]
-
-    @property
     def _kept_by(self) -> Method | None:
         """A method that keeps something of each row at this stage's ends; None if there is none."""
         methods = (coder.method for coder in self.ends.coders().values())
@@ -477,80 +462,12 @@ class CompressedStage(TorchStage):
                 ) from error
         self._to_load = None
 
-    def _learn_shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Take what crosses the boundaries from examples, or from torch's description of them, which may be another.
-
-        Descriptions of an evaluation do not say what needs gradients: those of training do, before or after it.
-        """
-        sides = zip((inputs, outputs), self._examples, self._tells_gradients, strict=True)
-        left, right = (_examples(*side) for side in sides)
-        self._tells_gradients = [
-            told or any(one.requires_grad for one in given)
-            for given, told in zip((inputs, outputs), self._tells_gradients, strict=True)
-        ]
-        if not self._knows_shapes:
-            self._knows_shapes = True
-            self._input_trains = self.is_first and any(one.requires_grad for one in inputs)
-        else:
-            pairs = [(shape, left if shape.index < self.stage_index else right) for shape in self._boundaries]
-            changed = [(shape, new) for shape, new in pairs if not _alike(shape.examples, new)]
-            if not changed:
-                return
-            for shape, new in changed:
-                self._require_one_shape(shape, new)
-            self.flush()
-            for shape, _ in changed:
-                self._versions[shape.index] = shape.version + self._connected
-                self.wire.forget(self, shape.index, self._number)
-            self._connected = False
-        self._examples = (left, right)
-        self._rows = _num_rows(left)
-
-    def _require_one_shape(self, shape: BoundaryShape, new: Sequence[Tensor]) -> None:
-        got, had = ([list(one.shape) for one in tensors] for tensors in (new, shape.examples))
-        if self._kept_by is not None and got != had:
-            raise PipelineError(
-                f"what crosses boundary {shape.index} must keep its shapes, because {self._kept_by} keeps a buffer for "
-                f"each sample, got {got} after {had}; build another stage around the same module for it, with the same "
-                f"Wire"
-            )
-
-    def _name(self, stage: int) -> str:
-        """How stages of this one's number are distinguished from others with the same index."""
-        return f"{stage}.{self._number}" if self._number else f"{stage}"
-
     def _microbatch(self, index: int) -> Microbatch:
         missing = range(len(self._microbatches), index + 1)  # another schedule has more micro-batches
         if missing:
-            more = self._pass.microbatches(self.step, missing.stop, self._rows)
+            more = self._pass.microbatches(self.step, missing.stop, self._shapes.rows)
             self._microbatches += more[missing.start :]
         return self._microbatches[index]
-
-    def _check_outputs(self, outputs: tuple[Any, ...]) -> None:
-        """Raise PipelineError if an output is no tensor, or needs a gradient that would not come back."""
-        for index, output in enumerate(outputs):
-            if (kind := _no_dense_tensor(output)) is not None:
-                raise PipelineError(
-                    f"stage {self.stage_index} must return dense tensors, got {kind} as output {index}; send numbers "
-                    f"as tensors, to_dense() of a sparse one, the local part of a DTensor, and leave out what the next "
-                    f"stage knows"
-                )
-        if not self._differentiates:
-            return
-        comes = self.stage_index in self._gradients_at
-        for index, (output, example) in enumerate(zip(outputs, self._examples[1], strict=False)):
-            if output.requires_grad and not example.requires_grad:
-                raise PipelineError(
-                    f"output {index} of stage {self.stage_index} needs a gradient, but its example in output_args has "
-                    f"no requires_grad; set it on all examples that need one, or detach the output"
-                )
-            if output.requires_grad and not comes:
-                raise PipelineError(
-                    f"stage {self.stage_index} reported to its neighbour that nothing trains until there, but its "
-                    f"output {index} needs a gradient; unfreeze before the first step, or call "
-                    f"wire.switch(wire.compression) and then stage.reconnect() on all processes; for gradients of "
-                    f"inputs set requires_grad in the input_args of stage 0"
-                )
 
     def _require_unscaled(self) -> None:
         if self._pass.accumulation and self._scales:
@@ -565,9 +482,9 @@ class CompressedStage(TorchStage):
             stage=self.stage_index,
             peer=self._peer(shape),
             meter=self.meter,
-            rows=self._rows,
-            positions=self._num_microbatches * self._rows,
-            number=self._number,
+            rows=self._shapes.rows,
+            positions=self._num_microbatches * self._shapes.rows,
+            number=self._shapes.number,
             device=self.device,
         )
         return self.wire.attach(shape, holder, before)
@@ -590,52 +507,12 @@ def _side(shape: BoundaryShape, stage: int) -> str:
     return "downstream" if shape.index == stage else "upstream"
 
 
-def _examples(given: Sequence[Any], known: Sequence[Tensor] = (), told: bool = False) -> tuple[Tensor, ...]:
-    """Meta copies of example tensors, or of torch's descriptions, requires_grad set on those that need gradients.
-
-    Where none is marked, those need gradients that do in `known`, if these are of the same dtypes, else all floating
-    ones. What was `told` of tensors of the same sizes stays.
-    """
-    copies = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in given)
-    marks = [one.requires_grad for one in given]
-    if told and _sizes(copies) == _sizes(known):
-        marks = [one.requires_grad for one in known]
-    elif not any(marks):
-        same = [one.dtype for one in known] == [one.dtype for one in copies]
-        floating = [one.dtype.is_floating_point or one.dtype.is_complex for one in copies]
-        marks = [one.requires_grad for one in known] if same else floating
-    return tuple(copy.requires_grad_(mark) for copy, mark in zip(copies, marks, strict=True))
-
-
-def _sizes(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(one.shape, one.dtype) for one in tensors]
-
-
-def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two tuples of tensors have the same shapes and dtypes, and the same ones need gradients."""
-    marks, other_marks = ([one.requires_grad for one in each] for each in (some, others))
-    return _sizes(some) == _sizes(others) and marks == other_marks
-
-
-def _num_rows(examples: Sequence[Tensor]) -> int:
-    """Rows of a micro-batch: the first dimension of its first tensor."""
-    return examples[0].shape[0] if examples and examples[0].shape else 1
-
-
 def _as_tuple(output: Any, stage: str = "a stage") -> tuple[Any, ...]:
     if isinstance(output, Tensor):
         return (output,)
     if isinstance(output, tuple | list):
         return tuple(output)
     raise PipelineError(f"{stage} must return a tensor or a tuple of tensors, got {type(output).__name__}")
-
-
-def _no_dense_tensor(output: Any) -> str | None:
-    """What an output is in place of a tensor whose elements lie in memory; None if it is one."""
-    if not isinstance(output, Tensor) or isinstance(output, DTensor):
-        return type(output).__name__
-    kinds = (f"layout {output.layout}", output.layout != torch.strided), ("device meta", output.is_meta)
-    return next((f"a tensor of {kind}" for kind, is_so in kinds if is_so), None)
 
 
 def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:

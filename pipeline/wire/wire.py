@@ -6,53 +6,32 @@ has a process group of its own.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.compress import CodecError, Coder, Decoder, Encoder, Method, Microbatch, SlotCounts
-from thinwire.compress.buffers import Purpose
-from thinwire.compress.measured import contraction, swamped
-from thinwire.compress.stores.files import StoreFiles
-from thinwire.compress.stores.memory import MemoryStore
-from thinwire.compress.stores.store import Store, StoreLayout
-from thinwire.errors import ThinwireWarning
-from thinwire.pipeline.devices.device import CPU
-from thinwire.pipeline.devices.staging import Ways
+from thinwire.compress import SlotCounts
 from thinwire.pipeline.errors import OptionsError, PipelineError
 from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.measuring.clocks import NeighbourClocks
-from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
 from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.transport import (
-    GroupEnd,
-    MemoryEnd,
-    ProcessGroupReceiver,
-    ProcessGroupSender,
     reaching,
 )
-from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender, capacity_of, same_clock
+from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.handshake import Handshake
-from thinwire.pipeline.wire.nccl import GpuArrivals, GpuLinks, GpuReceiver, GpuSender, PayloadSums
-
-AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
-
-_MOST_SWAMPED = 0.9
-"""2 bits with one scale a tensor reach it in a ResNet, and stop its training; 4 bits have 0.2 to 0.8, and do not."""
+from thinwire.pipeline.wire.maker import EndMaker, Holder, require_rows
 
 
 @dataclass(frozen=True)
@@ -70,30 +49,6 @@ class BoundaryShape:
     def gradients(self) -> tuple[Tensor, ...]:
         """The tuple that crosses the boundary backward: a gradient for each tensor that needs one."""
         return tuple(example for example in self.examples if example.requires_grad) if self.trains else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """The stage that holds one end of a boundary."""
-
-    stage: int
-    peer: int | None
-    """Rank of the neighbour's process in the group; None if the neighbour is in this process."""
-    meter: Meter
-    """Counts the time and the bytes of this end."""
-    rows: int
-    """Samples of a micro-batch: the first dimension of the stage's first input."""
-    positions: int
-    """Samples of a pass: the number of position slots if the Wire has no `slots`."""
-    number: int = 0
-    """Its number among the stages of this process with the same index, such as one to train and one to evaluate."""
-    device: torch.device = CPU
-    """Where the stage computes."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the stage computes on a GPU."""
-        return self.device.type != "cpu"
 
 
 class WireStage(Protocol):
@@ -122,8 +77,7 @@ class Wire:
         OptionsError: a store on disk has no folder, or the group is `fake`, that of torch's tests.
 
     Attributes:
-        gpus: the links of this process from GPU to GPU; they are set before the stages connect, if there are any.
-        stores: the layout of every store that these stages may fill, with its file if it is on disk.
+        maker: makes the ends of channels; it knows their stores, and the links from GPU to GPU.
         handshake: what the stages have announced.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
@@ -140,19 +94,14 @@ class Wire:
         slots: SlotCounts | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.gpus = GpuLinks()
         self.compression = _usable(compression or CompressionOptions())
         self.options = options or WireOptions()
         self.seed = seed
         self.slots = slots
         self._observer, self._of = observer, group
         self.clocks = NeighbourClocks()
-        self.stores: list[tuple[StoreLayout, Path | None]] = []
-        self._files = StoreFiles(Path(self.compression.store_folder) if self.compression.store_folder else None)
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
-        self._local: dict[tuple[int, ChannelName, int, int], MemoryEnd] = {}
-        self._ways = Ways()
         self._members: list[WireStage] = []
         self._silent: list[WireStage] = []
         self._pipeline, self._in_use = group or dist.group.WORLD, False
@@ -171,6 +120,7 @@ class Wire:
             )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
+        self.maker = EndMaker(created, self.options, self.clocks, self.compression.store_folder, slots, observer)
         self.handshake = Handshake(created, self._timeout)
 
     def beside(self, compression: CompressionOptions, name: str) -> Wire:
@@ -210,7 +160,7 @@ class Wire:
         """Drop what connects a stage over a boundary whose tensors change; the stage announces itself again."""
         if stage not in self._silent:
             self._silent.append(stage)
-        self._local = {key: end for key, end in self._local.items() if (key[0], key[2]) != (boundary, number)}
+        self.maker.forget(boundary, number)
 
     def awaits(self, stage_index: int, group: dist.ProcessGroup | None) -> bool:
         """Whether a stage may still join: nothing is connected, and there is no stage with its index."""
@@ -266,7 +216,7 @@ class Wire:
         """
         channels = self.channels(shape)
         for channel in channels.values():
-            _require_rows(channel, holder)
+            require_rows(channel, holder)
         existing = {} if before is None else before.by_name
         kept = {name: end for name, end in existing.items() if end.channel.is_like(channels[name])}
         if "activations" not in kept and channels["gradients"].method.codec.reuses_indices:
@@ -275,111 +225,31 @@ class Wire:
             if name not in kept:
                 end.close()
         # activations first: a `reuse` of the gradients needs the coders of the activations
-        forth = kept.get("activations") or self._channel_end(
-            channels["activations"], holder, activations=[None] * len(shape.examples)
+        fill = self.compression.warmup_fill
+        forth = kept.get("activations") or self.maker.make(
+            channels["activations"], holder, [None] * len(shape.examples), fill
         )
         coded = [coder for coder, x in zip(forth.coders, shape.examples, strict=True) if x.requires_grad]
         activations = coded if shape.trains else []
-        back = kept.get("gradients") or self._channel_end(channels["gradients"], holder, activations=activations)
+        back = kept.get("gradients") or self.maker.make(channels["gradients"], holder, activations, fill)
         outgoing, incoming = (forth, back) if holder.stage == shape.index else (back, forth)
         assert isinstance(outgoing, Sender) and isinstance(incoming, Receiver)
         return BoundaryEnd(outgoing, incoming)
 
-    def _channel_end(self, channel: Channel, holder: Holder, activations: Sequence[Coder | None]) -> Sender | Receiver:
-        """One end of a channel; `activations` are the coders at this end of the activations, for `reuse`."""
-        if holder.stage == channel.source:
-            encoders = [
-                self._coder(Encoder, channel, index, holder, activation) for index, activation in enumerate(activations)
-            ]
-            for encoder, example in zip(encoders, channel.examples, strict=True):
-                _warn_if_not_contractive(encoder.method, channel, example)
-            capacity = capacity_of(encoders)
-            if (group := self._to_gpu(channel, holder)) is not None:
-                to_gpu = GpuSender(
-                    capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
-                )
-                header_only = replace(self.options, checksum=False)
-                return self._watched(Sender(channel, encoders, to_gpu, header_only, holder.meter))
-            sending = self._transport(ProcessGroupSender, channel, capacity, holder)
-            departing = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
-            return self._watched(Sender(channel, encoders, departing, self.options, holder.meter))
-        decoders = [
-            self._coder(Decoder, channel, index, holder, activation) for index, activation in enumerate(activations)
-        ]
-        capacity = capacity_of(decoders)
-        if (group := self._to_gpu(channel, holder)) is not None:
-            arrivals = GpuArrivals(capacity, holder.device, group, self._rank(holder.peer))
-            return GpuReceiver(channel, decoders, arrivals, self.options, holder.meter, self._sums(capacity, holder))
-        receiving = self._transport(ProcessGroupReceiver, channel, capacity, holder)
-        arriving = self._ways.arriving(receiving, capacity, holder.device)
-        local_time = same_clock if holder.peer is None else partial(self.clocks.local, self._rank(holder.peer))
-        return Receiver(channel, decoders, arriving, self.options, holder.meter, local_time)
-
-    def _watched(self, sender: Sender) -> Sender:
-        """The same sender, with its observers."""
-        if self._observer is not None:
-            sender.observers.append(self._observer)
-        if sender.channel.name == "gradients":
-            _warn_of_first_gradients(sender)
-        return sender
-
-    def _coder(
-        self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None
-    ) -> AnyCoder:
-        method = channel.methods[index]
-        name = f"boundary-{channel.boundary}-{channel.name}-{index}-{'sender' if kind.sends else 'receiver'}"
-        name += f"-{holder.number}" if holder.number else ""
-
-        def make_store(layout: StoreLayout, purpose: Purpose) -> Store:
-            if purpose == "codebook":  # every message reads all of it
-                return self._ways.store(MemoryStore(layout, holder.device), holder.device)
-            made = self._files.make(method, f"{name}-{purpose}", layout, holder.device)
-            return self._ways.store(made, holder.device)
-
-        coder = kind(
-            method,
-            channel.examples[index],
-            counts=self.slots or SlotCounts(positions=holder.positions),
-            make_store=make_store,
-            warmup_fill=self.compression.warmup_fill,
-            activation=activation,
-        )
-        self.stores += [
-            (layout, None if purpose == "codebook" else self._files.path(method, f"{name}-{purpose}"))
-            for purpose, layout in coder.buffers.layouts.items()
-        ]
-        return coder
-
-    def _method(self, boundary: int, name: ChannelName) -> Method:
-        """The method of a channel; from GPU to GPU its form whose frames have a length known in advance.
-
-        Raises OptionsError if it has none.
-        """
-        method = self.compression.method(boundary, name)
-        try:
-            return method.of_known_length() if (boundary, name) in self.gpus.groups else method
-        except CodecError as error:
-            raise OptionsError(
-                f"wire.transport nccl needs frames whose length is known in advance: {error}; add --wire.transport gloo"
-            ) from None
-
     @property
     def notes(self) -> list[str]:
         """What carries the frames of each pair of processes, and which codecs of this process go uncoded, in words."""
-        wanted = {self.compression.method(*channel): self._method(*channel) for channel in self.gpus.groups}
+        wanted = {self.compression.method(*channel): channel for channel in self.maker.gpus.groups}
+        known = {method: self.maker.known(method, *channel) for method, channel in wanted.items()}
         return [
-            *self.gpus.notes,
+            *self.maker.gpus.notes,
             *(
-                f"{method} goes over NCCL as {known}, because frames have a length known in advance there: the same "
+                f"{method} goes over NCCL as {other}, because frames have a length known in advance there: the same "
                 f"losses and weights, and more bytes"
-                for method, known in wanted.items()
-                if known != method
+                for method, other in known.items()
+                if other != method
             ),
         ]
-
-    def discard_stores(self) -> None:
-        """Delete the store files that this Wire made. Close the stores first."""
-        self._files.discard()
 
     def channels(self, shape: BoundaryShape) -> dict[ChannelName, Channel]:
         """Both channels of a boundary, the same for both of its stages."""
@@ -388,32 +258,11 @@ class Wire:
                 boundary=shape.index,
                 name=name,
                 examples=shape.examples if name == "activations" else shape.gradients,
-                method=self._method(shape.index, name),
+                method=self.maker.known(self.compression.method(shape.index, name), shape.index, name),
                 seed=self.seed,
             )
             for name in CHANNELS
         }
-
-    def _to_gpu(self, channel: Channel, holder: Holder) -> dist.ProcessGroup | None:
-        """The communicator of a channel; None if its frames go another way."""
-        return None if holder.peer is None else self.gpus.groups.get((channel.boundary, channel.name))
-
-    def _sums(self, capacity: int, holder: Holder) -> PayloadSums | None:
-        """What takes the place of the payloads' checksum from GPU to GPU."""
-        return PayloadSums(capacity, holder.device) if self.options.checksum else None
-
-    def _transport(self, kind: type[GroupEnd], channel: Channel, capacity: int, holder: Holder) -> MemoryEnd | GroupEnd:
-        """An end of a channel: in memory where both stages are in this process, else over the process group."""
-        if holder.peer is None:
-            key = (channel.boundary, channel.name, holder.number, capacity)
-            return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_gpu))
-        tag = channel.boundary * len(CHANNELS) + CHANNELS.index(channel.name)
-        return kind(capacity, peer=holder.peer, group=self.group, tag=tag, timeout=self._timeout, pinned=holder.on_gpu)
-
-    def _rank(self, peer: int | None) -> int:
-        """The rank in the default group of a member of this group."""
-        assert peer is not None, "the neighbour is in another process"
-        return dist.get_process_group_ranks(self.group)[peer]
 
     def _configuration(self, shape: BoundaryShape, rows: int) -> dict[str, Any]:
         channels = self.channels(shape).values()
@@ -476,55 +325,3 @@ def _usable(compression: CompressionOptions) -> CompressionOptions:
             f'has store="disk": give each run a folder of its own'
         )
     return compression
-
-
-def _require_rows(channel: Channel, holder: Holder) -> None:
-    """Raise PipelineError if feedback would take something else than samples for the rows of a tensor."""
-    for method, example in zip(channel.methods, channel.examples, strict=True):
-        if method.feedback is not None and (not example.shape or example.shape[0] != holder.rows):
-            raise PipelineError(
-                f"{method} keeps a buffer for each sample, so the first dimension of what crosses boundary "
-                f"{channel.boundary} must be the {holder.rows} samples of stage {holder.stage}'s input, got "
-                f"{list(example.shape)}; return such tensors, or take a codec without feedback"
-            )
-
-
-def _warn_if_not_contractive(method: Method, channel: Channel, example: Tensor) -> None:
-    """Warn if feedback by differences cannot converge, because the codec makes some differences larger.
-
-    This is measured on Gaussian data.
-    """
-    if method.feedback is None or not method.feedback.receiver_keeps:
-        return
-    x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    c = contraction(method.inner, x)
-    if not c < 1:
-        warnings.warn(
-            f"{method} for the {channel.name} of boundary {channel.boundary} will not converge: feedback by "
-            f"differences needs a codec with |x - C(x)| < |x|, and this one has c = {c:.2f} on Gaussian data; take "
-            f"more bits, or a scale over fewer values",
-            ThinwireWarning,
-            stacklevel=2,
-        )
-
-
-def _warn_of_first_gradients(sender: Sender) -> None:
-    """Warn if a codec without feedback changes nearly all of the first gradients in training beyond recognition."""
-
-    def look(channel: Channel, microbatch: Microbatch, tensors: Sequence[Tensor | None]) -> None:
-        if microbatch.kind != "train":
-            return
-        sender.observers = [observer for observer in sender.observers if observer is not look]
-        for coder, tensor in zip(sender.coders, tensors, strict=True):
-            if tensor is None or coder.method.feedback is not None or coder.method.codec.reuses_indices:
-                continue
-            if (share := swamped(coder.codec, tensor)) > _MOST_SWAMPED:
-                warnings.warn(
-                    f"{coder.method} changes {share:.0%} of the first gradients of boundary {channel.boundary} by more "
-                    f"than their own size, so training may stand still; take more bits, a scale over fewer values, or "
-                    f'a grid that holds zero, such as q(8, per="channel", grid="midtread")',
-                    ThinwireWarning,
-                    stacklevel=2,
-                )
-
-    sender.observers.append(look)

@@ -174,10 +174,10 @@ def test_stores_lie_in_a_folder_of_the_run(options, stores):
         ready = prepared(*options, *method)
         trainer = assemble(ready, simulated_placement(ready.recipe), rank=0).trainer
         wire = trainer.stages[0].wire
-        assert {str(path.parent) for _, path in wire.stores if path is not None} == {stores}
+        assert {str(path.parent) for _, path in wire.maker.stores if path is not None} == {stores}
         for stage in trainer.stages:
             stage.close()
-        wire.discard_stores()
+        wire.maker.files.discard()
 
 
 @pytest.mark.slow

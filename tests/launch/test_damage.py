@@ -64,7 +64,7 @@ def resumed(ready):
         finally:
             for stage in trainer.stages:
                 stage.close()
-            trainer.stages[0].wire.discard_stores()
+            trainer.stages[0].wire.maker.files.discard()
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def from_gpu_to_gpu(rank, options, damaged=False):
         def with_links(self, *arguments, **more):
             made(self, *arguments, **more)
             where = Setting(**options).placement(rank)
-            self.gpus = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
+            self.maker.gpus = nccl.connect("auto", where, torch.device("cpu"), wire.timedelta(seconds=20))
 
         patch.setattr(wire.Wire, "__init__", with_links)
         try:
@@ -230,6 +230,6 @@ def test_a_line_says_which_codecs_go_uncoded_from_gpu_to_gpu():
 def notes_of(rank):
     made = wire.Wire(CompressionOptions(gradients="q(8)"))
     before = made.notes
-    made.gpus = nccl.GpuLinks({(0, name): made.group for name in CHANNELS}, ["nccl carries"])
+    made.maker.gpus = nccl.GpuLinks({(0, name): made.group for name in CHANNELS}, ["nccl carries"])
     assert before == []
     return made.notes

@@ -85,10 +85,10 @@ def test_stores_on_disk_lie_where_told_and_are_discarded_at_the_end(alone, tmp_p
     assert names == [*(f"boundary-0-activations-0-{end}-train.slots" for end in ("receiver", "sender")), MARK]
     wire = trainer.stages[0].wire
     row = 3 * 12 * 4
-    assert [layout.nbytes for layout, path in wire.stores if path is not None] == [64 * row] * 4
+    assert [layout.nbytes for layout, path in wire.maker.stores if path is not None] == [64 * row] * 4
     for stage in trainer.stages:
         stage.close()
-    wire.discard_stores()
+    wire.maker.files.discard()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,18 +121,18 @@ def test_two_wires_in_one_folder_never_delete_each_others_stores(alone, tmp_path
         StoreError, match=r"\.slots is in use by another store; give each run its own folder as compression"
     ):
         second.train_step(0)
-    second.stages[0].wire.discard_stores()
+    second.stages[0].wire.maker.files.discard()
     assert sorted(tmp_path.iterdir()) == kept != []
     first.train_step(1)
     for stage in first.stages:
         stage.close()
     second = make_trainer(0, **options)
     second.train_step(0)  # what the first one left behind is nobody's
-    first.stages[0].wire.discard_stores()
+    first.stages[0].wire.maker.files.discard()
     for stage in second.stages:
         stage.close()
-    first.stages[0].wire.discard_stores()
-    second.stages[0].wire.discard_stores()
+    first.stages[0].wire.maker.files.discard()
+    second.stages[0].wire.maker.files.discard()
     assert list(tmp_path.iterdir()) == []
 
 
