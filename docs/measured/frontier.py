@@ -1,6 +1,6 @@
-"""The table and the picture of frontier.md: bits really sent against held-out loss, from the reports of two studies.
+"""The tables of models trained here in frontier.md: bits really sent and held-out loss, from the reports of studies.
 
-    python docs/measured/frontier.py REPORT.json .. PICTURE.png     # and PICTURE.svg beside it
+    python docs/measured/frontier.py REPORT.json ..
 
 A pair of codecs is on the frontier if no pair with fewer bits has a lower loss. Bits are the mean of both directions.
 """
@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
-
 from thinwire.launch.shared.tables import read_document
 
-_TRAINED = {"frontier": "quickstart, a GPT", "frontier-resnet": "resnet-tiny"}
-"""What each study trains, by the name of its report."""
 WORSE = 0.05
 """Pairs that lose more nats are in the report alone."""
 
@@ -109,39 +103,11 @@ def table(pairs: list[Pair]) -> str:
     return "\n".join(lines)
 
 
-def draw(axes: Axes, title: str, pairs: list[Pair]) -> None:
-    """Loss over bits: a point a pair, a line through the frontier, whose pairs are numbered and named."""
-    best = frontier(pairs)
-    axes.step([pair.bits for pair in best], [pair.on for pair in best], where="post", color="#d95f02", lw=1)
-    for pair in pairs:
-        colour = "#d95f02" if pair in best else "#7a7a7a"
-        axes.errorbar(pair.bits, pair.on, pair.spread, fmt="o", ms=4, color=colour, capsize=3)
-        axes.plot(pair.bits, pair.off, "x", ms=4, color=colour)
-    for number, pair in enumerate(best, 1):
-        axes.annotate(str(number), (pair.bits, pair.on), xytext=(-12, -4), textcoords="offset points", color="#d95f02")
-    names = [f"{number}  {pair.name}" for number, pair in enumerate(best, 1)]
-    below = "\n".join(["bits an element, mean of both directions", "", *names])
-    axes.set_xlabel(below, fontsize=8)
-    axes.set(title=title, ylabel="held-out loss", xscale="log", yscale="log")
-    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=8)
-    axes.set_xticks([1, 2, 3, 4, 6, 8, 16, 32], ["1", "2", "3", "4", "6", "8", "16", "32"])
-    axes.grid(alpha=0.3)
-
-
 def main() -> None:
-    """Print a table for each report, and draw them side by side."""
-    *reports, picture = sys.argv[1:]
-    figure = Figure(figsize=(8 * len(reports), 5.5), dpi=100, layout="constrained")
-    panels = figure.subplots(1, len(reports), squeeze=False)[0]
-    for axes, report in zip(panels, reports, strict=True):
+    """Print a table for each report."""
+    for report in sys.argv[1:]:
         title, pairs = pairs_of(report)
         print(f"\n{title}\n\n{table(pairs)}")
-        draw(axes, _TRAINED[Path(report).stem], pairs)
-    for kind in (".png", ".svg"):
-        figure.savefig(Path(picture).with_suffix(kind))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ CONTENDERS = {
     "torch fp32": ("plain torch, fp32", "#7a7a7a"),
     "torch bf16": ("plain torch, bf16 on the wire", "#b0b0b0"),
     "none": ("Thinwire, uncompressed", "#1f77b4"),
-    "q(8, step=0.2)": ("Thinwire, the default", "#d95f02"),
+    "q(8, step=0.2)": ("Thinwire, q(8, step=0.2)", "#d95f02"),
     "aqsgd": ("Thinwire, AQ-SGD", "#1b9e77"),
 }
 """How the contenders' names begin: label and colour."""
