@@ -83,12 +83,6 @@ class DiskStore(Store):
             self._drain()
             self._do(self._file.sync)
 
-    def drop_cache(self) -> None:
-        """Flush, and drop the file from the system's cache, so that reads come from the disk. Linux only."""
-        with self._calls:
-            self._drain()
-            self._do(self._file.drop_cache)
-
     def close(self, timeout_seconds: float = 60.0) -> None:
         """Write what is pending, end both threads and close the file; raise a failure that no call has raised yet.
 

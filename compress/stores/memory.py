@@ -40,9 +40,6 @@ class MemoryStore(Store):
     def flush(self) -> None:
         """Do nothing: every write is done at once."""
 
-    def drop_cache(self) -> None:
-        """Do nothing: there is no cache."""
-
     def close(self) -> None:
         """Do nothing: memory is freed with the store."""
 

@@ -52,12 +52,6 @@ class SlotFile:
             os.fsync(self._fd)
             self._check()
 
-    def drop_cache(self) -> None:
-        """Write everything, and drop the file from the system's cache; Linux only."""
-        self.sync()
-        with self._explained("read"):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def close(self) -> None:
         """Close the file, without deleting it."""
         os.close(self._fd)

@@ -280,10 +280,6 @@ class Store(ABC):
         """Wait until everything written is in the medium."""
 
     @abstractmethod
-    def drop_cache(self) -> None:
-        """Make the next reads come from the medium itself."""
-
-    @abstractmethod
     def close(self) -> None:
         """Write what is pending, and close the medium; a second call does nothing."""
 

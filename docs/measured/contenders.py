@@ -7,6 +7,7 @@ with fp32 or bf16 on the wire.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ class Thinwire(Contender):
     def __init__(
         self, prepared: Prepared, where: Placement, rank: int, codecs: CompressionOptions, folder: Path
     ) -> None:
-        compression = replace(codecs, store_folder=str(folder))
+        self._folder, compression = folder, replace(codecs, store_folder=str(folder))
         self._microbatches = prepared.recipe.pipeline.num_microbatches
         recipe = replace(prepared.recipe, compression=compression)
         self._assembly = assemble(replace(prepared, recipe=recipe), where, rank)
@@ -102,11 +103,14 @@ class Thinwire(Contender):
         return sum(stage.meter.computing.get("forward", 0.0) for stage in self.stages)
 
     def forget_cache(self) -> None:
-        """Drop cached copies of stores, so that the next read comes from disk."""
+        """Drop cached copies of stores, so that the next read comes from disk; Linux only."""
         for stage in self.stages:
             for coder in stage.ends.coders().values():
                 for store in coder.buffers.stores.values():
-                    store.drop_cache()
+                    store.flush()
+        for path in filter(Path.is_file, self._folder.rglob("*")):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close stores and delete their files."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from thinwire.launch.shared.tables import read_document
+from documents import read_document
 
 WORSE = 0.05
 """Pairs that lose more nats are in the report alone."""

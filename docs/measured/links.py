@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from contenders import BASELINES, UNCOMPRESSED, Contender, PlainTorch, Thinwire
+from documents import read_document
 from torch import Tensor
 
 from thinwire.compress.stores.durable import write_for_user
@@ -41,7 +42,7 @@ from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.rank import own_local_rank, own_rank
 from thinwire.launch.shared.strict_json import dumps
-from thinwire.launch.shared.tables import Table, Value, document, read_document, show
+from thinwire.launch.shared.tables import Table, Value, document, show
 from thinwire.launch.timing.workload import NO_COMPRESSION, codec_pair, frame_bytes, label
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.errors import OptionsError
@@ -238,7 +239,7 @@ def _rows_of(path: Path | None) -> Sequence[Any]:
         text = path.read_text(errors="replace")
     try:
         [found] = read_document(text)[1]
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise OptionsError(f"--out must name a new file, or one of this bench; {path} is another: {error}") from error
     if tuple(found.columns) != COLUMNS:
         raise OptionsError(f"--out must name a new file, or one of this bench; {path} has other columns")

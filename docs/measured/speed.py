@@ -15,10 +15,11 @@ import re
 import sys
 from pathlib import Path
 
+from documents import read_document
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from thinwire.launch.shared.tables import Table, read_document
+from thinwire.launch.shared.tables import Table
 
 LINES = {
     "torch fp32": ("plain torch, fp32", "#7a7a7a"),

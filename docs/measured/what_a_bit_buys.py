@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from documents import read_document
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from thinwire.launch.shared.tables import read_document
 
 
 class Point(NamedTuple):

@@ -7,7 +7,6 @@ A document may hold other values beside its title and tables, such as the enviro
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -59,19 +58,6 @@ class Table:
     def to_json(self) -> dict[str, Any]:
         """The table as JSON values."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> Table:
-        """The table with these values of `to_json`. ValueError if they are not a table."""
-        match value:
-            case {"title": str(title), "columns": [*columns], "rows": [*rows]}:
-                wrong = [row for row in rows if not isinstance(row, list)]
-                wrong += [name for name in columns if not isinstance(name, str)]
-                wrong += [cell for row in rows if isinstance(row, list) for cell in row if not isinstance(cell, Value)]
-                if not wrong:
-                    return cls(title, columns, rows, str(value.get("note", "")))
-                raise ValueError(f"rows must be lists of text, numbers, true, false or null, got {wrong[0]!r}")
-        raise ValueError("a table must have a title, a list of columns and a list of rows")
 
     def rich(self) -> rich.table.Table:
         """The cells for a terminal, without title and note."""
@@ -209,18 +195,6 @@ def _column_texts(cells: Sequence[Value]) -> list[str]:
 def document(title: str, tables: Sequence[Table], **beside: Any) -> dict[str, Any]:
     """A document of tables as JSON values; `beside` are its other values."""
     return {"title": title, "tables": [table.to_json() for table in tables], **beside}
-
-
-def read_document(text: str) -> tuple[str, list[Table]]:
-    """The title and the tables of a document. ValueError if it is not one; the message says why."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not valid JSON: {error}") from error
-    match value:
-        case {"title": str(title), "tables": [*tables]}:
-            return title, [Table.from_json(table) for table in tables]
-    raise ValueError("a document of tables must have a title and a list of tables")
 
 
 def _is_number(cell: Value) -> TypeGuard[float]:

@@ -83,11 +83,6 @@ class StagedStore(Store):
         self._drain()
         self._host.flush()
 
-    def drop_cache(self) -> None:
-        """Make the next reads come from the host store's medium itself."""
-        self._drain()
-        self._host.drop_cache()
-
     def close(self) -> None:
         """Write what is pending, and close the host store."""
         try:

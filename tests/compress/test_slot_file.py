@@ -97,13 +97,6 @@ def test_a_pipe_is_no_file(tmp_path):
         DiskStore(LAYOUT, tmp_path / "pipe")
 
 
-def test_reads_are_right_after_the_cache_was_dropped(disk):
-    store, _ = disk
-    values = store.write(slots(8, 1), rows(2))
-    store.drop_cache()
-    assert_identical(store.read(slots(8, 1)), values)
-
-
 def test_a_disk_that_is_really_full(tmp_path):
     with mounted(tmp_path / "small", "size=1m") as place:
         layout = StoreLayout(num_slots=64, row_shape=(1 << 14,))  # 4 MiB

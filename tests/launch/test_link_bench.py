@@ -8,6 +8,7 @@ import links
 import pytest
 import torch
 from contenders import PlainTorch, Thinwire
+from documents import read_document
 from links import COLUMNS, batches_of, contenders_of, main, slowest, table
 
 from support.commands import completed
@@ -17,7 +18,6 @@ from thinwire.launch import cli
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe.recipe import parse
-from thinwire.launch.shared.tables import read_document
 from thinwire.launch.timing.workload import codec_pair
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.measuring.meters import SECTIONS

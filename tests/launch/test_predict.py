@@ -13,7 +13,7 @@ from thinwire.compress import CodecError
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.launch.cli import main
 from thinwire.launch.predict import profile
-from thinwire.launch.shared.tables import duration_text, read_document
+from thinwire.launch.shared.tables import Table, duration_text
 from thinwire.launch.timing.workload import CodecCost, codec_pair
 from thinwire.pipeline.options.compression import FAST, MILD
 from thinwire.pipeline.schedules import SCHEDULES
@@ -63,9 +63,8 @@ def test_a_pretrained_model_is_advised_no_codec_that_breaks_it(capsys, tmp_path,
 
 def test_its_json_has_the_tables(capsys):
     told = predicted(capsys, *GIVEN, "--bandwidth", "10mbit", "--codec", "q(2)/q(4)")
-    title, tables = read_document(json.dumps(told))
-    assert title == "prediction of quickstart"
-    speeds, needed, frames, stages, schedules = tables
+    assert told["title"] == "prediction of quickstart"
+    speeds, needed, frames, stages, schedules = (Table(**table) for table in told["tables"])
     codecs = ["none", DEFAULT, "q(2)/q(4)"]
     assert [row[:2] for row in speeds.rows] == [["10mbit", codec] for codec in codecs]
     assert [row[2] for row in speeds.rows] == [cell["samples_per_second"] for cell in told["predictions"]]

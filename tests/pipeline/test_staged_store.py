@@ -205,7 +205,6 @@ def test_a_disk_that_fails_behind_the_launching_thread_is_told_there(monkeypatch
     store = staged(DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile))
     store.write(slots(2), gaussian(1, 3, 5))
     store.flush()
-    store.drop_cache()
     store._host._file.error = OSError(5, "Input/output error")
     store.prefetch(slots(2))
     with pytest.raises(StoreError, match=r"cannot read .*rows: Input/output error"):
