@@ -37,6 +37,8 @@ from thinwire.models.tasks import TaskName
 _LARGEST = {"layer": 10_000, "labels": 1_000_000, "max_position": 2**24}
 """The largest values of a configuration's fields, by a part of their names: each layer is built, and each position of
 some models has a value, before any weight is read."""
+_MOST_BLOCKS = 128
+"""The most blocks that are built to count parameters: a model of thousands would take minutes."""
 _PEFT_TASKS: Mapping[TaskName, str] = {
     "causal-lm": "CAUSAL_LM",
     "classification": "SEQ_CLS",
@@ -104,15 +106,16 @@ class LibrarySource(ModelSource):
 
     @property
     def parameters(self) -> int | None:
-        """The parameters of the whole model, from no more than two blocks of it, which take no memory."""
+        """The parameters of the whole model, which take no memory; blocks beyond some hundred are as the last of them."""
         count = getattr(self.config, "num_hidden_layers", None)
         if type(count) is not int or count < 1:
             return None
+        built = min(count, _MOST_BLOCKS)
         try:
-            one, two = (_parameters(self.config, blocks) for blocks in (1, 2))
+            found = _parameters(self.config, built)
+            return found if built == count else found + (count - built) * (found - _parameters(self.config, built - 1))
         except Exception:  # of the library, which checks fields in its own ways; it says so again when it is built
             return None
-        return one + (count - 1) * (two - one)
 
     @property
     def left_to_tokenizer(self) -> list[str]:

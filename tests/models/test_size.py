@@ -19,12 +19,18 @@ def held(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_of_transformers_is_counted_by_two_of_its_blocks(name):
+def test_a_model_of_transformers_is_counted(name):
     more = {"num_labels": LABELS} if CASES[name].task == "classification" else {}
     assert find_model(options(name, **more)).parameters == held(apart(name))
 
 
-def test_no_more_than_two_blocks_are_built(monkeypatch):
+def test_blocks_of_experts_behind_dense_ones_count():
+    """All blocks counted as the second did: DeepSeek-V3 had 37 of its 671 billion parameters."""
+    changed = {"first_k_dense_replace": 2, "num_hidden_layers": 4}
+    assert find_model(options("deepseek_v3", **changed)).parameters == held(apart("deepseek_v3", **changed))
+
+
+def test_blocks_beyond_some_hundred_are_not_built(monkeypatch):
     """Sizes that no memory holds were built for minutes, in silence."""
     built = []
     unsplit = configuration.unsplit
@@ -38,6 +44,7 @@ def test_no_more_than_two_blocks_are_built(monkeypatch):
     one, two = (
         find_model(ModelOptions(name="gpt2", config={**small, "n_layer": count})).parameters for count in (1, 2)
     )
+    monkeypatch.setattr(configuration, "_MOST_BLOCKS", 2)
     many = find_model(ModelOptions(name="gpt2", config={**small, "n_layer": 10_000})).parameters
     assert many == one + 9_999 * (two - one)
     assert max(built) == 2
