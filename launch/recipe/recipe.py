@@ -72,8 +72,8 @@ class Recipe:
     save_every: int = 0
     """Steps between saves of the weights; 0 saves only at the end."""
     logging: list[str] = field(default_factory=list)
-    """Where the curves go too: tensorboard, wandb, trackio, or module:function, which gets a dict of numbers by name,
-    with the step, after each step and evaluation."""
+    """Where the curves go too: tensorboard, wandb, trackio, mlflow, or module:function, which gets a dict of numbers by
+    name, with the step, after each step and evaluation."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     clients: ClientOptions = field(default_factory=ClientOptions)

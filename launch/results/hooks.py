@@ -1,8 +1,9 @@
-"""Where the points of a run's curves go besides its own files: TensorBoard, wandb, trackio, or a user's function."""
+"""Where the points of a run's curves go besides its own files: to services by name, or to a user's function."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 from thinwire.compress.stores.marks import claim, run_of
 from thinwire.errors.calls import first_line
 from thinwire.errors.imports import find, is_path
+from thinwire.launch.recipe.fields import values_of
 from thinwire.launch.recipe.recipe import Recipe, dump
 from thinwire.pipeline.errors import OptionsError
 
@@ -18,7 +20,7 @@ Points = dict[str, float]
 Hook = Callable[[Points], object]
 """Gets what is logged after a step, an evaluation or an exchange: numbers by name, and the step."""
 
-SERVICES = ("tensorboard", "wandb", "trackio")
+SERVICES = ("tensorboard", "wandb", "trackio", "mlflow")
 """Packages that keep curves, by name."""
 
 
@@ -48,13 +50,18 @@ class Hooks:
 
     def __init__(self, recipe: Recipe, run: str, first: int = 0) -> None:
         self._hooks: dict[str, Hook] = {}
+        self._tables: dict[str, Callable[[Sequence[Mapping[str, Any]]], object]] = {}
         self._ends: dict[str, Callable[[], object]] = {}
         self._failed: list[str] = []
         for name in recipe.logging:
             if name == "tensorboard":
                 self._hooks[name] = self._tensorboard(recipe, first)
             elif name in SERVICES:
-                self._hooks[name] = self._service(name, recipe, run)
+                begin = self._mlflow if name == "mlflow" else self._service
+                try:
+                    self._hooks[name] = begin(name, recipe, run)
+                except Exception as error:
+                    raise OptionsError(f"logging to {name} cannot begin: {first_line(error)}") from error
             else:
                 found: Any = find(name, OptionsError, "logging")
                 self._hooks[name] = found
@@ -78,26 +85,57 @@ class Hooks:
         package = importlib.import_module(name)
         # trackio goes on with any run that has the name, from whatever folder
         own = {"name": recipe.name, "id": run} if name == "wandb" else {"name": f"{recipe.name}-{run[:8]}"}
-        try:
-            package.init(project="thinwire", config=asdict(recipe), resume="allow", **own)
-            if name == "wandb":  # an exchange is logged after later steps
-                package.define_metric("*", step_metric="step")
-        except Exception as error:
-            raise OptionsError(f"logging to {name} cannot begin: {first_line(error)}") from error
+        package.init(project="thinwire", config=asdict(recipe), resume="allow", **own)
+        if name == "wandb":  # an exchange is logged after later steps
+            package.define_metric("*", step_metric="step")
         self._ends[name] = package.finish
-        if name == "trackio":  # which keeps the name "step" for itself, and would number the points anew
-            return lambda points: package.log(
-                {key: points[key] for key in points if key != "step"}, step=points["step"]
-            )
-        return lambda points: package.log(points)
+
+        def add(points: Mapping[str, Any]) -> None:
+            if name == "wandb":
+                package.log(points)
+            else:  # trackio keeps the name "step" for itself, and would number the points anew
+                package.log({key: points[key] for key in points if key != "step"}, step=points["step"])
+
+        def add_table(rows: Sequence[Mapping[str, Any]]) -> None:
+            from pandas import DataFrame
+
+            add({"step": rows[0]["step"], "answers": package.Table(dataframe=DataFrame(rows))})
+
+        self._tables[name] = add_table
+        return add
+
+    def _mlflow(self, name: str, recipe: Recipe, run: str) -> Hook:
+        package: Any = importlib.import_module(name)
+        package.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "thinwire"))
+        found = package.search_runs(filter_string=f"tags.thinwire = '{run}'", output_format="list")
+        package.start_run(found[0].info.run_id if found else None, run_name=recipe.name, tags={"thinwire": run})
+        if not found:  # they never change there; the recipe of a run that goes on may
+            package.log_params(values_of(asdict(recipe)))
+        package.log_text(dump(recipe), "recipe.yaml")
+        self._ends[name] = package.end_run
+        self._tables[name] = lambda rows: package.log_table(
+            {column: [row[column] for row in rows] for column in rows[0]}, "answers.json"
+        )
+        # which takes no comma in a name
+        return lambda points: package.log_metrics(
+            {key.replace(",", ""): points[key] for key in points if key != "step"}, step=int(points["step"])
+        )
 
     def __call__(self, step: int, points: Mapping[str, float]) -> None:
         """Give the points of a step to all hooks."""
-        for name, hook in list(self._hooks.items()):
+        self._give(self._hooks, {"step": step, **points})
+
+    def answers(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Give the answers after a step to the services that keep tables: rows with the same columns."""
+        self._give(self._tables, rows)
+
+    def _give(self, takers: Mapping[str, Callable[[Any], object]], what: Any) -> None:
+        for name, take in list(takers.items()):
             try:
-                hook({"step": step, **points})
+                take(what)
             except Exception as error:  # of whatever the user wrote, or of a network
                 del self._hooks[name]
+                self._tables.pop(name, None)
                 self._failed.append(f"logging to {name} failed, and is left out from now on: {first_line(error)}")
 
     def news(self) -> str | None:

@@ -142,9 +142,13 @@ class MetricsLog:
         self._logs["evaluations"].add(_line({"step": step} | values | {"error": error_of_difference(scores)}))
         self._add(step, _of_curves(scores))
 
-    def answer(self, step: int, prompt: str, answers: Mapping[Compression, str]) -> None:
-        """Log the answers to a prompt after `step` steps."""
-        self._logs["answers"].add(_line({"step": step, "prompt": prompt, "on": answers["on"], "off": answers["off"]}))
+    def answers(self, step: int, said: Sequence[tuple[str, Mapping[Compression, str]]]) -> None:
+        """Log the answers to all prompts after `step` steps."""
+        rows = [{"step": step, "prompt": prompt, "on": by["on"], "off": by["off"]} for prompt, by in said]
+        for row in rows:
+            self._logs["answers"].add(_line(row))
+        if rows and self._hooks is not None:
+            self._hooks.answers(rows)
 
     def written(self) -> Callable[[], None]:
         """A function that waits until the disk has every line. Call it once, on any thread."""

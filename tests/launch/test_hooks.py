@@ -1,5 +1,6 @@
 """Where the curves of a run go too."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ def fails(points):
 
 PLACE = 3
 """
+ASKED = ["--training.prompts", "[why]", "--training.answer_tokens", "2"]
 
 
 @pytest.mark.slow
@@ -58,13 +60,21 @@ def test_a_service_gets_the_recipe_and_the_points(monkeypatch, name):
     service.__spec__ = sys.__spec__
     for function in ("init", "log", "finish", "define_metric"):
         setattr(service, function, lambda *args, function=function, **options: called.append((function, args, options)))
+    service.Table = lambda dataframe: dataframe
     monkeypatch.setitem(sys.modules, name, service)
-    ran("--logging", f"[{name}]")
+    ran("--logging", f"[{name}]", *ASKED)
     (begun, _, options), *_, (ended, _, _) = called
     assert (begun, ended, options["name"][:4], options["config"]["training"]["steps"]) == ("init", "finish", "tiny", 2)
-    logged = [(args[0].get("step"), options.get("step")) for function, args, options in called if function == "log"]
+    logged = [
+        (args[0].get("step"), options.get("step"))
+        for function, args, options in called
+        if function == "log" and "answers" not in args[0]
+    ]
     assert logged == [(step, None) if name == "wandb" else (None, step) for step in range(3)]
     assert ("id" in options) == (name == "wandb")
+    [table] = (args[0]["answers"] for _, args, _ in called if args and "answers" in args[0])
+    [row] = table.to_dict("records")
+    assert row == read_lines(Path("runs/tiny/answers.jsonl"))[0] and row["prompt"] == "why"
 
 
 @pytest.mark.slow
@@ -121,9 +131,11 @@ def test_wandb_itself_keeps_the_points(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed")
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    ran("--logging", "[wandb]")
+    ran("--logging", "[wandb]", *ASKED)
     [kept] = (file.read_bytes() for file in tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert kept.count(b"train/loss") >= 2 and b"held-out/loss compression off" in kept
+    [table] = tmp_path.glob("wandb/offline-run-*/files/media/table/answers_*.table.json")
+    assert json.loads(table.read_text())["columns"] == ["step", "prompt", "on", "off"]
 
 
 @pytest.mark.slow
@@ -131,17 +143,39 @@ def test_trackio_itself_keeps_the_points_at_their_steps(tmp_path, monkeypatch):
     """It numbered them anew, and warned of the name."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read with the import
     storage = pytest.importorskip("trackio.sqlite_storage", reason="trackio is not installed").SQLiteStorage
-    ran("--logging", "[trackio]")
+    ran("--logging", "[trackio]", *ASKED)
     [name] = storage.get_runs("thinwire")
     kept = storage.get_logs("thinwire", name)
-    assert [each["step"] for each in kept] == [0, 1, 2]
+    assert [each["step"] for each in kept] == [0, 1, 2, 2]
     assert "train/loss" in kept[0] and "held-out/loss compression off" in kept[2]
+    assert [each["answers"]["_value"][0]["prompt"] for each in kept if "answers" in each] == ["why"]
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_the_points_the_answers_and_the_recipe_of_a_run_that_goes_on(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    for name, value in {"MLFLOW_TRACKING_URI": f"file://{tmp_path}/kept", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for steps in (2, 3):
+        ran("--logging", "[mlflow]", "--checkpoint.every", "1 steps", "--training.steps", str(steps), *ASKED)
+    [run] = mlflow.search_runs(experiment_names=["thinwire"], output_format="list")
+    assert run.data.params["training.steps"] == "2" and run.info.run_name == "tiny"
+    kept = {
+        point.step: point.value for point in mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
+    }
+    assert (
+        kept == {line["step"]: line["loss"] for line in read_lines(Path("runs/tiny/metrics.jsonl"))} and len(kept) == 3
+    )
+    assert "steps: 3" in mlflow.artifacts.load_text(f"{run.info.artifact_uri}/recipe.yaml")
+    answers = mlflow.load_table("answers.json", run_ids=[run.info.run_id]).to_dict("records")
+    assert answers[1:] == read_lines(Path("runs/tiny/answers.jsonl")) and [row["step"] for row in answers] == [2, 3]
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tensorbord", "logging must be tensorboard, wandb, trackio or module:function, got 'tensorbord'"),
+        ("tensorbord", "logging must be tensorboard, wandb, trackio, mlflow or module:function, got 'tensorbord'"),
         ("own_log:PLACE", "logging must be a function of a dict of numbers, got int at own_log:PLACE"),
         ("own_log:nothing", "logging: module own_log has no 'nothing'"),
     ],

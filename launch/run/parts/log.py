@@ -108,8 +108,7 @@ class Log(RunPart):
         with writing(self._recipe.folder):
             if scores is not None:
                 self.lines.evaluation(done, scores)
-            for prompt, said in answers:
-                self.lines.answer(done, prompt, said)
+            self.lines.answers(done, answers)
         if scores is not None:
             self._progress.evaluation(done, scores)
         for prompt, said in answers:
