@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.models.data.parts import ANSWERS, ROLES, Conversation
+from thinwire.models.data.parts import ANSWERS, MARKS, ROLES, Conversation
 from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
@@ -96,15 +96,13 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
 
 
 def _weighted(messages: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
-    """The messages. ModelError if one says, as in OpenAI's format or axolotl's, that it does not count in full."""
+    """The messages. ModelError if one says, as in OpenAI's format or axolotl's, that it counts in part."""
     answers = [message for message in messages if message["role"] == ANSWERS]
-    others = [each[name] for name in ("weight", "train") for each in answers if each.get(name, 1) != 1]
+    others = [each[name] for name in MARKS for each in answers if each.get(name, 1) not in (0, 1)]
     require(
         (
             not others,
-            "weight and train of an answer must be 1 and true, or left out, got "
-            f"{_short(others[:1])[1:-1]} in {place}; put messages that must not count into a column prompt, and the "
-            "answer into completion",
+            f"weight of an answer must be 0 or 1, and train true or false, got {_short(others[:1])[1:-1]} in {place}",
         )
     )
     return messages

@@ -24,6 +24,8 @@ ROLES = {
 """Who speaks in ShareGPT's `from`, and the role that this is."""
 ANSWERS = "assistant"
 """The role whose messages count."""
+MARKS = ("weight", "train")
+"""By which an answer says that it does not count: 0 in OpenAI's format, false in axolotl's."""
 MAIN_SPLIT = "train"
 """The name of the only split of data without splits, such as a single file or bundled data."""
 

@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any
 
 from thinwire.errors.calls import first_line
-from thinwire.models.data.parts import ANSWERS, Conversation
+from thinwire.models.data.parts import ANSWERS, MARKS, Conversation
 from thinwire.models.data.trial import CHARACTERS, is_error, tried
 from thinwire.models.errors import ModelError, require
 
@@ -390,7 +390,12 @@ def asks_date(tokenizer: Any) -> bool:
 def counted(chat: Conversation) -> list[int]:
     """The indices of the messages that are answers to learn. To begin with, nothing is asked."""
     begun = range(max(chat.first, 1), len(chat.messages))
-    return [index for index in begun if chat.messages[index]["role"] == ANSWERS]
+    return [index for index in begun if chat.messages[index]["role"] == ANSWERS and not is_muted(chat.messages[index])]
+
+
+def is_muted(message: Message) -> bool:
+    """Whether an answer says, as in OpenAI's format or axolotl's, that it does not count."""
+    return any(message.get(name, 1) == 0 for name in MARKS)
 
 
 def followed(chat: Conversation) -> Conversation:

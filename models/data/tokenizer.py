@@ -18,8 +18,8 @@ from thinwire.errors.calls import first_line
 from thinwire.models import hub
 from thinwire.models.data.chats import ChatTokens
 from thinwire.models.data.endings import Endings
-from thinwire.models.data.parts import BYTES, Conversation, local_path
-from thinwire.models.data.templates import Template, asks_date, counted, followed, today
+from thinwire.models.data.parts import ANSWERS, BYTES, Conversation, local_path
+from thinwire.models.data.templates import Template, asks_date, counted, followed, is_muted, today
 from thinwire.models.data.trial import is_error, tried
 from thinwire.models.errors import ModelError, require
 from thinwire.models.smollm2 import place_of
@@ -330,9 +330,14 @@ class Pretrained:
         given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         found = template.render(chat, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
         counts = torch.tensor(found["assistant_masks"]).bool()
+        begins, ends = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2).unbind(1)
+        for index, message in enumerate(chat.messages):
+            if message["role"] == ANSWERS and is_muted(message):
+                begin, end = template.words(chat, index, template.render(chat, place), place)
+                turns = torch.cat([counts[:1], counts[1:] != counts[:-1]]).cumsum(0)
+                counts &= ~torch.isin(turns, turns[(begins < end) & (ends > begin)])
         if chat.first and (answers := counted(chat)):
             words, _ = template.words(chat, answers[0], template.render(chat, place), place)
-            begins = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2)[:, 0]
             earlier = (~counts & (begins < words)).nonzero()  # the last of them is before what opens the answer
             counts[: int(earlier.max()) + 1 if len(earlier) else 0] = False
         return ChatTokens(torch.tensor(found["input_ids"], dtype=torch.int32), counts)

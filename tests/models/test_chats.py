@@ -79,15 +79,16 @@ def test_what_is_no_conversation_is_told_with_its_row(tmp_path):
         conversation_of([[{"from": ["human"], "value": "hello"}]], "here")
 
 
-def test_an_answer_that_is_marked_not_to_count_is_refused():
-    """It would count: OpenAI's format has a weight of 0 or 1 for each answer, axolotl's `train`."""
+def test_the_mark_of_an_answer_says_whether_it_counts():
+    """OpenAI's format has a weight of 0 or 1 for each answer, axolotl's `train`: both were refused unless all count."""
     asked, answer = ASKED
-    chat = [asked, {**answer, "weight": 1, "train": True}]
-    assert conversation_of([chat], "here") == Conversation(chat)
-    for mark, value in (("weight", 0), ("train", False)):
-        told = f"^weight and train of an answer must be 1 and true, or left out, got {value} in here; put messages"
+    for mark, value in (("weight", 0), ("weight", 1), ("train", False), ("train", True)):
+        chat = [asked, {**answer, mark: value}]
+        assert conversation_of([chat], "here") == Conversation(chat)
+    for mark, value in (("weight", 0.5), ("train", "no")):
+        told = f"^weight of an answer must be 0 or 1, and train true or false, got {value!r} in here"
         with pytest.raises(ModelError, match=told):
-            conversation_of([[asked, {**answer, mark: value}, *chat]], "here")
+            conversation_of([[asked, {**answer, mark: value}]], "here")
     assert conversation_of([[asked, {**answer, "weight": 0}, asked], "a mat"], "here").first == 3, "none of them counts"
 
 
@@ -168,6 +169,12 @@ def test_answers_count_and_what_ends_them(tmp_path, template):
     assert counted_words(tmp_path, chat, template) == (
         "system the dog [SEP] user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant ON THE MAT [SEP]"
     )
+    for index, mark, told in (
+        (1, {"weight": 0}, "user why [SEP] assistant a mat [SEP] user did it [SEP] assistant ON THE MAT [SEP]"),
+        (3, {"train": False}, "user why [SEP] assistant A MAT [SEP] user did it [SEP] assistant on the mat [SEP]"),
+    ):
+        chat = Conversation([{**message, **mark} if index == place else message for place, message in enumerate(TWICE)])
+        assert counted_words(tmp_path, chat, template) == told
     chat = Conversation(TWICE, 3)
     assert counted_words(tmp_path, chat, template) == (
         "user why [SEP] assistant a mat [SEP] user did it [SEP] assistant ON THE MAT [SEP]"
