@@ -121,24 +121,21 @@ def shared(summary: Summary) -> Table | None:
 
 
 def exchange(summary: Summary) -> Table | None:
-    """The seconds of the exchange between replicas, and what the drain of the pipeline hid; None without replicas."""
+    """The seconds of the exchange between replicas; None without replicas."""
     stages = [stage for stage in summary["stages"] if "exchange" in stage]
     if not stages:
         return None
-    known = any(stage["exchange"]["hidden"] is not None for stage in stages)
     rows: list[list[Value]] = []
     for stage in stages:
         spent = {name: stage["exchange"].get(name, 0.0) for name in (*SECTIONS, "other")}  # without a step, none
-        total, share = sum(spent.values()), stage["exchange"]["hidden"]
-        hidden = [None if share is None else f"{share:.0%}"] * known
-        rows.append([stage["stage"], _seconds(total), *hidden, *_shares(spent, total)[1:]])
-    hid = ", and how much of it the drain of the pipeline hid" * known
+        total = sum(spent.values())
+        rows.append([stage["stage"], _seconds(total), *_shares(spent, total)[1:]])
     note = (
         "replica: waiting until another replica has sent. wire: waiting until that frame arrives. other: gathering and "
         "adding up gradients."
     )
-    columns = ["stage", "exchange", *(["hidden"] * known), "codecs", "replica", "wire", "other"]
-    return Table(f"the exchange between replicas{_whose(summary)}{since(summary)}{hid}", columns, rows, note)
+    columns = ["stage", "exchange", "codecs", "replica", "wire", "other"]
+    return Table(f"the exchange between replicas{_whose(summary)}{since(summary)}", columns, rows, note)
 
 
 def stages(summary: Summary) -> Table:

@@ -115,8 +115,6 @@ class MetricsLog:
                 f"bytes/to and from replicas, stage {of.stage}": of.bytes,
                 f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
             }
-            if of.hidden is not None:
-                points[f"share/hidden of the exchange, stage {of.stage}"] = of.hidden
         self._add(step, points)
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:

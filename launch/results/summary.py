@@ -17,7 +17,6 @@ from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, SHARED, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
-from thinwire.pipeline.replicas.step_exchanges import reported
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 Activity = Literal["training", "evaluation", "saving"]
@@ -97,14 +96,13 @@ def of_stages(recipe: Recipe, stages: Sequence[Mapping[str, Any]]) -> dict[str, 
     several = recipe.replicas.count > 1
     sent = carried(stage["traffic"] for stage in stages)
     by_phase = {phase: sum((each for route, each in sent.items() if route[2] == phase), Traffic()) for phase in PHASES}
-    gathered = ("digest_lines", "traffic", "exchange")
+    gathered = ("digest_lines", "traffic", *(() if several else ("exchange",)))
     rows = [{name: value for name, value in stage.items() if name not in gathered} for stage in stages]
-    exchanges = reported([stage["exchange"] for stage in stages]) if several else []
     return {
         "channels": channel_rows(sent, recipe.num_boundaries, recipe.compression.method),
         "replicas": weights_rows(sent, len(stages), EXCHANGE, str(recipe.replicas.method)) if several else [],
         "shared": weights_rows(sent, len(stages), SHARED, recipe.compression.shared),
-        "stages": [row | {"exchange": its} for row, its in zip(rows, exchanges, strict=True)] if several else rows,
+        "stages": rows,
         "weights_digest": weights_digest(line for stage in stages for line in stage["digest_lines"]),
         "traffic": {phase: asdict(traffic) for phase, traffic in by_phase.items()},
         "bytes_sent": sum(traffic.bytes for traffic in sent.values()),

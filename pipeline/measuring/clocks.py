@@ -81,13 +81,6 @@ class NeighbourClocks:
         """A time of another process's clock, converted to this process's; None if the two were never compared."""
         return self._clocks[process].local(theirs) if process in self._clocks else None
 
-    def line(self, process: int) -> tuple[float, float] | None:
-        """(a, b): a time t of this process's clock is a * t + b of another's; None if the two were never compared."""
-        if process not in self._clocks:
-            return None
-        clock = self._clocks[process]
-        return 1 + clock.drift, clock.last.offset - clock.drift * clock.last.at
-
 
 def _read_pair(other: int, *, asks: bool) -> Reading:
     """One reading of another process's clock. The process that asks computes it, and sends it to the other."""

@@ -8,7 +8,6 @@ known only after the frame arrives, because its header says when it departed.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,8 +20,6 @@ Section = Literal["compute", "encode", "neighbour", "wire", "wait", "decode"]
 them if the two cannot be distinguished: between processes whose clocks were never compared."""
 SECTIONS: tuple[Section, ...] = get_args(Section)
 WAITS: tuple[Section, ...] = ("neighbour", "wire", "wait")
-RECENT = 100
-"""Exchanges whose beginning and end a meter keeps."""
 
 Route = tuple[int, str, str]
 """Boundary, channel, phase."""
@@ -71,11 +68,8 @@ class Meter:
     received: dict[Route, Traffic] = field(default_factory=dict)
     exchange: dict[str, float] = field(default_factory=dict)
     """Seconds of the exchange with other replicas: those in each section, and `other`. Empty without replicas."""
-    exchanges: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """When each of the last exchanges began and ended, by this process's clock."""
     clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
     """Reports when a section begins and ends. Of a GPU it may first wait until all that was asked of it is done."""
-    _exchange_begun: float | None = None
     _open: list[tuple[Section, str]] = field(default_factory=list)
     _since: float = 0.0
 
@@ -99,19 +93,8 @@ class Meter:
         return Wait(self.section("wait", what))
 
     @contextmanager
-    def exchanging(self, *, ends: bool = False) -> Iterator[None]:
-        """Count the time inside as a part of an exchange with other replicas; `ends` says whether it is the last."""
-        started = time.perf_counter()
-        self._exchange_begun = started if self._exchange_begun is None else self._exchange_begun
-        with self.beside_exchange():
-            yield
-        if ends:
-            self.exchanges.append((self._exchange_begun, time.perf_counter()))
-            self._exchange_begun = None
-
-    @contextmanager
-    def beside_exchange(self) -> Iterator[None]:
-        """Count the time inside with that of exchanges, which neither begin nor end with it."""
+    def exchanging(self) -> Iterator[None]:
+        """Count the time inside as a part of an exchange with other replicas."""
         started, before = time.perf_counter(), dict(self.seconds)
         yield
         spent: dict[str, float] = {name: self.seconds[name] - before[name] for name in SECTIONS}

@@ -81,7 +81,7 @@ class Replicas:
             with exchange.meter.exchanging():
                 exchange.add_up(progress)
         for exchange in self.exchanges.values():
-            with exchange.meter.exchanging(ends=True):
+            with exchange.meter.exchanging():
                 exchange.finish(progress)
 
 

@@ -58,12 +58,12 @@ class StageStatistics:
         """Send the statistics of one replica."""
         for name, own in self._own[replica].items():
             self._carriers[name].grad = own.to(torch.float32, copy=True)
-        with self._exchange.meter.beside_exchange():
+        with self._exchange.meter.exchanging():
             self._exchange.submit(replica, progress)
 
     def average(self, progress: Progress, weight: int) -> None:
         """Give all replicas here the mean: the sum of what was submitted, over `weight`; collective."""
-        with self._exchange.meter.beside_exchange():
+        with self._exchange.meter.exchanging():
             self._exchange.finish(progress)  # every replica adds up for itself
         for name, common in self.common.items():
             total, self._carriers[name].grad = self._carriers[name].grad, None

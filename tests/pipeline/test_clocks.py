@@ -105,11 +105,3 @@ def test_waiting_is_told_apart_between_hosts_whose_clocks_differ_by_an_hour():
     _, second = processes.run(_waited, 2, 3600.0)
     assert second["neighbour"] > 0.0 == second["wait"], second
     assert sum(second.values()) < 3600.0, second
-
-
-def test_the_line_between_two_clocks_is_what_converts_their_times():
-    known = NeighbourClocks()
-    assert known.line(1) is None
-    known._clocks[1] = Clock(Reading(at=100.0, offset=5.0, error=1e-4), Reading(at=300.0, offset=5.02, error=3e-4))
-    scale, shift = known.line(1)
-    assert known.local(1, scale * 250.0 + shift) == pytest.approx(250.0, abs=1e-9)

@@ -17,7 +17,6 @@ from thinwire.launch.run.parts.saving import Saving
 from thinwire.launch.shared.tables import say
 from thinwire.models.digest import weights_digest
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.replicas.step_exchanges import exchange_report
 
 
 class Results(RunPart):
@@ -58,7 +57,7 @@ def summarize(assembly: Assembly, done: int, told: Mapping[str, Any]) -> dict[st
     trainer, recipe = assembly.trainer, assembly.prepared.recipe
     where, reports = trainer.placement, [stage_report(stage) for stage in trainer.stages]
     for report, stage in zip(reports, trainer.stages, strict=True):
-        report["exchange"] = exchange_report(stage, where)
+        report["exchange"] = dict(stage.meter.exchange)
     collectives.compare_replicas(where, {report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
     of_replicas = collectives.everyone_across(where, [report["traffic"] for report in reports])
     for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
