@@ -174,8 +174,10 @@ def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
 
 
 def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
-    """Say that the stages of this host are done, if it does not show the results, in the first of its processes."""
+    """Say where the weights are, if several hosts have them: after the results, or in a host's first process."""
     here = processes_here(rank)
+    if is_spread(rank) and rank == where.reporter and len(here) < where.num_processes:
+        print("each host keeps the weights of its own stages; to export the model, copy all into one host's folder")
     if is_spread(rank) and rank == here.start and where.reporter not in here:
         done: dict[int | None, list[int]] = {}
         for process in here:

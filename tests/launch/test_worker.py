@@ -122,6 +122,17 @@ def test_a_host_without_results_names_what_it_held(process_of, replicas, here, s
 
 
 @pytest.mark.parametrize(
+    ("here", "spread", "says"), [(range(1, 2), True, True), (range(2), True, False), (range(1, 2), False, False)]
+)
+def test_the_host_with_the_results_says_that_others_keep_weights_too(here, spread, says, monkeypatch, capsys):
+    """It said that everything is in its folder; the export then named a file that is missing."""
+    monkeypatch.setattr(worker, "processes_here", lambda rank: here)
+    monkeypatch.setattr(worker, "is_spread", lambda rank: spread)
+    worker._say_done(SimpleNamespace(recipe=SimpleNamespace(folder="run")), Placement({0: 0, 1: 1}), 1)
+    assert ("each host keeps the weights of its own stages" in capsys.readouterr().out) == says
+
+
+@pytest.mark.parametrize(
     ("others", "renamed"),
     [
         ([True, False, True, None], True),
