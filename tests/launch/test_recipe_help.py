@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from dataclasses import is_dataclass
+from functools import cache
 from itertools import pairwise
 from typing import get_type_hints
 
@@ -14,6 +15,7 @@ from thinwire.launch.recipe.recipe import Recipe, parse
 from thinwire.pipeline.options import BoundaryOptions
 
 
+@cache
 def docstrings(group):
     """Field -> the string below it in the source of a dataclass."""
     body = ast.parse(inspect.getsource(group)).body[0].body
@@ -73,9 +75,10 @@ def test_help_says_how_to_call(capsys, monkeypatch):
 def test_the_page_for_those_who_come_from_other_programs_names_our_fields(tmp_path):
     page = (DOCS / "how-to/from-trl.md").read_text()
     rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    known = sentences(Recipe)
     named = [re.split("[: ]", name)[0] for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert len(named) > 40
-    assert [name for name in named if f"--{name}" not in sentences(Recipe)] == []
+    assert [name for name in named if f"--{name}" not in known] == []
     [recipe] = re.findall(r"(?:^    \w+: \{.*\n)+", page, re.MULTILINE)
     (tmp_path / "own.yaml").write_text(recipe)
     assert parse([str(tmp_path / "own.yaml")]).model.lora.rank == 16

@@ -17,7 +17,7 @@ from thinwire.compress.codecs.coding import integers, lanes
 from thinwire.compress.codecs.fused import lanes as kernels
 from thinwire.compress.codecs.granularity import blocks_per
 
-SHAPES = int(os.environ.get("THINWIRE_SHAPES", "50"))  # 200 take a minute
+SHAPES = int(os.environ.get("THINWIRE_SHAPES", "16"))  # each form in each scale; 200 take a minute
 
 
 def cases():
@@ -32,7 +32,7 @@ def cases():
         yield shape, x.clamp(-32000, 32000).round().to(torch.int16).view(-1)
 
 
-def differing(shape, values):
+def differing(shape, values, *, damages=True):
     columns = blocks_per("channel", shape)
     kernels.cover = lambda x: False
     expected = torch.cat(integers.encode_integers(values, columns))
@@ -42,10 +42,10 @@ def differing(shape, values):
         return f"{shape}: {(coded[: len(expected)] != expected[: len(coded)]).sum()} bytes of {len(expected)}"
     if not torch.equal(integers.decode_integers(expected, columns), values):
         return f"{shape}: decoded otherwise"
-    damaged = expected.clone()
-    damaged[len(damaged) * 2 // 3] ^= 77
-    with suppress(CodecError):
-        integers.decode_integers(damaged, columns)
+    if damages:
+        expected[len(expected) * 2 // 3] ^= 77
+        with suppress(CodecError):
+            integers.decode_integers(expected, columns)
     return None
 
 
@@ -59,7 +59,7 @@ def main():
         shape = (66, 1000)
         kernels.cover = lambda x: False
         assert kernels._agree(torch.device("cpu"))
-        found = [differing(shape, (gaussian(*shape) * 5).round().to(torch.int16).view(-1))]
+        found = [differing(shape, (gaussian(*shape) * 5).round().to(torch.int16).view(-1), damages=False)]
     else:
         lane_kernels._PART = 16
         found = [differing(shape, values) for shape, values in cases()]
