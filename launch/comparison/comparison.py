@@ -222,43 +222,51 @@ def cost_table(
         published: published scores by row and mode, of the first score; none for no such columns.
         notes: sentences to stand below the table, after those that explain its columns.
     """
+    from pandas import Series  # takes half a second
+
     published = published or {}
     found, theirs = scores_of(groups, scores), scores_of({"": bases}, scores).droplevel("row")
-    lost = [run.has_diverged(scores[0]) for runs in groups.values() for run in runs]
+    runs = [run for its in groups.values() for run in its]
+    lost = Series([run.has_diverged(scores[0]) for run in runs], found.index, dtype=bool)
     found[lost] = math.nan  # all numbers of a row are of the same seeds
     apart = found - theirs.reindex(found.index.get_level_values("seed")).set_axis(found.index)
-    made = ("mean", "std", "best") if any(len(runs) > 1 for runs in groups.values()) else ("mean",)
+    several = any(len(its) > 1 for its in groups.values())
     modes = [(score, mode) for score in scores for mode in MODES]
+
+    def by_row(values: Series[float], what: str, digits: int) -> list[Value]:
+        """What is made of the values of each row's runs; None for a row without."""
+        return [rounded(value, digits) for value in values.groupby(level="row").agg(what).reindex([*groups])]
+
+    def scored(values: Series[float], score: str, what: str = "mean") -> list[Value]:
+        return by_row(values, what, 3 if unit_of(score) else 4)
+
+    def meant(values: Iterable[float | None], digits: int) -> list[Value]:
+        return by_row(Series([*values], found.index, dtype=float), "mean", digits)
+
+    columns: dict[str, Sequence[Value]] = {
+        first: [*groups],
+        "activations/gradients": [its[0].codecs if its else None for its in groups.values()],
+    }
+    for mode in MODES if published else ():
+        columns[f"published {mode}"] = [published.get(row, {}).get(mode) for row in groups]
     said = {(score, mode): f"{score}{unit_of(score) and f', {unit_of(score)}'} {mode}" for score, mode in modes}
-    columns = [
-        *(first, "activations/gradients", *(f"published {mode}" for mode in MODES if published)),
-        *(f"{said[each]}, {what}" for each in modes for what in made),
-        *(f"{said[each]}, mean difference" for each in modes if bases),
-        *("on - off", *(f"bits, {channel}" for channel in CHANNELS), "in full, %"),
-        *("MB in training", "fewer bytes", "seeds", *(["diverged"] if any(lost) else []), "steps", "samples/s"),
-    ]
-    rows: list[list[Value]] = []
-    for name, runs in groups.items():
-        own, differences = (each[each.index.get_level_values("row") == name] for each in (found, apart))
-        diverged = sum(run.has_diverged(scores[0]) for run in runs)
-        sent = _mean(training_bytes(run.sent) / 1e6 for run in runs)
-        rows.append(
-            [
-                *(name, runs[0].codecs if runs else None),
-                *(published.get(name, {}).get(mode) for mode in MODES if published),
-                *(_rounded(_made(own[each], each[0], what), each[0]) for each in modes for what in made),
-                *(_rounded(differences[each].mean(), each[0]) for each in modes if bases),
-                _rounded((own[scores[0], "on"] - own[scores[0], "off"]).mean(), scores[0]),
-                *(rounded(_mean(run.bits(channel) for run in runs), 2) for channel in CHANNELS),
-                rounded(_mean(100 * run.full_share for run in runs), 1),
-                *(rounded(sent, 2) or rounded(sent, 6), rounded(_mean(run.ratio for run in runs), 2)),
-                *(len(runs) - diverged, *([diverged] if any(lost) else [])),
-                *(
-                    max((run.summary["steps"] for run in runs), default=None),
-                    rounded(_mean(run.speed for run in runs), 1),
-                ),
-            ]
-        )
+    for score, mode in modes:
+        best = "min" if score in ("loss", "perplexity") else "max"
+        for name, what in {"mean": "mean", **({"std": "std", "best": best} if several else {})}.items():
+            columns[f"{said[score, mode]}, {name}"] = scored(found[score, mode], score, what)
+    if bases:
+        columns |= {f"{said[each]}, mean difference": scored(apart[each], each[0]) for each in modes}
+    columns["on - off"] = scored(found[scores[0], "on"] - found[scores[0], "off"], scores[0])
+    columns |= {f"bits, {channel}": meant((run.bits(channel) for run in runs), 2) for channel in CHANNELS}
+    columns["in full, %"] = meant((100 * run.full_share for run in runs), 1)
+    sent = [training_bytes(run.sent) / 1e6 for run in runs]
+    columns["MB in training"] = [each or fine for each, fine in zip(meant(sent, 2), meant(sent, 6), strict=True)]
+    columns["fewer bytes"] = meant((run.ratio for run in runs), 2)
+    diverged = [int(lost[lost.index.get_level_values("row") == row].sum()) for row in groups]
+    columns["seeds"] = [len(its) - count for its, count in zip(groups.values(), diverged, strict=True)]
+    columns |= {"diverged": diverged} if any(lost) else {}
+    columns["steps"] = [max((run.summary["steps"] for run in its), default=None) for its in groups.values()]
+    columns["samples/s"] = meant((run.speed for run in runs), 1)
     notes = [
         "Off and on: whether evaluation compressed. Mean, std (of the sample) and best are over seeds, after the last "
         "step. Bits an element were really sent in training: frames with their headers, warm-up and first visits "
@@ -270,24 +278,7 @@ def cost_table(
         *notes,
         *(["Seeds are those in the means: runs with a held-out score that is no number have diverged."] * any(lost)),
     ]
-    return Table(title, columns, rows, " ".join(notes))
-
-
-def _made(scores: Series[float], score: str, what: str) -> float:
-    """The mean, the spread or the best of a score over seeds."""
-    if what == "best":
-        return float(scores.min() if score in ("loss", "perplexity") else scores.max())
-    return float(scores.mean() if what == "mean" else scores.std())
-
-
-def _rounded(value: float, score: str) -> float | None:
-    return rounded(value, 3 if unit_of(score) else 4)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are numbers; None if there are none."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return Table(title, [*columns], [*zip(*columns.values(), strict=True)], " ".join(notes))
 
 
 def loss_charts(groups: Mapping[str, Sequence[RunFiles]]) -> list[Chart]:
