@@ -106,7 +106,7 @@ class LibrarySource(ModelSource):
 
     @property
     def parameters(self) -> int | None:
-        """The parameters of the whole model, which take no memory; blocks beyond some hundred are as the last of them."""
+        """The parameters of the whole model, which take no memory; blocks beyond some hundred are as the last one."""
         count = getattr(self.config, "num_hidden_layers", None)
         if type(count) is not int or count < 1:
             return None
