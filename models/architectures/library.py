@@ -345,9 +345,9 @@ class Stretch(Layer):
 
 
 def _settle(model: nn.Module) -> None:
-    """Keep dynamic rotary angles as they are: how long a text is, tensors without data do not say.
+    """Keep rotary angles as they are that change with the length of a text: tensors without data do not say it.
 
-    They change beyond `max_position_embeddings` only, where no data go.
+    Dynamic ones change beyond `max_position_embeddings` only, where no data go.
     """
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -355,6 +355,18 @@ def _settle(model: nn.Module) -> None:
             module.rope_type = {name: _still(kind) for name, kind in kinds.items()}  # type: ignore[assignment]
         elif isinstance(kinds, str):
             module.rope_type = _still(kinds)  # type: ignore[assignment]
+            if kinds == "longrope":
+                module.config = _OneWay(module.config)  # type: ignore[assignment]
+
+
+class _OneWay:
+    """A configuration in which PhiMoE, which looks there for how long a text is, sees no reason to."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.rope_parameters = config, {**config.rope_parameters, "rope_type": "default"}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
 
 
 def _still(kind: str) -> str:

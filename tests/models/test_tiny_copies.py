@@ -53,6 +53,13 @@ def test_a_copy_is_so_long_that_its_forward_takes_the_other_way(monkeypatch):
     assert any(one.ndim == 0 and one.item() for one in seen if not isinstance(one, FakeTensor))
 
 
+def test_a_model_that_asks_for_the_longest_position_is_cut():
+    """PhiMoE with its published angles was refused by an error on tensors without data."""
+    angles = {**LONG, "short_mscale": 1.1, "long_mscale": 1.2}
+    found = check_parity(AutoConfig.for_model("phimoe", **SMALL, rope_parameters=angles), "causal-lm")
+    assert found.endswith("gradients differ by 0 at most")
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_dynamic_rotary_angles_are_the_same_as_those_of_the_uncut_model(name):
     """They were refused by an error on tensors without data."""
