@@ -89,12 +89,19 @@ class Call:
             self.heard()
             self.say(pong=True)
         self.heard()
-        begun, counted = time.monotonic(), 0
-        while (spent := time.monotonic() - begun) < SECONDS and (count := len(self._connection.recv(_CHUNK))):
-            counted += count * (spent > SECONDS / 2)
-        self.say(rate=8 * counted / (SECONDS / 2))
+        begun = now = time.monotonic()
+        since, counted = 0.0, 0
+        while not since or now - since < SECONDS / 2:
+            if not (count := len(self._connection.recv(_CHUNK))):
+                return
+            now = time.monotonic()
+            if since:
+                counted += count
+            elif now - begun > SECONDS / 2:
+                since = now
+        self.say(rate=8 * counted / (now - since))
         # a connection that is closed with data unread takes the answer away with it
-        while time.monotonic() - begun < SECONDS + PATIENCE and self._connection.recv(_CHUNK):
+        while time.monotonic() - now < PATIENCE and self._connection.recv(_CHUNK):
             pass
 
 

@@ -91,10 +91,9 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
 
         def node(rank):
             words = RUN.replace("torchrun", " ".join(TORCHRUN)).replace("--node-rank 0", f"--node-rank {rank}")
-            words = (
-                words.replace("--nproc-per-node 2", "--nproc-per-node 1").replace("quickstart", "tiny.yaml").rstrip()
-            )
-            script = f"cd {tmp_path} && {words} --output run"
+            for of_page, here in ("--nproc-per-node 2", "--nproc-per-node 1"), ("quickstart", "tiny.yaml"):
+                words = words.replace(of_page, here)
+            script = f"cd {tmp_path} && {words.replace('runs/private', 'run')}"
             return open_ones.enter_context(started(machines[rank].command(["sh", "-c", script]), tmp_path))
 
         first = node(0)
