@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from thinwire.launch import cli
 from thinwire.launch.folder.weights import find_checkpoint
 from thinwire.launch.run.parts import evaluation
 from thinwire.launch.run.run import Run
-from thinwire.pipeline.saving.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
 
 pytestmark = pytest.mark.slow
 
@@ -220,6 +221,16 @@ def test_checkpoints_that_are_all_damaged_are_not_replaced_unasked(stopped_run, 
     assert "has checkpoints, but none that is whole in all stages" in capsys.readouterr().err
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
     assert cli.main([*again, "--overwrite"]) == 0
+
+
+def test_checkpoints_of_the_release_before_are_refused_in_a_sentence(stopped_run, capsys):
+    """Their manifests have other digests of files, in fields of the same names, and format 2."""
+    for path in stopped_run.glob("checkpoints/step-*/manifest.json"):
+        path.write_text(replace(Manifest.parse(path.read_text(), "it"), format=2).text())
+    assert cli.main(["simulate", "--resume", str(stopped_run)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("is damaged, or of another release") == 2 and "Traceback" not in said, said
+    assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
 
 
 def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
