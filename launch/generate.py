@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,10 @@ from thinwire.launch.shared.progress import showing
 from thinwire.pipeline.errors import OptionsError
 
 if TYPE_CHECKING:
+    from thinwire.launch.plan.prepared import Prepared
     from thinwire.launch.plan.prompts import Prompts
     from thinwire.launch.recipe.recipe import Recipe
+    from thinwire.pipeline.generation import Generator
 
 PROG = "thinwire generate"
 
@@ -32,6 +35,30 @@ def main(argv: Sequence[str]) -> int:
             f"--top-p needs a --temperature above 0, without which the most likely token is taken, got {options.top_p}"
         )
     recipe.check_place(options.place, rest, PROG)  # before the long imports
+    with working(), opened(options.place, rest, options.prompt, options.tokens) as (prepared, generator):
+        prompts = prepared.prompts
+        assert prompts is not None, "there is one"
+        if not prompts.remembers:
+            print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
+        for note in prompts.notes:
+            print(note, file=sys.stderr)
+        prepared.tell_notes()
+        from thinwire.pipeline.generation import Sampling
+
+        sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=prepared.recipe.training.seed)
+        tokens = generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", sampling)
+        for piece in _pieces(tokens, prompts):
+            print(piece, end="", flush=True)
+        print()
+    return OK
+
+
+@contextmanager
+def opened(place: str, options: Sequence[str], prompt: str, tokens: int) -> Iterator[tuple[Prepared, Generator]]:
+    """The model of a run, a checkpoint, an export or a recipe with these options, all its stages in this process.
+
+    `prompt` is read, and its answer has at most so many tokens.
+    """
     with showing("importing torch"):
         from thinwire.launch.folder.model_files import ends_of
         from thinwire.launch.folder.saved_run import check_base, recipe_of
@@ -41,28 +68,15 @@ def main(argv: Sequence[str]) -> int:
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts
         from thinwire.models.data.tokenizer import make_tokenizer
-        from thinwire.pipeline.generation import Sampling
-    wanted = _to_answer(recipe_of(options.place, rest, PROG), options.prompt, options.tokens)
+    wanted = _to_answer(recipe_of(place, options, PROG), prompt, tokens)
     data = without_texts(wanted.data, make_tokenizer(wanted.data.tokenizer).vocab_size, wanted.batch_size)
-    prepared = prepare(wanted, replace(data, ends=ends_of(Path(options.place))))
-    prompts = prepared.prompts
-    assert prompts is not None, "there is one"
-    if not prompts.remembers:
-        print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
-    for note in prompts.notes:
-        print(note, file=sys.stderr)
-    sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=wanted.training.seed)
-    with alone(), working():
+    prepared = prepare(wanted, replace(data, ends=ends_of(Path(place))))
+    with alone():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
         assert assembly.generator is not None, "there is a prompt"
-        check_base(options.place, wanted.model, (stage.submod for stage in assembly.trainer.stages))
-        prepared.tell_notes()
+        check_base(place, wanted.model, (stage.submod for stage in assembly.trainer.stages))
         assembly.trainer.runner.set_mode(trains=False)
-        tokens = assembly.generator.tokens(prompts.tokens[0], prompts.most[0], prompts.ends, "eval-on", sampling)
-        for piece in _pieces(tokens, prompts):
-            print(piece, end="", flush=True)
-        print()
-    return OK
+        yield prepared, assembly.generator
 
 
 def _to_answer(wanted: Recipe, prompt: str, tokens: int) -> Recipe:

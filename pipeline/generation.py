@@ -113,8 +113,7 @@ class Generator:
         Raises:
             EvaluationStoppedError: in every process of the pipeline, after a token, if any was asked.
         """
-        compression = self._stages[0].wire.compression
-        self._wire.compression, self._ends = of_first_visits(compression, self._where.num_stages), {}
+        self._begin()
         text, known = prompt.tolist(), 0
         whole = len(text) + most
         self._remember(self._remembers)
@@ -135,6 +134,20 @@ class Generator:
                 yield token
         finally:
             self._remember(False)
+
+    def logits(self, text: Tensor, kind: PassKind) -> Tensor | None:
+        """What follows each token of a text, int64 [N]: logits [N, V] where the last stage is, else None.
+
+        The modules must be in the mode of evaluation; `kind` is as for `tokens`.
+        """
+        self._begin()
+        found = self._pass(text[None], 0, kind)
+        return None if found is None else found[0]
+
+    def _begin(self) -> None:
+        """Take the codecs as they are now, at new boundaries."""
+        compression = self._stages[0].wire.compression
+        self._wire.compression, self._ends = of_first_visits(compression, self._where.num_stages), {}
 
     def _remember(self, remembers: bool) -> None:
         for stage in self._stages:
