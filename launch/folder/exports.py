@@ -6,12 +6,13 @@ DIR/
   tokenizer files                   if the run used a tokenizer of transformers
   facts.json                        the classes of its data, by number, and more of the run's model/
   recipe.yaml                       how the model was trained; `thinwire eval` scores it, compression on and off
-  README.md                         how to load the model, and whether inference needs the codec
+  README.md                         the model card: how to load the model, its data, and whether it needs the codec
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from thinwire.errors.files import read_object
 from thinwire.errors.names import first_of
+from thinwire.errors.words import listed
 from thinwire.launch.folder.model_files import change_config, copy_model_files
 from thinwire.launch.folder.saved_run import SavedRun, require_base, weights_of
 from thinwire.launch.folder.weights import with_run_weights
@@ -41,12 +43,12 @@ from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import build_stage
 from thinwire.models.lora import CONFIG_FILE, WEIGHTS_FILE, for_peft, merged_state
 from thinwire.models.model import find_model
-from thinwire.models.options import FRESH, LoraOptions
-from thinwire.models.smollm2 import SMOLLM2
+from thinwire.models.options import FRESH, PRETRAINED, LoraOptions
+from thinwire.models.smollm2 import ON_THE_HUB, SMOLLM2
 from thinwire.models.source import Use
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.evaluation import advice
-from thinwire.pipeline.frames import CHANNELS
+from thinwire.pipeline.frames import CHANNELS, ChannelName
 
 NEEDS_CODEC = 0.01
 """If the held-out loss without compression is higher by more than this share, inference needs the codec."""
@@ -253,21 +255,20 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
         loads = _WITH_TRANSFORMERS.format(auto=auto)
     else:
         loads = _WITHOUT.format(makes=find_model(run.recipe.model).code(num_labels))
-    wanted, scores = run.recipe, run.held_out
+    wanted, data, scores = run.recipe, run.recipe.data, run.held_out
     by_mode = {f"compression {mode}": score for mode, score in scores.items()}
     paragraphs = [
+        f"---\n{_metadata(run, by_transformers)}\n---",
         f"# {wanted.name}",
         f"{wanted.model.name} after {run.steps} steps in {wanted.pipeline.num_stages} stages, trained with Thinwire.",
         f"```python\n{loads}\n```",
         "\n".join(f"- {note}" for note in notes),
+        f"Data: {listed([f'`{name}`' for name in (data.name, *data.mixture)])}, read as {data.chosen_kind.name}; "
+        f"{run.steps * wanted.batch_size:,} samples, each counted as often as it was seen.",
         Table(
             "Boundaries in training",
-            ["boundary", "channel", "codec"],
-            [
-                [str(boundary), channel, f"`{run.recipe.compression.method(boundary, channel)}`"]
-                for boundary in range(wanted.num_boundaries)
-                for channel in CHANNELS
-            ],
+            ["boundary", "channel", "codec", "bits a value, as sent"],
+            [_boundary(run, boundary, channel) for boundary in range(wanted.num_boundaries) for channel in CHANNELS],
         ).markdown,
         "## Compression at inference",
         _verdict(run),
@@ -276,6 +277,33 @@ def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
         "start empty, so the first evaluation with AQ-SGD or EF21 differs from the evaluations of the run.",
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def _boundary(run: SavedRun, boundary: int, channel: ChannelName) -> list[str]:
+    bits = f"{run.bits[boundary, channel]:.2f}" if (boundary, channel) in run.bits else "not known"
+    return [str(boundary), channel, f"`{run.recipe.compression.method(boundary, channel)}`", bits]
+
+
+def _metadata(run: SavedRun, by_transformers: bool) -> str:
+    """What the hub reads of a model card, as YAML: of the model and of data the names that are names on the hub."""
+    from huggingface_hub import ModelCardData
+
+    model, data = run.recipe.model, run.recipe.data
+    names = (data.name, *data.mixture)
+    base = ON_THE_HUB if model.name == SMOLLM2 else model.name
+    adapter = model.lora.rank is not None
+    return ModelCardData(
+        base_model=base if model.weights == PRETRAINED and _of_the_hub(base) else None,
+        datasets=[name for name in names if _of_the_hub(name)] or None,
+        library_name="peft" if adapter else "transformers" if by_transformers else None,
+        pipeline_tag="text-generation" if by_transformers and data.task == "causal-lm" else None,
+        tags=["thinwire", *(["lora"] if adapter else [])],
+    ).to_yaml()
+
+
+def _of_the_hub(name: str) -> bool:
+    """Whether a name can be one on the hub, OWNER/NAME, and is no path of this machine."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def _verdict(run: SavedRun) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.nn import Module
@@ -21,6 +21,8 @@ from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.layers import Stage
 from thinwire.models.options import PRETRAINED, ModelOptions
 from thinwire.pipeline.errors import OptionsError
+
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class SavedRun:
     """How much higher the loss was without compression before training, on one batch; 0 if it is not known."""
     scored: str = ""
     """What the run scored, where the weights are others by now."""
+    bits: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    """The bits of a value as sent, with headers, by boundary and channel; empty if they are not known."""
 
 
 def recipe_of(place: str, options: Sequence[str], prog: str) -> Recipe:
@@ -87,15 +91,20 @@ def read_run(folder: Path, prog: str) -> SavedRun:
         saved.held_out,
         saved.base,
         saved.error,
-        _gap_before(saved.run),
+        _told(saved.run, lambda summary: float(summary["look"]["off"]["loss"] - summary["look"]["on"]["loss"]), 0.0),
+        bits=_told(saved.run, _bits, {}),
     )
 
 
-def _gap_before(run: Path) -> float:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no summary, an old one, or a damaged one
-        look = read_object(run / "summary.json")["look"]
-        return float(look["off"]["loss"] - look["on"]["loss"])
-    return 0.0
+def _told(run: Path, read: Callable[[Mapping[str, Any]], Told], unknown: Told) -> Told:
+    """What the summary of a run says; `unknown` if there is no summary, an old one, or a damaged one."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return read(read_object(run / "summary.json"))
+    return unknown
+
+
+def _bits(summary: Mapping[str, Any]) -> dict[tuple[int, str], float]:
+    return {(row["boundary"], row["channel"]): float(row["bits_per_element"]) for row in summary["channels"]}
 
 
 def check_base(place: str, model: ModelOptions, stages: Iterable[Module]) -> None:
