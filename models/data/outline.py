@@ -6,10 +6,13 @@ input, and the digest that shows that all speak of the same data. They read thes
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from thinwire.models.data.samples import Data, Samples
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import Classification, LanguageModeling
 
-FORMAT = "thinwire outline 1"
+FORMAT = "thinwire outline 2"
 """The first field of the file; another number is another format."""
 _MOST = 2**27
 """The most samples, and the most elements of one: every process shuffles numbers of all, and has room for a batch."""
@@ -116,7 +119,13 @@ def outline_text(data: Data, *, labels: bool) -> str:
         "date": data.date,
         **told,
     }
-    return json.dumps(values) + "\n"
+    return json.dumps(signed(values)) + "\n"
+
+
+def signed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with their SHA-256: a label that changed on the way would train, because its reader has no samples."""
+    fields = {name: value for name, value in values.items() if name != "sha256"}
+    return {**fields, "sha256": hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}
 
 
 def _outline(samples: Samples, *, labels: bool) -> PartOutline:
@@ -143,6 +152,7 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
     except (OSError, ValueError) as error:
         raise ModelError(f"{rule}: {error}") from error
     require((values.get("format") == FORMAT, f"{rule}: its format is not {FORMAT!r}"))
+    require((values == signed(values), f"{rule}: it is damaged (its fields have another SHA-256)"))
     try:
         training = OutlinedSamples(PartOutline(**values["training"]))
         held_out = None if values["held_out"] is None else OutlinedSamples(PartOutline(**values["held_out"]))

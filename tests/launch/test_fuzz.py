@@ -36,7 +36,7 @@ from thinwire.launch.run.run import Run
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.saving import checkpoint
-from thinwire.pipeline.wire import wire
+from thinwire.pipeline.wire import maker
 
 SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "60")), int(os.environ.get("THINWIRE_FIRST_SEED", "0"))
 """How many seeds, and the first of them; `make fuzz` asks for more."""
@@ -136,7 +136,7 @@ class Fuzzed:
 
     def _patch(self, patch, process, disk, network, stages):
         disk.patch(patch)
-        patch.setattr(wire, "MemoryEnd", network.link)
+        patch.setattr(maker, "MemoryEnd", network.link)
         patch.setattr(checkpoint, "threading", SimpleNamespace(Thread=process.thread, Lock=process.lock))
         for shown in ("save_picture", "say", "show_summary"):
             patch.setattr(results, shown, lambda *_: None)

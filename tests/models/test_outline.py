@@ -7,7 +7,7 @@ import torch
 
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
-from thinwire.models.data.outline import outline_text, read_outline
+from thinwire.models.data.outline import outline_text, read_outline, signed
 from thinwire.models.errors import ModelError
 
 DIGITS = DataOptions(name="digits", limit=50)
@@ -81,12 +81,22 @@ def test_an_outline_names_each_class_once(tmp_path):
     refused(tmp_path, "there are names of 2 classes for 10", classes=["a", "b"])
 
 
+def test_a_label_that_changed_on_the_way_trains_nowhere(tmp_path):
+    """It was taken: a flipped digit is another label, and no process has both the outline and the samples."""
+    path = tmp_path / "outline.json"
+    values = json.loads(outline_text(load(DIGITS), labels=True))
+    values["training"]["labels"][3] = (values["training"]["labels"][3] + 1) % 10
+    path.write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"it is damaged .its fields have another SHA-256"):
+        read_outline(str(path), labels=True)
+
+
 def refused(tmp_path, sentence, training=(), **wrong):
     path = tmp_path / "outline.json"
     path.write_text(outline_text(load(DIGITS), labels=True))
     values = json.loads(path.read_text()) | wrong
     values["training"] |= training
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(signed(values)))
     with pytest.raises(ModelError, match=f"it is damaged .{sentence}"):
         read_outline(str(path), labels=True)
 
@@ -98,16 +108,16 @@ def refused(tmp_path, sentence, training=(), **wrong):
         ("no JSON", "Expecting value"),
         ("[1]", "it holds no JSON object but list"),
         ("[" * 9999, "it is nested too deep"),
-        ('{"format": "thinwire outline 2"}', "its format is not 'thinwire outline 1'"),
-        ('{"format": "thinwire outline 1", "training": {"size": 3}}', "it is damaged"),
+        ('{"format": "thinwire outline 1"}', "its format is not 'thinwire outline 2'"),
+        ('{"format": "thinwire outline 2", "training": {"size": 3}}', "it is damaged"),
         (
-            '{"format": "thinwire outline 1", "num_labels": 2, "vocab_size": null, "held_out": null, '
+            '{"format": "thinwire outline 2", "num_labels": 2, "vocab_size": null, "held_out": null, '
             '"training": {"count": 3, "digest": "", "shape": [1], "dtype": "float31"}}',
             "it is damaged",
         ),
         *(
             (
-                '{"format": "thinwire outline 1", "held_out": null, "training": {"count": 3, "digest": "", "shape": '
+                '{"format": "thinwire outline 2", "held_out": null, "training": {"count": 3, "digest": "", "shape": '
                 f'[1], "dtype": "float32"}}, "num_labels": {num_labels}, "vocab_size": {vocab_size}}}',
                 "it is damaged",
             )
@@ -118,7 +128,7 @@ def refused(tmp_path, sentence, training=(), **wrong):
 def test_another_file_is_refused_in_a_sentence(text, sentence, tmp_path):
     path = tmp_path / "outline.json"
     if text is not None:
-        path.write_text(text)
+        path.write_text(json.dumps(signed(json.loads(text))) if text.startswith("{") else text)
     with pytest.raises(ModelError, match=r"data\.outline must be a file that thinwire outline wrote") as caught:
         read_outline(str(path), labels=False)
     assert sentence in str(caught.value)
