@@ -39,10 +39,9 @@ from torch import Tensor
 from thinwire.compress.codebook import Codebook, predicts
 from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
-from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
-from thinwire.compress.codecs.fused import lanes
 from thinwire.compress.codecs.fused import steps as kernels
+from thinwire.compress.codecs.fused.integers import read_integers, write_integers
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import bfloat16_above, float32_slack, largest_magnitude
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -113,7 +112,7 @@ class StepQuantizer(Quantizer):
         if entries is not None:
             out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
         self._see(entries, scales, integers)
-        length = 0 if self.plain else self._write(integers, columns, out[start:-1])
+        length = 0 if self.plain else write_integers(integers, columns, out[start:-1])
         if not length:
             self._put_plain(scales, integers, most, out[start:])
         put_length(start + length if length else len(out), out)
@@ -166,12 +165,7 @@ class StepQuantizer(Quantizer):
             return scales, entries, integers
         if length < start:
             raise CodecError(f"a payload's scales and entries need {start} bytes, and {length} are there")
-        coded, columns, integers = payload[start:length], self.columns(shape), torch.empty(n, dtype=torch.int16)
-        if not lanes.cover(coded):
-            coded = coded.cpu()
-        if not (kernels.cover_code(coded) and kernels.decode(coded, columns, integers)):
-            integers = decode_integers(coded, columns)  # says what is wrong
-        return scales, entries, integers.to(payload.device)
+        return scales, entries, read_integers(payload[start:length], self.columns(shape))
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
@@ -250,26 +244,6 @@ class StepQuantizer(Quantizer):
             if entries is not None:
                 integers = integers.view(len(scales), -1).masked_fill((scales < 0).unsqueeze(1), 0)
             self.codebook.see(entries, integers)
-
-    def _write(self, integers: Tensor, columns: Blocks, out: Tensor) -> int:
-        """Write the code of `integers`, and return its length; 0 if there is no room.
-
-        On a GPU without kernels it is made on the host: lane by lane, torch operations are thousands of small kernels.
-        """
-        room = out
-        if not (out.device.type == "cpu" or lanes.cover(integers)):
-            integers, room = integers.cpu(), torch.empty(len(out), dtype=torch.uint8)
-        if kernels.cover_code(integers):
-            length = kernels.encode(integers, columns, room)
-        else:
-            parts = encode_integers(integers, columns)
-            length = sum(map(len, parts))
-            if length > len(room):
-                return 0
-            torch.cat(parts, out=room[:length])
-        if room is not out:
-            out[:length] = room[:length]
-        return length
 
 
 def _wide(scales: Tensor, most: int) -> Tensor:

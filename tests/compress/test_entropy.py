@@ -4,12 +4,16 @@ import math
 
 import pytest
 import torch
-import zstandard
 
 from support.codec_contract import assert_contract, documented
 from support.codec_helpers import KEY, assert_identical, encode, gaussian, roundtrip
 from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.coding.bits import unpack
+from thinwire.compress.codecs.coding.integers import encode_integers
 from thinwire.compress.codecs.coding.lengths import put_length
+from thinwire.compress.codecs.coding.symbols import decode_symbols, encode_symbols
+from thinwire.compress.codecs.fused import steps
+from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.indices import indices_size
 from thinwire.compress.codecs.quantize import Quantize
 from thinwire.compress.codecs.sparse import TopK
@@ -146,64 +150,92 @@ def test_a_tensor_whose_length_takes_more_than_four_bytes_is_refused(expression)
         codec.nbytes((1 << 16, 1 << 17), torch.float32)
 
 
-def test_codes_that_claim_another_size_are_refused_before_they_take_memory():
-    x, codec = gaussian(8, 512), parse('q(4, code="entropy")')
-    bomb = torch.frombuffer(bytearray(zstandard.compress(bytes(1 << 24))), dtype=torch.uint8)
-    short = torch.frombuffer(
-        bytearray(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))), dtype=torch.uint8
-    )
-    for symbols, sentence in ((bomb, "must not give their own size"), (short, "must hold 2048 coded symbols, got 100")):
-        payload, start = encode(codec, x), 4 + 2 * 8
-        payload[start : start + len(symbols)] = symbols
-        length = start + len(symbols)
-        payload[:4] = torch.tensor([length & 255, length >> 8, 0, 0], dtype=torch.uint8)
+def differences(rows, width):
+    """Columns of many sizes, as the differences of AQ-SGD have them."""
+    return gaussian(rows, width) * torch.logspace(-2, 0, width)
+
+
+FORMS = {0: (differences, 'q(4, code="entropy")'), 1: (lambda *shape: gaussian(*shape).relu(), 'q(4, code="entropy")')}
+
+
+def coded_of(form, rows=16, width=2000):
+    """A codec, a tensor, its payload, and where the form is."""
+    make, expression = FORMS[form]
+    codec, x = parse(expression), make(rows, width)
+    payload, at = encode(codec, x), 4 + 2 * rows
+    assert payload[at] == form and codec.used(payload) < len(payload)
+    return codec, x, payload, at
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_the_shorter_one_where_it_is_taken(form):
+    codec, x, payload, at = coded_of(form)
+    codes = unpack(codec._complete.plain(payload, x.shape)[2 * len(x) :], 4, x.numel())
+    by_table = len(encode_symbols(codes))
+    by_classes = sum(map(len, encode_integers(codes.to(torch.int16) - 8, blocks_per("channel", x.shape))))
+    taken = codec.used(payload) - at - 1
+    assert taken == (by_classes, by_table)[form] < 0.9 * (by_table, by_classes)[form]
+
+
+def test_kernels_and_torch_operations_code_symbols_alike(monkeypatch):
+    symbols = [(gaussian(n, scale=9.0) + 128).clamp(0, 255).to(torch.uint8) for n in (1, 7, 1025, 70_000)]
+    by_kernels = [encode_symbols(each) for each in symbols]
+    monkeypatch.setattr(steps, "cover_code", lambda x: False)
+    for some, coded in zip(symbols, by_kernels, strict=True):
+        assert_identical(encode_symbols(some), coded)
+        assert_identical(decode_symbols(torch.cat([coded, coded[:3]]), len(some))[0], some)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_codes_that_no_encoder_writes_are_refused(monkeypatch, form, kernels):
+    codec, x, payload, at = coded_of(form)
+    if not kernels:
+        monkeypatch.setattr(steps, "cover_code", lambda x: False)
+    stop = codec.used(payload)
+
+    def refused(sentence, length=stop, **changes):
+        damaged = payload.clone()
+        for place, value in changes.items():
+            damaged[at + int(place.removeprefix("at"))] = value
+        put_length(length, damaged)
         with pytest.raises(CodecError, match=sentence):
-            codec.decode(payload, torch.empty_like(x), KEY)
+            codec.decode(damaged, torch.empty_like(x), KEY)
+
+    refused("a payload's form must be 0 or 1, got 2", at0=2)
+    refused("a payload's form must be 0 or 1, got -1", length=at)
+    refused("a payload's (coded symbols|escapes)", length=stop - 3)
+    if form:
+        refused("a payload's frequencies must be parts of 4096, got ", at3=payload[at + 3] ^ 1)
+        refused("a payload's coded symbols need 513 bytes here, and", length=at + 40, at1=255)
+        refused("must end with its coded symbols, and 1 bytes more are there", length=stop + 1)
 
 
-def hostile_codes():
-    """Frames of zstandard that no encoder writes: of nothing, of a large window, and of many symbols or few."""
-    parameters = zstandard.ZstdCompressionParameters(window_log=17, write_content_size=0)
-    nothing, some, many = (
-        zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(n)) for n in (0, 9, 1 << 24)
-    )
-    large = bytearray(some)
-    large[5] = (27 - 10) << 3
-    return {"nothing": nothing, "some": some, "many": many, "a large window": bytes(large)}
-
-
-@pytest.mark.parametrize("expression", CODED)
-@pytest.mark.parametrize("kind", hostile_codes())
-def test_codes_that_no_encoder_writes_are_refused(expression, kind):
-    """Codes of no symbols ended in a ValueError of torch, and a window of 128 MB was allowed."""
-    code = torch.frombuffer(bytearray(hostile_codes()[kind]), dtype=torch.uint8)
-    codec, x = parse(expression), gaussian(16, 2000)
-    x[:, 500:] = 0  # so that coding is shorter
-    payload, magic = encode(codec, x), torch.tensor([0x28, 0xB5, 0x2F, 0xFD], dtype=torch.uint8)
-    [start, *_] = (payload.unfold(0, 4, 1) == magic).all(1).nonzero().flatten().tolist()
-    payload[start : start + len(code)] = code[: len(payload) - start]
-    payload[:4] = torch.tensor(list((start + len(code)).to_bytes(4, "little")), dtype=torch.uint8)
-    with pytest.raises(CodecError, match="a payload"):
+def test_codes_beyond_their_bits_are_refused():
+    codec, x = parse('q(2, code="entropy")'), differences(64, 500)
+    payload, start = encode(codec, x), 4 + 2 * 64
+    coded = encode_symbols(torch.full((x.numel(),), 4, dtype=torch.uint8))
+    payload[start], payload[start + 1 : start + 1 + len(coded)] = 1, coded
+    put_length(start + 1 + len(coded), payload)
+    with pytest.raises(CodecError, match="a payload's codes must have 2 bits, got codes from 4 to 4"):
         codec.decode(payload, torch.empty_like(x), KEY)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_the_decoder_in_the_documentation_gets_the_same_bytes(bits):
-    x, codec = gaussian(16, 256), Quantize(bits, code="entropy")
-    uncoded = documented("uncoded")
-    assert uncoded(bytes(encode(codec, x).tolist()), bits, x.numel(), 2 * 16) == bytes(
-        encode(Quantize(bits), x).tolist()
-    )
+@pytest.mark.parametrize("form", FORMS)
+def test_the_decoder_in_the_documentation_gets_the_same_bytes(form):
+    _, x, payload, _ = coded_of(form, 16, 256)
+    uncoded = documented("uncoded", "read_integers")
+    assert uncoded(bytes(payload.tolist()), 4, 16, 256, 2 * 16) == bytes(encode("q(4)", x).tolist())
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.7])
 def test_the_reader_of_positions_in_the_documentation_reads_what_is_written(fraction):
-    x, codec, n = gaussian(3, 9000), TopK(fraction, code="entropy"), 9000
+    x, codec, n = gaussian(3, 30_000), TopK(fraction, code="entropy"), 30_000
     x[:, 100:4000] = 0  # one long gap in each row
     k, payload = codec.count(n), encode(codec, x)
     start, length = 4 + 4 * 3 * k, codec.used(payload)
     assert length < len(payload), "coded"
-    found = documented("read_gaps")(bytes(payload[start:length].tolist()), 3, n, k)
+    found = documented("read_gaps", "uncoded", "read_integers")(bytes(payload[start:length].tolist()), 3, n, k)
     assert found == codec.indices(payload, x.shape, x.dtype, KEY).flatten().tolist()
 
 

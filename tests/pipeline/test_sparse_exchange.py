@@ -85,7 +85,7 @@ def test_a_frame_is_read_by_the_readers_of_the_documentation():
         assert length == len(payload) == struct.unpack("<Q", frame[32:40])[0]
         start = 4 + 16 + rows * 64 // 4
         values = documented("read_means")(payload[4:start], rows * 64)
-        places = documented("read_gaps")(payload[start:], rows, 4096, 64)
+        places = documented("read_gaps", "uncoded", "read_integers")(payload[start:], rows, 4096, 64)
         elements = [0.0] * (rows * 4096)
         for place, value in zip(places, values, strict=True):
             elements[place] = value

@@ -45,6 +45,6 @@ def assert_contract(codec, x, offset=0, key=KEY):
     return decoded
 
 
-def documented(function):
-    """The function of this name in the documentation of codecs."""
-    return defined(function)[function]
+def documented(function, *others):
+    """The function of this name in the documentation of codecs; it may call what the blocks of others define."""
+    return defined(function, *others)[function]

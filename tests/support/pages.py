@@ -23,10 +23,10 @@ def files(page: Path) -> dict[str, str]:
     return {title: code for _, title, code in _FENCE.findall(page.read_text()) if title}
 
 
-def defined(function: str) -> dict:
-    """What the one block of the documentation that defines a function defines, by name."""
-    found = [block for page in pages() for block in blocks(page, "python") if f"def {function}(" in block]
-    (block,) = found
+def defined(*functions: str) -> dict:
+    """What the blocks of the documentation that define these functions, one block each, define together, by name."""
     known = {}
-    exec(block, known)
+    for function in functions:
+        (block,) = (block for page in pages() for block in blocks(page, "python") if f"def {function}(" in block)
+        exec(block, known)
     return known

@@ -1,11 +1,12 @@
 """The option code="entropy": codes that occur often take fewer bits, so a payload may be shorter than `nbytes`.
 
-payload     | T, uint32 | all of the payload without this option, but its codes | the codes, coded |
+payload     | T, uint32 | all of the payload without this option, but its codes | form, uint8 | codes |
 
-T counts all bytes that are sent. The sender fills the rest, up to `nbytes`, with zeros; the receiver ignores it. If
-coding makes the codes no shorter, they are packed as without this option, and T is `nbytes`.
-
-Symbols are bytes: as many codes as fill one, 1, 2 or 4 bits each; two of 3 bits; else one.
+T counts all bytes that are sent. The sender fills the rest, up to `nbytes`, with zeros; the receiver ignores it. In
+form 0 codes less 2**(bits-1) are integers, coded by classes of scale as in integers.py: for differences and gradients,
+whose columns and rows vary in size. In form 1 they are coded by how frequent each is, as in symbols.py: for codes of
+any shape, as after a ReLU. The sender takes the shorter one. If neither is shorter than the codes, these are packed as
+without this option, with no form before them, and T is `nbytes`. A GPU's codes are coded on the host.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key
+from thinwire.compress.codec import CodecError, Key
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
-from thinwire.compress.codecs.coding.huffman import huffman, unhuffman_exactly
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
+from thinwire.compress.codecs.coding.symbols import coded_size, decode_symbols, encode_symbols
+from thinwire.compress.codecs.fused.integers import read_integers, write_integers
+from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Quantizer
 
-_PAIRED = 3
-"""The width of codes that are coded two by two."""
+_CLASSES, _TABLE = 0, 1
+"""The forms."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,19 @@ class Coded(Quantizer):
         """Write the length, then the inner payload, with its codes coded if that is shorter."""
         plain = torch.empty(len(out) - LENGTH_BYTES, dtype=torch.uint8, device=x.device)
         self.inner.encode(x, plain, key)
-        head, codes = self._split(plain, x.shape)
-        coded = [head, huffman(_symbols(codes.cpu(), self.bits, x.numel()))]
-        start = LENGTH_BYTES
-        for part in coded if sum(map(len, coded)) < len(plain) else [plain]:
-            out[start : start + len(part)] = part
-            start += len(part)
-        put_length(start, out)
+        head, packed = self._split(plain, x.shape)
+        codes = unpack(packed.cpu(), self.bits, x.numel())
+        room = torch.empty(min(len(packed) - 1, coded_size(codes)), dtype=torch.uint8)
+        length = write_integers(codes.to(torch.int16).sub_(self._zero), blocks_per("channel", x.shape), room)
+        form, coded = (_CLASSES, room[:length]) if length else (_TABLE, encode_symbols(codes))
+        out[LENGTH_BYTES:] = plain
+        if 1 + len(coded) >= len(packed):
+            put_length(len(out), out)
+            return
+        start = LENGTH_BYTES + len(head)
+        stop = start + 1 + len(coded)
+        out[start], out[start + 1 : stop] = form, coded
+        put_length(stop, out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the inner quantizer's decoded tensor into `out`."""
@@ -57,43 +66,37 @@ class Coded(Quantizer):
 
     def plain(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         """The inner payload of a tensor of `shape`; CodecError if these bytes are no payload."""
-        length, plain = length_of(payload), payload[LENGTH_BYTES:]
-        if length == len(payload):
-            return plain
-        head, _ = self._split(plain, shape)
-        codes = _codes(payload[LENGTH_BYTES + len(head) : length].cpu(), self.bits, prod(shape))
-        return torch.cat([head, codes.to(head.device)])
+        length, plain = length_of(payload), payload[LENGTH_BYTES:].clone()
+        if length < len(payload):
+            head, packed = self._split(plain, shape)
+            found = self._read(payload[LENGTH_BYTES + len(head) : length].cpu(), shape)
+            least, most = int(found.min()), int(found.max())
+            if least < 0 or most >> self.bits:
+                raise CodecError(f"a payload's codes must have {self.bits} bits, got codes from {least} to {most}")
+            pack(found.to(torch.uint8).to(packed.device), self.bits, packed)
+        return plain
 
     def error_bound(self, x: Tensor) -> Tensor:
         """The inner quantizer's bound: coding loses nothing."""
         return self.inner.error_bound(x)
 
+    @property
+    def _zero(self) -> int:
+        """The code whose integer is 0."""
+        return 1 << (self.bits - 1)
+
+    def _read(self, coded: Tensor, shape: Sequence[int]) -> Tensor:
+        """The codes of either form, int16 or uint8 [n]."""
+        form = int(coded[0]) if len(coded) else -1
+        if form == _CLASSES:
+            return read_integers(coded[1:], blocks_per("channel", shape)) + self._zero
+        if form != _TABLE:
+            raise CodecError(f"a payload's form must be {_CLASSES} or {_TABLE}, got {form}")
+        codes, rest = decode_symbols(coded[1:], prod(shape))
+        if len(rest):
+            raise CodecError(f"a payload must end with its coded symbols, and {len(rest)} bytes more are there")
+        return codes
+
     def _split(self, plain: Tensor, shape: Sequence[int]) -> Sequence[Tensor]:
         """The inner payload without its codes, and the packed codes."""
         return plain.tensor_split([len(plain) - packed_size(prod(shape), self.bits)])
-
-
-def _symbols(packed: Tensor, bits: int, n: int) -> Tensor:
-    """The symbols of `n` packed codes: uint8."""
-    if 8 % bits == 0:
-        return packed
-    codes = unpack(packed, bits, n)
-    if bits != _PAIRED:
-        return codes
-    codes = torch.nn.functional.pad(codes, (0, n % 2))
-    return codes[::2] | codes[1::2] << _PAIRED
-
-
-def _codes(coded: Tensor, bits: int, n: int) -> Tensor:
-    """The packed codes whose symbols these bytes code."""
-    if 8 % bits == 0:
-        return unhuffman_exactly(coded, packed_size(n, bits))
-    if bits == _PAIRED:
-        pairs = unhuffman_exactly(coded, (n + 1) // 2)
-        codes = torch.stack([pairs, pairs >> _PAIRED], 1).view(-1)[:n]
-    else:
-        codes = unhuffman_exactly(coded, n)
-    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8)
-    # Masked: bits beyond a code's own would change its neighbours.
-    pack(codes.bitwise_and((1 << bits) - 1), bits, packed)
-    return packed

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
-from thinwire.compress.codecs.coding.tables import NO_BITS, PROBABILITY_BITS, SYMBOLS, TOTAL, on_device
+from thinwire.compress.codecs.coding.tables import NO_BITS, PROBABILITY_BITS, SYMBOLS, TOTAL, Tables, on_device
 
 CHUNK = 1 << 16
 MOST_LANES = 32
@@ -42,11 +42,14 @@ def chunks_of(n: int) -> int:
     return -(-n // CHUNK)
 
 
-def encode_lanes(table: Tensor, symbols: Tensor) -> list[Tensor]:
-    """The bytes of `symbols`, uint8 [n], by the tables of these numbers, uint8 [n]; in parts."""
-    frequency, start, _ = on_device(symbols.device)
+def encode_lanes(table: Tensor, symbols: Tensor, made: Tables | None = None) -> list[Tensor]:
+    """The bytes of `symbols`, uint8 [n], by the tables of these numbers, uint8 [n]; in parts.
+
+    Tables are those of classes, or others that the caller made.
+    """
+    (frequency, start, _), beyond = _forms(made, symbols.device)
     lanes, chunks = lanes_of(len(symbols)), chunks_of(len(symbols))
-    which = _by_step(table, NO_BITS, lanes).long() * SYMBOLS + _by_step(symbols, 0, lanes)
+    which = _by_step(table, beyond, lanes).long() * SYMBOLS + _by_step(symbols, 0, lanes)
     states = torch.full((chunks, lanes), _LOWEST, dtype=torch.int64, device=symbols.device)
     sends = torch.empty(which.shape, dtype=torch.bool, device=symbols.device)
     words = torch.empty(which.shape, dtype=torch.int16, device=symbols.device)
@@ -64,17 +67,17 @@ def encode_lanes(table: Tensor, symbols: Tensor) -> list[Tensor]:
     return [tensor_bytes(part.contiguous()) for part in parts]
 
 
-def decode_lanes(table: Tensor, coded: Tensor) -> tuple[Tensor, Tensor]:
+def decode_lanes(table: Tensor, coded: Tensor, made: Tables | None = None) -> tuple[Tensor, Tensor]:
     """The symbols, uint8 [n], that bytes code by the tables of these numbers, uint8 [n], and the bytes behind them.
 
     Raises CodecError if these bytes are no such code.
     """
-    _, _, slots = on_device(coded.device)
+    (_, _, slots), beyond = _forms(made, coded.device)
     lanes, chunks = lanes_of(len(table)), chunks_of(len(table))
     counts, states, words, rest = split(coded, len(table))
     ends = counts.cumsum(0)
     at = (ends - counts).unsqueeze(1)
-    which = _by_step(table, NO_BITS, lanes).long() * TOTAL
+    which = _by_step(table, beyond, lanes).long() * TOTAL
     symbols = torch.empty(which.shape, dtype=torch.uint8, device=coded.device)
     states = states.view(chunks, lanes)
     for step in range(len(which)):
@@ -115,6 +118,11 @@ def require_bytes(coded: Tensor, size: int) -> None:
     """Raise CodecError if there are fewer bytes."""
     if len(coded) < size:
         raise CodecError(f"a payload's coded symbols need {size} bytes here, and {len(coded)} are there")
+
+
+def _forms(made: Tables | None, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    """Tables on a device, and which of them is for what lies beyond the end."""
+    return (on_device(device), NO_BITS) if made is None else (made.on(device), made.certain)
 
 
 def _by_step(values: Tensor, beyond: int, lanes: int) -> Tensor:

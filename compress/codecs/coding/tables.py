@@ -63,7 +63,7 @@ def frequencies(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of all classes below OWN, and of low bits, in the forms that coding needs, a row each."""
+    """Tables in the forms that coding needs, a row each."""
 
     frequency: NDArray[np.int64]
     """[tables, 256]"""
@@ -71,6 +71,18 @@ class Tables:
     """The sum of the frequencies before a symbol [tables, 256]."""
     slot: NDArray[np.uint32]
     """By the low 12 bits of a state: symbol | frequency - 1 << 8 | place in the symbol's share << 20 [tables, 4096]."""
+
+    certain: int
+    """The table of a symbol that is certain, for what lies beyond the end."""
+
+    @staticmethod
+    def of(frequency: NDArray[np.int64], certain: int) -> "Tables":
+        """The forms of tables of these frequencies [tables, 256]."""
+        start = frequency.cumsum(1) - frequency
+        symbols = np.stack([np.repeat(np.arange(SYMBOLS), each) for each in frequency])
+        shares, starts = (np.take_along_axis(each, symbols, 1) for each in (frequency, start))
+        slot = symbols | (shares - 1) << 8 | (np.arange(TOTAL) - starts) << 20
+        return Tables(frequency, start, slot.astype(np.uint32), certain)
 
     @property
     def packed(self) -> NDArray[np.uint32]:
@@ -82,17 +94,24 @@ class Tables:
         """One over each frequency [tables * 256]; one for what does not occur."""
         return 1 / np.maximum(1, self.frequency).astype(np.float64).reshape(-1)
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The frequencies and starts [tables * 256], and the slots [tables * 4096], int64 on a device."""
+        arrays = self.frequency, self.start, self.slot.astype(np.int64)
+        first, second, third = (torch.from_numpy(each.reshape(-1)).to(device) for each in arrays)
+        return first, second, third
+
 
 @cache
 def tables() -> Tables:
-    """All tables."""
+    """The tables of all classes below OWN, and behind them of low bits."""
     low = [[TOTAL >> bits] * (1 << bits) + [0] * (SYMBOLS - (1 << bits)) for bits in range(9)]
-    frequency = np.array([*(frequencies(number) for number in range(OWN)), *low], np.int64)
-    start = frequency.cumsum(1) - frequency
-    symbols = np.stack([np.repeat(np.arange(SYMBOLS), each) for each in frequency])
-    shares, starts = (np.take_along_axis(each, symbols, 1) for each in (frequency, start))
-    slot = symbols | (shares - 1) << 8 | (np.arange(TOTAL) - starts) << 20
-    return Tables(frequency, start, slot.astype(np.uint32))
+    return Tables.of(np.array([*(frequencies(number) for number in range(OWN)), *low], np.int64), NO_BITS)
+
+
+@cache
+def on_device(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """All tables on a device, as `Tables.on` has them."""
+    return tables().on(device)
 
 
 @dataclass(frozen=True)
@@ -133,12 +152,3 @@ def classes() -> Classes:
     slope = np.gradient(bits, sizes)
     least, slope = (np.rint(each * (1 << UNIT)).astype(np.int64) for each in (bits - slope * sizes, slope))
     return Classes(mean, least, slope, bounds, reach)
-
-
-@cache
-def on_device(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The frequencies and starts [tables * 256], and the slots [tables * 4096], int64 on a device."""
-    made = tables()
-    arrays = made.frequency, made.start, made.slot.astype(np.int64)
-    first, second, third = (torch.from_numpy(each.reshape(-1)).to(device) for each in arrays)
-    return first, second, third

@@ -29,6 +29,7 @@ _FULL, _FOUR = np.uint32(20), np.uint32(4)
 _OFFSETS = 2 * MOST_OFFSET + 1
 _SOME, _ROWS = 1 << 15, 256
 """Of so many integers of 16 bits, less a mean, or of so many rows' the sum is below 2**31."""
+_COLUMNS = 4096
 _TIES_TO_EVEN = np.float32(12582912.0)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY, _NAN, _SMALLEST = np.uint16(0x7F80), np.uint16(0x7FC0), (127 - 125) << 7
@@ -146,6 +147,29 @@ def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, pa
     if escaped:
         _copy(escapes[:escaped].view(np.uint8), out[at:])
     return at + 2 * escaped
+
+
+@compiled
+def encode_symbols(symbols, packed, inverse, out):
+    """Write the lanes of uint8 symbols [n] of one table; return their length."""
+    integers, reach, escapes = np.empty(len(symbols), np.int16), np.full(1, ZERO, np.int32), np.empty(1, np.int16)
+    for i in range(len(symbols)):
+        integers[i] = np.int16(symbols[i]) - np.int16(ZERO)
+    kinds, offsets = _one_class(len(symbols))
+    return _encode_plane(integers, kinds, kinds, offsets, reach, packed, inverse, 0, escapes, out, 0)[0]
+
+
+@compiled
+def decode_symbols(coded, slot, symbols):
+    """Write the symbols that `encode_symbols` coded, uint8 [n]; return where they end, or -1 if these are none."""
+    kinds, offsets = _one_class(len(symbols))
+    return _decode_plane(coded, 0, kinds, offsets, slot, 0, symbols)
+
+
+@compiled
+def _one_class(n):
+    """The classes of columns and the offsets of rows, where all are 0."""
+    return np.zeros(_COLUMNS, np.int32), np.zeros(n // _COLUMNS + 1, np.int32)
 
 
 @compiled

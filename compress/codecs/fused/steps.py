@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
-from thinwire.compress.codecs.coding.tables import classes, tables
+from thinwire.compress.codecs.coding.lanes import MOST_LANES, STATE, WORD, chunks_of
+from thinwire.compress.codecs.coding.tables import Tables, classes, tables
 from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
 
@@ -73,6 +74,25 @@ def decode(coded: Tensor, columns: Blocks, integers: Tensor) -> bool:
     lists = (np.zeros(n, np.int32) for n in (columns.count, columns.count, columns.outer))
     found: bool = step_kernels.decode(coded.numpy(), columns.inner, *lists, tables().slot, integers.numpy())
     return found
+
+
+def encode_symbols(symbols: Tensor, made: Tables) -> Tensor:
+    """The lanes of symbols, uint8 [n], by the first of these tables."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    # a symbol sends a word at most
+    size = WORD * len(symbols) + (WORD + STATE * MOST_LANES) * chunks_of(len(symbols))
+    room = torch.empty(size, dtype=torch.uint8)
+    length = step_kernels.encode_symbols(symbols.contiguous().numpy(), made.packed, made.inverse, room.numpy())
+    return room[:length]
+
+
+def decode_symbols(coded: Tensor, made: Tables, symbols: Tensor) -> int:
+    """Write the symbols, uint8 [n], that lanes code; return how many bytes these are, or -1 if they are no code."""
+    from thinwire.compress.codecs.fused import step_kernels
+
+    size: int = step_kernels.decode_symbols(coded.numpy(), made.slot, symbols.numpy())
+    return size
 
 
 @cache
