@@ -211,14 +211,6 @@ class Codec(Described):
         """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
         return is_finite(decoded)
 
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The least bits for this payload with any code that looks at one symbol at a time.
-
-        For codes of up to 8 bits: the entropy of their counts. For K of T indices: T*H(K/T), where H is the binary
-        entropy. Scales, and values sent beside indices, count in full.
-        """
-        return 8.0 * self.used(payload)
-
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The exact size in bytes of a tensor's payload, or the largest if it `varies`; both ends know it in advance.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec, Key, require_floating
-from thinwire.compress.codecs.coding.bits import entropy_with_codes
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
 from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
@@ -73,12 +72,6 @@ class Blockwise(MayVary, Codec):
     def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
         """Whether no decoded element is NaN or infinity; most grids show it by the scales alone."""
         return not decoded.numel() or self._complete.is_finite(payload, decoded)
-
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of the codes, and the full size of the rest."""
-        if self.varies:
-            payload = self._coded.plain(payload, shape)
-        return entropy_with_codes(payload, self._grid.bits, prod(shape))
 
     @property
     @abstractmethod

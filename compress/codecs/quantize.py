@@ -10,17 +10,13 @@ The options grid and step are in grid_with_zero.py and steps.py.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import prod
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self, get_args
-
-from torch import Tensor
 
 from thinwire.compress.codebook import MOST_ENTRIES, Codebook
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
-from thinwire.compress.codecs.coding.bits import entropy
-from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, Code
+from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per, blocks_per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
@@ -166,16 +162,6 @@ class Quantize(Blockwise):
         if self.scale != "absmax":
             return None
         return 1 if self._points == "midrise" else 2  # midtread cuts up to a step where it rounds by half of one
-
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of the codes, or of the integers of a step, and the full size of the rest."""
-        quantizer = self._quantizer
-        if not isinstance(quantizer, StepQuantizer):
-            return super().entropy_bits(payload, shape)
-        scales, entries, integers = quantizer.read(payload, shape)
-        _, counts = integers.unique(return_counts=True)
-        named = 0 if entries is None else len(entries)
-        return 8 * (LENGTH_BYTES + 2 * (len(scales) + named)) + prod(shape) * entropy(counts)
 
     @cached_property
     def _complete(self) -> Quantizer:

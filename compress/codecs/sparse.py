@@ -24,7 +24,6 @@ from torch import Tensor
 
 from thinwire.compress.codec import Codec, CodecError, Key, require_choice, require_floating
 from thinwire.compress.codecs.cast import BFloat16, Cast, Float16, Uncompressed, rounding_bound, saturating_copy
-from thinwire.compress.codecs.coding.bits import entropy
 from thinwire.compress.codecs.coding.gaps import pack_gaps, unpack_gaps
 from thinwire.compress.codecs.coding.lengths import (
     LENGTH_BYTES,
@@ -256,13 +255,6 @@ class TopK(MayVary, Sparse):
         least = rows.topk(self.count(n)).values[:, -1:]
         of_value = self._values_codec(magnitudes.dtype).error_bound_within(rows).float()
         return torch.maximum(least, of_value).expand(samples, n).reshape(magnitudes.shape)
-
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The entropy of K indices among T elements, and the full size of the values."""
-        samples, n = self.samples_of(shape)
-        of_index = entropy(torch.tensor([self.count(n), n - self.count(n)]))
-        length = LENGTH_BYTES if self.varies else 0
-        return samples * n * of_index + 8 * (len(payload) - length - self._indices_size(shape))
 
     def _decode(self, payload: Tensor, out: Tensor, key: Key, shared: Tensor | None) -> None:
         if not self.varies:

@@ -62,10 +62,6 @@ class Allocate(Blockwise):
                 f"{self.name} needs {LEAST + 1} to {MOST - 1} bits and a group of a multiple of {EIGHT}, got {self}"
             )
 
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """The full size, because codes have unlike bits."""
-        return 8.0 * len(payload)
-
     @property
     def _grid(self) -> Grid:
         return AbsMaxGrid(self.bits, stochastic=False)

@@ -67,10 +67,6 @@ class Rotated(Codec):
         """How many bytes of a payload are sent."""
         return self._other.used(payload)
 
-    def entropy_bits(self, payload: Tensor, shape: Sequence[int]) -> float:
-        """That of the other codec."""
-        return self._other.entropy_bits(payload, shape)
-
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The size of the payload of the rotated tensor."""
         require_floating(self, dtype)

@@ -104,3 +104,9 @@ def snr_db(x: Tensor, y: Tensor) -> float:
 
 def assert_identical(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def entropy(symbols):
+    """The least bits for symbols with any code that looks at one at a time."""
+    shares = symbols.unique(return_counts=True)[1].double() / len(symbols)
+    return -len(symbols) * float((shares * shares.log2()).sum())

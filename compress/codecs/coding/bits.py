@@ -78,18 +78,6 @@ def unpack(payload: Tensor, bits: int, n: int) -> Tensor:
     return words.view(torch.uint8)[:n]
 
 
-def entropy(counts: Tensor) -> float:
-    """Bits a symbol, for symbols that occur `counts` times each."""
-    shares = counts[counts > 0].double() / counts.sum()
-    return -float((shares * shares.log2()).sum())
-
-
-def entropy_with_codes(payload: Tensor, bits: int, n: int) -> float:
-    """Bits of a payload that ends with `n` codes: their entropy, and the full size of what is before them."""
-    codes = unpack(payload[len(payload) - packed_size(n, bits) :], bits, n)
-    return 8 * (len(payload) - packed_size(n, bits)) + n * entropy(codes.long().bincount())
-
-
 class ValueTable:
     """The values of codes, looked up several codes at a time: 2 to 4 times as fast as one by one.
 
