@@ -139,13 +139,6 @@ class Codec(Described):
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # what a class does at once, or tells by its payload, does not hold for payloads that a subclass writes its way
-        if vars(cls).keys() & {"_encode", "_decode"}:
-            for name in {"encode_with_error", "is_finite"} - vars(cls).keys():
-                setattr(cls, name, vars(Codec)[name])
-
     @property
     def varies(self) -> bool:
         """Whether a payload may be shorter than `nbytes`."""
@@ -207,10 +200,6 @@ class Codec(Described):
         """The indices, int64 [N, k], of the values in a payload; None unless the codec shares indices."""
         return None
 
-    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
-        return is_finite(decoded)
-
     @abstractmethod
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """The exact size in bytes of a tensor's payload, or the largest if it `varies`; both ends know it in advance.
@@ -234,14 +223,6 @@ class Codec(Described):
         assert out.is_contiguous(), "a tensor is decoded into contiguous memory"
         if out.numel():
             call_method(self, "_decode", payload, out.detach(), key, shared)
-
-    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor, key: Key) -> bool:
-        """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, if one pass can do both.
-
-        `error` is contiguous float32; the rest is as in `encode`. False says that nothing was written, because there
-        is no such pass: then the caller takes the steps one by one, to the same result.
-        """
-        return False
 
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:

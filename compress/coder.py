@@ -303,8 +303,6 @@ class Encoder(Coder):
         assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape((rows.num_coded, *plan.row))
-        if plan.writes and self._feedback.encode_at_once(given, loan, coded, key):
-            return Encoded(x, out, key, plan, loan=loan)
         message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x))
         return Encoded(x, out, key, plan, message, loan)
 
@@ -318,12 +316,11 @@ class Encoder(Coder):
             rows = plan.rows.in_full(encoded.x) if plan.is_exact else self._opened(plan, encoded.payload, encoded.key)
             self._fill(plan, rows)
         if loan is not None and plan.writes:
-            assert plan.store is not None and self._feedback is not None, "a loan is a store's, lent to feedback"
-            if message is not None:
-                decoded = self._room(self._feedback, message, loan)
-                self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded))
-                for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
-                    self._feedback.advance(u, c, buffer)
+            assert plan.store and self._feedback and message is not None, "a loan is a store's, lent to feedback"
+            decoded = self._room(self._feedback, message, loan)
+            self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded))
+            for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
+                self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)
         self._learn(plan)
         self._remember(plan, coded, encoded.key)
@@ -361,7 +358,7 @@ class Decoder(Coder):
             values = out if in_place else torch.empty(shape, dtype=self._coded_dtype, device=out.device)
             self._codec_for(plan).decode(coded, values, key, self._shared(plan, out))
             if plan.store is None:
-                _require(not finite or not out.is_cpu or self._codec.is_finite(coded, values))
+                _require(not finite or _seems_finite(values))
             else:
                 self._receive(values.view(shape), plan, finite)
             if not in_place:

@@ -58,8 +58,6 @@ class Feedback(Described):
         own = vars(cls)
         if "advance" in own:
             cls.forgets = own.get("forgets", False)
-        if own.keys() & {"write_message", "advance", "encode"}:
-            cls.encode_at_once = own.get("encode_at_once", Feedback.encode_at_once)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec):
@@ -130,13 +128,6 @@ class Feedback(Described):
         self.inner.encode(message, out, key, shared)
         return message
 
-    def encode_at_once(self, x: Tensor, loan: Loan, out: Tensor, key: Key) -> bool:
-        """Write the payload of C(u), and the next buffers into the loan, if that can be done in one pass.
-
-        False says that nothing was written; the results are those of `encode` and `advance`.
-        """
-        return False
-
     def _message(self, x: Tensor, loan: Loan) -> Tensor:
         message = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for part, buffer, u in zip(loan.split(x.float()), loan.parts, loan.split(message), strict=True):
@@ -167,10 +158,6 @@ class ErrorFeedback(Feedback):
             torch.add(x, buffer, out=out)
         else:
             torch.mul(buffer, self.decay, out=out).add_(x)
-
-    def encode_at_once(self, x: Tensor, loan: Loan, out: Tensor, key: Key) -> bool:
-        """Write the payload of C(x + d b), and u - c in place of b, where the codec has a pass for it."""
-        return len(loan.parts) == 1 and self.inner.encode_with_error(x, loan.parts[0], self.decay, out, key)
 
     def receive(self, decoded: Tensor, buffer: Tensor) -> None:
         """Leave c as it is."""

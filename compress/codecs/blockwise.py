@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.compress.codec import Codec, Key, require_floating
 from thinwire.compress.codecs.coding.entropy import Coded
 from thinwire.compress.codecs.coding.lengths import Code, MayVary, check_code
-from thinwire.compress.codecs.fused.quantizer import FusedQuantizer
+from thinwire.compress.codecs.fused.cpu import FusedQuantizer
 from thinwire.compress.codecs.granularity import Blocks, Per, blocks_for, resolve_per
 from thinwire.compress.codecs.grid import Grid
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -47,10 +47,6 @@ class Blockwise(MayVary, Codec):
         require_floating(self, dtype)
         return self._complete.nbytes(shape) if prod(shape) else 0
 
-    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor, key: Key) -> bool:
-        """Write the payload of u = x + decay * error, and u - C(u) in place of `error`, where a kernel can."""
-        return x.numel() > 0 and self._complete.encode_with_error(x, error, decay, out)
-
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each element, in the shape of `x`."""
         if not x.numel():
@@ -68,10 +64,6 @@ class Blockwise(MayVary, Codec):
     def _most_growth(self) -> int | None:
         """The most by which `error_bound` of a tensor exceeds that of its magnitudes, or of larger ones, if known."""
         return None
-
-    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no decoded element is NaN or infinity; most grids show it by the scales alone."""
-        return not decoded.numel() or self._complete.is_finite(payload, decoded)
 
     @property
     @abstractmethod

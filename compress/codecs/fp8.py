@@ -65,9 +65,6 @@ class Float8Grid(PointGrid):
         """Each e4m3 value, as float32 [256]."""
         return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
-    def reach(self, scales: Tensor) -> None:
-        """None: two of the codes are NaN."""
-
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """|x|/17, or 2**-10 scales if that is more; all of |x| in a block of scale 0."""
         magnitude, units = values.abs(), self.units(scales)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import Words, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 
 _OVER_BLOCK = (0, 2)
 _WHOLE_BYTE = 128
@@ -86,14 +86,9 @@ class Grid(ABC):
         steps = steps.floor_() if coding.rule is CodeRule.FLOOR else steps.round_()
         return signed_codes(steps.clamp_(-half, half - 1), half)
 
+    @abstractmethod
     def evaluate(self, codes: Tensor) -> None:
         """Turn `codes`, given as float32 of any shape, into their levels before scaling, in place."""
-        valuing = self.valuing
-        assert valuing is not None, "other grids have levels of their own"
-        if valuing.rule is ValueRule.LINEAR:
-            codes.mul_(valuing.first).add_(valuing.second)
-        else:  # by a tensor on the same device: for a Python number CUDA multiplies by the reciprocal
-            codes.div_(torch.full((1,), valuing.first, dtype=torch.float32, device=codes.device))
 
     def scale_levels(self, levels: Tensor, scales: Tensor) -> None:
         """Turn `levels` [outer, count, inner] into values, given the blocks' scales, in place."""
@@ -106,11 +101,6 @@ class Grid(ABC):
         """How values become codes without noise; None where that is no rule of arithmetic.py."""
         return None
 
-    @property
-    def valuing(self) -> Valuing | None:
-        """How codes become levels; None where that is no rule of arithmetic.py."""
-        return None
-
     @abstractmethod
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
         """What levels are multiplied by in blocks of these scales, and what is subtracted then: float32 [count, 1]."""
@@ -119,13 +109,6 @@ class Grid(ABC):
     def measuring(self) -> CodeRule | None:
         """What `measure`, `coding` and `factors` do together, for kernels; None where they know nothing like it."""
         return None
-
-    def reach(self, scales: Tensor) -> Tensor | None:
-        """Numbers for a quick check: if they are finite, so are all values of these blocks. None: a code may mean NaN.
-
-        In this class they are the scales, because no value exceeds its scale.
-        """
-        return scales
 
     @abstractmethod
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +146,9 @@ class AbsMaxGrid(Grid):
         """The interval that a value lies in, of slightly more than s/half, so that x = s is in the last one."""
         return Coding(CodeRule.FLOOR, nonzero(scales.float() * ((1 + 2**-22) * 2.0 ** (1 - self.bits))))
 
-    @property
-    def valuing(self) -> Valuing:
+    def evaluate(self, codes: Tensor) -> None:
         """The middle of an interval."""
-        return Valuing(ValueRule.LINEAR, second=-self.last / 2)
+        codes.sub_(self.last / 2)
 
     def factors(self, scales: Tensor) -> tuple[Tensor, None]:
         """The intervals, s * 2**(1 - bits)."""
@@ -207,10 +189,9 @@ class MinMaxGrid(Grid):
         lowest, extent = scales[:, :1].float(), scales[:, 1:].float()
         return Coding(CodeRule.RANGE, nonzero(extent, 1.0), lowest)
 
-    @property
-    def valuing(self) -> Valuing:
-        """The share of the range."""
-        return Valuing(ValueRule.DIVIDED, first=self.last)
+    def evaluate(self, codes: Tensor) -> None:
+        """The share of the range; by a tensor: for a Python number CUDA multiplies by the reciprocal."""
+        codes.div_(torch.full((1,), self.last, dtype=torch.float32, device=codes.device))
 
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor]:
         """The range, and the least value to be added."""
@@ -220,10 +201,6 @@ class MinMaxGrid(Grid):
     def measuring(self) -> CodeRule | None:
         """A range in float32."""
         return CodeRule.RANGE
-
-    def reach(self, scales: Tensor) -> Tensor:
-        """The least values, the ranges and the largest values."""
-        return torch.cat([scales.float(), scales.float().sum(1, keepdim=True)], 1)
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the largest magnitude."""
@@ -253,10 +230,6 @@ class PointGrid(Grid):
     def factors(self, scales: Tensor) -> tuple[Tensor, None]:
         """Each block's unit."""
         return self.units(scales), None
-
-    def reach(self, scales: Tensor) -> Tensor | None:
-        """The outermost points of the blocks."""
-        return self.units(scales) * points_of(self, scales.device).abs().amax()
 
 
 @cache

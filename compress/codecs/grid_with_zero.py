@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, ValueRule, Valuing, nonzero
+from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 from thinwire.compress.codecs.grid import Grid, bfloat16_above, float32_slack
 
 _OVER_BLOCK = (0, 2)
@@ -40,10 +40,9 @@ class MidTreadGrid(Grid):
         """The nearest point, counted from the scale down."""
         return Coding(CodeRule.NEAREST, -nonzero(self._steps(scales)))
 
-    @property
-    def valuing(self) -> Valuing:
+    def evaluate(self, codes: Tensor) -> None:
         """Steps from the point of zero."""
-        return Valuing(ValueRule.LINEAR, first=-1.0, second=self.half)
+        codes.neg_().add_(self.half)
 
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
         """The steps, s / 2**(bits-1)."""

@@ -6,23 +6,20 @@ payload of GridQuantizer     | scale of block 0 | .. | scale of the last block |
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.codec import Key, Words, is_finite
+from thinwire.compress.codec import Key, Words
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
-from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size
+from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
 
 _PART, _PART_OF_GPU = 1 << 20, 1 << 25
 """Elements handled at a time. On a CPU what is made of them stays in a cache. On a GPU each part costs the host a dozen
 launches, so parts are as long as its memory easily holds."""
-_SHORT = 1 << 14
-"""Elements that are looked at as fast as their scales."""
 
 
 class Quantizer(ABC):
@@ -40,17 +37,9 @@ class Quantizer(ABC):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the decoded tensor into `out`, which is contiguous."""
 
-    def encode_with_error(self, x: Tensor, error: Tensor, decay: float, out: Tensor) -> bool:
-        """As Codec.encode_with_error."""
-        return False
-
     @abstractmethod
     def error_bound(self, x: Tensor) -> Tensor:
         """The largest error of each decoded element, as float32 in the shape of `x`."""
-
-    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no element of `decoded`, which `payload` was decoded into, is NaN or infinity."""
-        return is_finite(decoded)
 
 
 @dataclass(frozen=True)
@@ -113,23 +102,10 @@ class GridQuantizer(Quantizer):
         padded = torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else None
         values = out.view(part.shape) if padded is None else padded
         flat = values.view(-1)[: len(out)]
-        levels_of(self.grid, out.device).unpack(packed, flat)
+        self.grid.evaluate(flat.copy_(unpack(packed, self.grid.bits, len(flat))))
         self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]))
         if padded is not None:
             out.copy_(flat)
-
-    def is_finite(self, payload: Tensor, decoded: Tensor) -> bool:
-        """Whether no element of `decoded` is NaN or infinity; the scales of a long one mostly show it."""
-        # in another dtype a finite value may round to infinity
-        if decoded.dtype == torch.float32 and decoded.numel() > _SHORT:
-            reach = self.grid.reach(self._scales(payload, self.blocks(decoded.shape)))
-            if reach is not None and is_finite(reach):
-                return True
-        return is_finite(decoded)
-
-    def _scales(self, payload: Tensor, blocks: Blocks) -> Tensor:
-        """The scales in a payload."""
-        return self.grid.unpack_scales(payload[: self.grid.scales_size(blocks.count)], blocks.count)
 
     def _sent(self, scales: Tensor) -> Tensor:
         """Scales as they arrive."""
@@ -149,9 +125,3 @@ class GridQuantizer(Quantizer):
 def _part_on(device: torch.device) -> int:
     """The elements that are handled at a time on a device."""
     return _PART if device.type == "cpu" else _PART_OF_GPU
-
-
-@cache
-def levels_of(grid: Grid, device: torch.device) -> ValueTable:
-    """The values of a grid's codes before scaling; cached, because a run has few grids."""
-    return ValueTable(grid.bits, grid.evaluate, device)

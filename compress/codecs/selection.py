@@ -1,13 +1,11 @@
 """Selection: the places of the k largest integers of a row, with NumPy on a CPU. Of equals the first count.
 
-NumPy's partition is 20 times as fast as torch's topk where its vectorised form is fast. On processors with a slow
-AVX-512 compress instruction (AMD's Zen 4) that form takes several times as long. There a sample of a long row gives a
-threshold that a little more than k elements exceed, and only these are parted. Both ways find the same places.
+NumPy's partition is 20 times as fast as torch's topk where its vectorised form is fast, and on processors with a slow
+AVX-512 compress instruction (AMD's Zen 4) several times slower. So a sample of a long row gives a threshold that a
+little more than k elements exceed, and only these are parted.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,6 @@ back each time, which costs more than the partition."""
 _LONG = 1 << 13
 """A row of fewer elements is parted as a whole."""
 _SAMPLE = 1 << 12
-_SLOW = 2
-"""The partition is slow if it takes this many times as long as finding the ones in a mask, which both ways need."""
 _NEIGHBOURS = 4
 """Elements of a sample that follow each other, because they come into the cache together."""
 _DEVIATIONS = 4
@@ -38,7 +34,7 @@ def places_of_largest(rows: Integers, mask: int, k: int) -> Places:
     `k` is at least 1 and below n.
     """
     samples, n = rows.shape
-    if n < _LONG or not partition_is_slow():
+    if n < _LONG:
         return _of_rows(rows, mask, k)
     places, room = np.empty((samples, k), np.int64), _Room(min(n, _BLOCK), rows.dtype, k / n)
     for index, row in enumerate(rows):
@@ -55,21 +51,6 @@ def repetitive(rows: Integers) -> bool:
     sample = np.sort(rows.reshape(-1)[:: rows.size // 1024 + 1])
     quarter = len(sample) // 4
     return bool((sample[quarter:] == sample[: len(sample) - quarter]).any())
-
-
-@cache
-def partition_is_slow() -> bool:
-    """Whether NumPy's partition takes long on this processor: measured once, in a few milliseconds."""
-    values = np.random.default_rng(0).integers(0, 1 << 30, 1 << 16, np.int32)
-    marks = values > np.int32(1 << 29)
-    parting = min(_seconds(values.copy().partition, 60_000) for _ in range(5))
-    return parting > _SLOW * min(_seconds(np.flatnonzero, marks) for _ in range(5))
-
-
-def _seconds(act: Callable[..., object], *arguments: object) -> float:
-    started = time.perf_counter()
-    act(*arguments)
-    return time.perf_counter() - started
 
 
 class _Room:

@@ -5,8 +5,6 @@
 
 A copy reads and writes each byte of the tensor, so its bytes a second count both ways. A codec counts the same bytes:
 its share is the copy's time divided by its own. It reads the tensor and writes a fraction, so 1 is not the limit.
-The kernels of q stand beside the eager code that they replace. A second table has the selection of topk alone: the sort
-that it replaces, the radix select of torch.topk, and the kernel where the row is short enough.
 """
 
 import platform
@@ -18,15 +16,9 @@ from functools import partial
 import torch
 
 from thinwire.compress import Key, parse
-from thinwire.compress.codecs.fused.largest import covers, marks_by_kernel, marks_of_largest, places_of_largest
-from thinwire.compress.codecs.granularity import blocks_per
-from thinwire.compress.codecs.grid import AbsMaxGrid
-from thinwire.compress.codecs.quantizer import GridQuantizer
 
-FUSED = {f'q({bits}, grid="midrise")': AbsMaxGrid(bits, False) for bits in (2, 4, 8)}
-"""What is one kernel each way."""
 CODECS = (
-    *FUSED, "q(4)", 'q(4, grid="midtread")', "q(8, step=0.2)", 'q(4, round="stochastic")', "fp8", "bf16", "topk(0.1)",
+    'q(2, grid="midrise")', "q(4)", "q(8)", "q(8, step=0.2)", 'q(4, round="stochastic")', "fp8", "bf16", "topk(0.1)",
     "randk(0.1)",
 )  # fmt: skip
 ELEMENTS = 16 << 20
@@ -54,39 +46,11 @@ def main(arguments: Sequence[str]) -> int:
     for expression in arguments[1:] or CODECS:
         codec = parse(expression).codec
         payload = torch.empty(codec.nbytes(x.shape, x.dtype), dtype=torch.uint8, device="cuda")
-        ways = {
-            f"`{expression}`": (partial(codec.encode, x, payload, KEY), partial(codec.decode, payload, target, KEY))
-        }
-        if expression in FUSED:
-            eager = GridQuantizer(FUSED[expression], partial(blocks_per, "row"))
-            ways[f"`{expression}`, eager"] = (
-                partial(eager.encode, x, payload, KEY),
-                partial(eager.decode, payload, target),
-            )
-        for name, acts in ways.items():
-            encode, decode = map(seconds, acts)
-            times = f"{encode * 1e3:.3f} | {decode * 1e3:.3f} | {copy / encode:.2f} | {copy / decode:.2f}"
-            print(f"| {name} | {times} |", flush=True)
-    select(x, copy)
+        encode = seconds(partial(codec.encode, x, payload, KEY))
+        decode = seconds(partial(codec.decode, payload, target, KEY))
+        times = f"{encode * 1e3:.3f} | {decode * 1e3:.3f} | {copy / encode:.2f} | {copy / decode:.2f}"
+        print(f"| `{expression}` | {times} |", flush=True)
     return 0
-
-
-def select(x: torch.Tensor, copy: float) -> None:
-    """Print the table of selections: of short rows, and of the same elements in rows too long for the kernel."""
-    mask, share = (1 << 31) - 1, 0.1
-    print("\n| the tenth of a row, of | how | ms | of the copy |\n|---|---|---|---|")
-    for rows in (x, x.view(16, -1)):
-        integers, k = rows.view(torch.int32), round(share * rows.shape[1])
-        ways: dict[str, Callable[[], object]] = {
-            "a sort": lambda integers=integers: (integers & mask).sort(dim=1, descending=True, stable=True),
-            "a radix select": partial(marks_of_largest, integers, mask, k),
-        }
-        if covers(integers.dtype, mask, rows.shape[1]):
-            ways["the kernel"] = partial(marks_by_kernel, integers, mask, k)
-        ways["as topk does, with places"] = partial(places_of_largest, integers, mask, k)
-        for how, act in ways.items():
-            taken = seconds(act)
-            print(f"| {rows.shape[1]} | {how} | {taken * 1e3:.3f} | {copy / taken:.2f} |", flush=True)
 
 
 def seconds(act: Callable[[], object]) -> float:

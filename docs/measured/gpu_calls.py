@@ -32,7 +32,14 @@ from thinwire.compress.codecs.fused import lanes, steps
 
 FAKES = runpy.run_path(str(Path(__file__).parents[2] / "tests/support/gpus.py"))
 SHAPE = (16384, 1024)
-CODECS = ('q(4, round="stochastic")', "randk(0.1)", 'q(8, step=0.2, code="plain")', "q(4)")
+CODECS = (
+    'q(4, round="stochastic")',
+    "randk(0.1)",
+    "topk(0.1)",
+    'q(4, scale="minmax")',
+    'q(8, step=0.2, code="plain")',
+    "q(4)",
+)
 _COPY_BYTES_PER_SECOND, _LAUNCH, _SHARE = 3.072e12, 5e-6, 16
 _STEPS, _CYCLES, _HERTZ = 2048, 400, 1.75e9
 _FREE = {"empty", "view", "detach", "slice", "select", "unsqueeze", "expand", "as_strided", "alias", "unbind", "split"}

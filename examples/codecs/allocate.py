@@ -27,10 +27,10 @@ from torch import Tensor
 from thinwire.compress.codec import CodecError, Key
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
-from thinwire.compress.codecs.coding.bits import pack, packed_size
+from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid
-from thinwire.compress.codecs.quantizer import Quantizer, levels_of
+from thinwire.compress.codecs.quantizer import Quantizer
 
 LEAST, MOST = 1, 8
 """The bits that a group may have."""
@@ -108,7 +108,8 @@ class Allocated(Quantizer):
         groups = out.view(whole) if in_place else torch.empty(whole, dtype=torch.float32, device=out.device)
         for piece in self._pieces(scales, blocks):
             values = torch.empty(len(piece.groups), blocks.inner, dtype=torch.float32, device=out.device)
-            levels_of(piece.grid, out.device).unpack(packed[piece.place], values.view(-1))
+            codes = unpack(packed[piece.place], piece.grid.bits, values.numel())
+            piece.grid.evaluate(values.view(-1).copy_(codes))
             piece.grid.scale_levels(values.unsqueeze(0), scales[piece.groups])
             groups.index_copy_(0, piece.groups, values)
         if not in_place:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.codec_helpers import assert_identical, few
-from thinwire.compress.codecs.coding.bits import ValueTable, pack, packed_size, unpack
+from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 
 WIDTHS = range(1, 9)
 
@@ -67,21 +67,6 @@ def test_large_odd_length(bits):
     assert_identical(codes, before)
     assert_identical(payload, stream(codes, bits))
     assert_identical(unpack(payload, bits, len(codes)), codes)
-
-
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("n", [0, 1, 2, 4, 7, 8, 9, 1001, 1024])
-def test_values_are_those_of_the_codes(bits, n):
-    codes = codes_of(n, bits)
-
-    def evaluate(codes):
-        return codes.sub_(1.5).div_(3)
-
-    for offset in (0, 1, 2):
-        values = torch.full((n + 3,), 7.0)
-        ValueTable(bits, evaluate, codes.device).unpack(packed(codes, bits, offset), values[offset : offset + n])
-        assert_identical(values[offset : offset + n], evaluate(codes.float()))
-        assert (values[:offset] == 7).all() and (values[offset + n :] == 7).all()
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

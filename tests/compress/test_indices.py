@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.codec_helpers import FLOATING, assert_identical, few, gaussian
 from support.pages import defined
 from thinwire.compress import CodecError
-from thinwire.compress.codecs import indices, selection
+from thinwire.compress.codecs import indices
 from thinwire.compress.codecs.indices import (
     indices_size,
     largest,
@@ -243,11 +243,9 @@ def long_rows():
     }
 
 
-@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("row", long_rows())
 @pytest.mark.parametrize("k", [1, 200, 2000, 15_000])
-def test_long_rows_are_selected_alike_whether_partition_is_slow_or_not(row, k, slow, monkeypatch):
-    monkeypatch.setattr(selection, "partition_is_slow", lambda: slow)
+def test_long_rows_are_selected_as_sorted_ones(row, k):
     x = long_rows()[row]
     order = magnitude_bits(x).sort(dim=1, descending=True, stable=True).indices[:, :k]
     assert_identical(largest_magnitudes(x, k), order.sort(1).values)

@@ -1,4 +1,4 @@
-"""Tensors for the fused kernels, and the comparison with the eager code; the interpreter and a GPU both use them."""
+"""Tensors for the fused kernels, and the comparison with the eager code."""
 
 import torch
 
@@ -6,7 +6,7 @@ from support.codec_helpers import KEY, gaussian
 from thinwire.compress.codecs.indices import largest_magnitudes
 from thinwire.compress.codecs.quantizer import GridQuantizer
 
-CASES = [
+CPU_CASES = [
     (expression, dtype)
     for expression, dtypes in {
         'q(2, grid="midrise")': (torch.float32, torch.bfloat16),
@@ -17,39 +17,16 @@ CASES = [
         'q(2, scale="minmax")': (torch.float32, torch.bfloat16),
         'q(8, scale="minmax", per="tensor")': (torch.float32, torch.float16),
         'q(4, scale="minmax", group=8)': (torch.bfloat16,),
+        "q(1)": (torch.float32,),
+        'q(3, grid="midrise")': (torch.float32,),
+        'q(5, grid="midrise")': (torch.float32,),
+        'q(6, group=8, grid="midrise")': (torch.float32,),
+        'q(7, per="tensor", grid="midrise")': (torch.float32,),
+        "q(4)": (torch.float32, torch.bfloat16),
+        "q(4, group=20)": (torch.float32,),
     }.items()
     for dtype in dtypes
 ]
-CPU_CASES = [
-    *CASES,
-    *(
-        (expression, torch.float32)
-        for expression in (
-            "q(1)",
-            'q(3, grid="midrise")',
-            'q(5, grid="midrise")',
-            'q(6, group=8, grid="midrise")',
-            'q(7, per="tensor", grid="midrise")',
-            "short_scales.ShortRanges(3)",
-            'q(4, grid="midtread")',
-            "auto_grid.Auto(8)",
-            'q(4, grid="midtread", group=20)',
-        )
-    ),
-    ("auto_grid.Auto(3)", torch.bfloat16),
-]
-"""Those of the kernels for a CPU, which know more."""
-ERROR_CASES = [
-    'ef(q(4, grid="midrise"))',
-    'ef(q(8, grid="midrise"))',
-    'ef(q(3, grid="midrise"), decay=0.95)',
-    'ef(q(1, per="tensor"))',
-    'ef(q(2, grid="midrise"))',
-    'ef(q(4, scale="minmax"), decay=0.5)',
-    "ef(q(4))",
-    "ef(q(8), decay=0.95)",
-]
-"""Feedback that has one pass of its own on a CPU."""
 INF, NAN = float("inf"), float("nan")
 SHAPES = {"one": (1,), "ragged": (13,), "rows": (3, 2, 40), "images": (2, 3, 4, 6), "long": (1, 20003)}
 SPECIAL = {
@@ -93,19 +70,12 @@ def selected(name, how, dtypes=(torch.float32, torch.bfloat16, torch.float16)):
         for kind, x in kinds.items():
             k, integer = max(1, round(share * shape[1])), torch.int32 if dtype == torch.float32 else torch.int16
             wanted = largest_magnitudes(x.to(dtype), k)
-            if not torch.equal(how(x.to(dtype).view(integer), torch.iinfo(integer).max, k).cpu(), wanted):
+            if not torch.equal(how(x.to(dtype).view(integer) & torch.iinfo(integer).max, k).cpu(), wanted):
                 return f"{name}, {kind}, {dtype}"
     return ""
 
 
-def names_of(expression):
-    """Tensors for a codec, where each call takes long: those of rows with scales of their own as one tensor."""
-    return [*SHAPES, *SPECIAL] if 'per="tensor"' in expression else [*SHAPES, "special rows", "strided"]
-
-
 def tensor_of(name, dtype):
-    if name == "special rows":
-        return torch.cat([x.view(-1, 8) for make in SPECIAL.values() if (x := make()).is_contiguous()]).to(dtype)
     return (SPECIAL[name]() if name in SPECIAL else gaussian(*SHAPES[name])).to(dtype)
 
 

@@ -11,8 +11,6 @@ bits, and turns 3 bits into 6. Of wider codes eight lie in a 64-bit word, and al
 are read and written as bytes in the machine's own order, which has to be little-endian.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -76,56 +74,6 @@ def unpack(payload: Tensor, bits: int, n: int) -> Tensor:
     for lane in reversed(_LANES):
         _part(words, bits * lane // 8, lane)
     return words.view(torch.uint8)[:n]
-
-
-class ValueTable:
-    """The values of codes, looked up several codes at a time: 2 to 4 times as fast as one by one.
-
-    Args:
-        bits: of a code, 1 to 8.
-        evaluate: turns codes, float32 of any shape, into their values, in place.
-        device: the device of the payloads.
-    """
-
-    def __init__(self, bits: int, evaluate: Callable[[Tensor], object], device: torch.device) -> None:
-        self._bits, self._evaluate = bits, evaluate
-        # As many codes as fill a byte; if none do, 2 codes, or 4 of 3 bits. Tables of at most 128 KB fit a cache.
-        self._codes = {3: 4, 5: 2, 6: 2, 7: 2}.get(bits, 8 // bits)
-        groups = torch.arange(1 << self._width, dtype=torch.int32, device=device)
-        shifts = torch.arange(0, self._width, bits, dtype=torch.int32, device=device)
-        values = (groups.unsqueeze(1) >> shifts).bitwise_and_((1 << bits) - 1).float()
-        evaluate(values)
-        # One element a row if possible: torch gathers rows of two or four floats four times slower.
-        self._wide = {1: torch.float32, 2: torch.float64}.get(self._codes, torch.complex128)
-        self._rows = values.view(self._wide).squeeze(-1)
-
-    def unpack(self, payload: Tensor, out: Tensor) -> None:
-        """Write the values of the codes in `payload` to `out`: contiguous float32 [n]."""
-        if self._bits == 8:
-            self._evaluate(out.copy_(payload))
-            return
-        indices = self._indices(payload, -(-len(out) // self._codes))
-        if len(out) % self._codes == 0 and out.storage_offset() % self._codes == 0:
-            torch.index_select(self._rows, 0, indices, out=out.view(self._wide).view(-1, *self._rows.shape[1:]))
-        else:
-            out.copy_(self._rows.index_select(0, indices).view(torch.float32).view(-1)[: len(out)])
-
-    @property
-    def _width(self) -> int:
-        """Bits that are looked up at a time."""
-        return self._bits * self._codes
-
-    def _indices(self, payload: Tensor, count: int) -> Tensor:
-        """`count` groups of codes in `payload`, as int32; the last one may end in any bits."""
-        if self._width == 8:
-            return payload.int()
-        if self._width == 12:
-            words = _words(payload, 3, (count + 1) // 2, torch.int32)
-        else:
-            words = _words(payload, self._bits, (count + 3) // 4, torch.int64)
-            _part(words, 2 * self._width, 32)
-        _part(words, self._width, 16)
-        return words.view(torch.int16)[:count].int()
 
 
 def _paired(codes: Tensor, bits: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
 from thinwire.compress.codecs.coding.lanes import (
+    DAMAGED,
     STATE,
     WORD,
     chunks_of,
@@ -56,16 +57,19 @@ def decode_symbols(coded: Tensor, n: int) -> tuple[Tensor, Tensor]:
     frequency = integers(coded[1:stop], torch.int16).numpy()
     if frequency.min() < 0 or frequency.sum() != TOTAL:
         raise CodecError(f"a payload's frequencies must be parts of {TOTAL}, got {frequency.tolist()}")
-    made, symbols = _tables(frequency), torch.empty(n, dtype=torch.uint8)
-    if kernels.cover_code(coded) and (size := kernels.decode_symbols(coded[stop:], made, symbols)) >= 0:
-        return symbols, coded[stop + size :]
-    return decode_lanes(torch.zeros_like(symbols), coded[stop:], made)  # says what is wrong
+    made, symbols = _tables(frequency), torch.zeros(n, dtype=torch.uint8)
+    if not kernels.cover_code(coded):
+        return decode_lanes(symbols, coded[stop:], made)
+    size = kernels.decode_symbols(coded[stop:], made, symbols)
+    if size < 0:
+        raise CodecError(DAMAGED)
+    return symbols, coded[stop + size :]
 
 
 def _frequencies(symbols: Tensor) -> NDArray[np.int64]:
     """How frequent each symbol up to the largest is."""
     counts = symbols.int().bincount().numpy()
-    found = np.maximum(counts * TOTAL // len(symbols), counts > 0)
+    found: NDArray[np.int64] = np.maximum(counts * TOTAL // len(symbols), counts > 0)
     while missing := TOTAL - found.sum():
         found[found.argmax()] += max(missing, -1)
     return found

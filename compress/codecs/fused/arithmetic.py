@@ -1,11 +1,8 @@
-"""What a grid does with one value, as data: eager code and kernels do what it says.
+"""How a grid turns one value into a code, as data: eager code and kernels do what it says.
 
-code     NEAREST    round(x / divisor - shift)
-         FLOOR      floor(x / divisor)
-         RANGE      round((x - shift) / divisor * last)
-
-value    LINEAR     (code * first + second) * factor - shift
-         DIVIDED    code / first * factor - shift
+    NEAREST    round(x / divisor - shift)
+    FLOOR      floor(x / divisor)
+    RANGE      round((x - shift) / divisor * last)
 
 All but RANGE are cut to -2**(bits-1) .. 2**(bits-1) - 1 and counted from the first of these. Every operation is
 rounded to float32 by itself.
@@ -26,13 +23,6 @@ class CodeRule(IntEnum):
     RANGE = 2
 
 
-class ValueRule(IntEnum):
-    """How a code becomes a value."""
-
-    LINEAR = 0
-    DIVIDED = 1
-
-
 @dataclass(frozen=True)
 class Coding:
     """How the values of each block become codes."""
@@ -42,15 +32,6 @@ class Coding:
     """float32 [count, 1]; infinity, or 1 for a range, in place of 0."""
     shifts: Tensor | None = None
     """float32 [count, 1]; None for zeros."""
-
-
-@dataclass(frozen=True)
-class Valuing:
-    """How codes become levels, of which each block's factor and shift make values."""
-
-    rule: ValueRule
-    first: float = 1.0
-    second: float = 0.0
 
 
 def nonzero(divisors: Tensor, instead: float = torch.inf) -> Tensor:

@@ -1,20 +1,17 @@
 """What kernels do on a CPU: cpu_kernels.py, if Numba is installed.
 
-They encode and decode parts of tensors, and advance an error while they encode.
-
 The eager code is what the kernels must equal, and does everything else: short blocks, blocks that lie apart, noise,
 more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thinwire.compress.codec import NO_KEY
+from thinwire.compress.codec import NO_KEY, Words
 from thinwire.compress.codecs.fused.trial import work
 from thinwire.compress.codecs.granularity import BlockRange, Blocks
 from thinwire.compress.codecs.grid import Grid
@@ -26,12 +23,35 @@ takes a second, and that is what they save in so many short messages."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
-_NONE = torch.empty(0, dtype=torch.float32)
+
+
+class FusedQuantizer(GridQuantizer):
+    """A quantizer on a grid, by kernels where there are some.
+
+    Payloads are those of the eager code, but for the sign of a scale of zero, and the bits of NaN.
+    """
+
+    def write_part(
+        self, part: BlockRange, elements: Tensor, scales: Tensor | None, words: Words | None, room: Tensor, out: Tensor
+    ) -> None:
+        """Write the packed codes of a part's elements into `out`, and their scales into `room` if none are given."""
+        if words is None and covers(self.grid, part, elements):
+            encode(self.grid, part, elements, scales, room, out)
+        else:
+            super().write_part(part, elements, scales, words, room, out)
+
+    def read_part(self, part: BlockRange, room: Tensor, packed: Tensor, out: Tensor) -> None:
+        """Write the values of a part's packed codes into `out` [n]; their scales are in `room`."""
+        if covers(self.grid, part, out):
+            decode(self.grid, part, room, packed, out)
+        else:
+            super().read_part(part, room, packed, out)
 
 
 def covers(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
     """Whether kernels encode and decode the float32 `elements` [n] of a part."""
-    return takes(elements, *part.shape[::2]) and _known(grid) and work("numba", "the CPU", _agree, grid)
+    known = grid.measuring is not None and not grid.stochastic
+    return known and takes(elements, *part.shape[::2]) and work("numba", "the CPU", _agree, grid)
 
 
 def takes(elements: Tensor, outer: int, inner: int) -> bool:
@@ -62,33 +82,14 @@ class _Coded:
 _coded = _Coded()
 
 
-def encode(
-    grid: Grid,
-    part: BlockRange,
-    elements: Tensor,
-    scales: Tensor | None,
-    room: Tensor,
-    out: Tensor,
-    error: Tensor = _NONE,
-    decay: float = 1.0,
-) -> None:
-    """Write the packed codes of elements [n] into `out`, and their scales into `room` if none are given.
-
-    With an `error` [n], these are the codes of u = elements + decay * error, and u - C(u) takes its place. By steps of
-    their own, message, payload and new error read or write all of a tensor eleven times; this, three times and the
-    payload.
-    """
+def encode(grid: Grid, part: BlockRange, elements: Tensor, scales: Tensor | None, room: Tensor, out: Tensor) -> None:
+    """Write the packed codes of elements [n] into `out`, and their scales into `room` if none are given."""
     from thinwire.compress.codecs.fused import cpu_kernels
 
     values, inner = elements.contiguous().numpy(), part.shape[2]
-    if scales is None and (rule := grid.measuring) is not None:
-        cpu_kernels.encode(
-            values, error.numpy(), np.float32(decay), inner, int(rule), grid.bits, room.numpy(), out.numpy()
-        )
-        return
     if scales is None:
-        scales = part.measured(elements, grid.measure)
-        room.copy_(grid.pack_scales(scales))
+        cpu_kernels.encode(values, inner, _rule(grid), grid.bits, room.numpy(), out.numpy())
+        return
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"
     cpu_kernels.encode_scaled(
@@ -101,23 +102,12 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
     """Write the values of packed codes into `out` [n]; their scales are in `room`."""
     from thinwire.compress.codecs.fused import cpu_kernels
 
-    if (rule := grid.measuring) is not None:
-        cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], int(rule), grid.bits, out.numpy())
-        return
-    scales = grid.unpack_scales(room, part.shape[1])
-    valuing, (factors, shifts) = grid.valuing, grid.factors(scales)
-    assert valuing is not None, "covers asks for it"
-    cpu_kernels.decode_scaled(
-        packed.numpy(), part.shape[2], int(valuing.rule), np.float32(valuing.first), np.float32(valuing.second),
-        _array(factors), _array(_or_zeros(shifts, len(scales))), grid.bits, out.numpy(),
-    )  # fmt: skip
+    cpu_kernels.decode(room.numpy(), packed.numpy(), part.shape[2], _rule(grid), grid.bits, out.numpy())
 
 
-def covers_error(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
-    """Whether the kernel takes blocks of elements [n], and of errors that lie in the same way."""
-    return (
-        covers(grid, part, elements) and grid.measuring is not None and work("numba", "feedback", _errors_agree, grid)
-    )
+def _rule(grid: Grid) -> int:
+    assert grid.measuring is not None, "covers asks for it"
+    return int(grid.measuring)
 
 
 def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
@@ -128,13 +118,6 @@ def _array(numbers: Tensor) -> NDArray[np.float32]:
     """The memory of a tensor, so that kernels write into it if it was contiguous."""
     array: NDArray[np.float32] = numbers.contiguous().view(-1).numpy()
     return array
-
-
-@cache
-def _known(grid: Grid) -> bool:
-    """Whether the kernels know this grid."""
-    scales = grid.measure(_sample().view(1, 64, 64))
-    return not grid.stochastic and grid.coding(scales) is not None and grid.valuing is not None
 
 
 def _sample() -> Tensor:
@@ -161,19 +144,3 @@ def _agree(grid: Grid) -> bool:
         encode(grid, part, sample, given, payload[:size], payload[size:])
         decode(grid, part, payload[:size], payload[size:], out)
     return all(torch.equal(payloads[0, size:], one[size:]) for one in payloads[1:]) and len(values.unique(dim=0)) == 1
-
-
-def _errors_agree(grid: Grid) -> bool:
-    """Whether kernel and eager code give the same payload and errors."""
-    (eager, part), values, size = _eager(grid), _sample(), grid.scales_size(64)
-    errors = torch.linspace(2, -1, 2 * 64 * 64, dtype=torch.float32).cos().mul_(0.1).view(2, -1)
-    payloads = torch.zeros(2, eager.nbytes(values.shape), dtype=torch.uint8)
-    for error, decay in zip(errors, (1.0, 0.95), strict=True):
-        message = values + error if decay == 1 else torch.mul(error, decay).add_(values)
-        eager.encode(message, payloads[0], NO_KEY)
-        decoded = torch.empty_like(message)
-        eager.decode(payloads[0], decoded)
-        encode(grid, part, values, None, payloads[1, :size], payloads[1, size:], error, decay)
-        if not torch.equal(payloads[0], payloads[1]) or not torch.equal(error, message.sub_(decoded)):
-            return False
-    return True

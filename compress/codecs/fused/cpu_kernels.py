@@ -1,7 +1,7 @@
 """Kernels on a CPU, compiled by Numba. Imported only where used.
 
-    encode, decode              scales, codes and packing in one pass, and back; feedback too, while a block is cached
-    encode_scaled, ..           the same with scales from elsewhere
+    encode, decode      scales, codes and packing in one pass, and back
+    encode_scaled       the same with scales from elsewhere
 
 A tensor's part is [n]: blocks of `inner` consecutive elements, of which the last may be shorter. Codes go through a
 buffer that stays in the nearest cache, whatever the length of a block:
@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from thinwire.compress.codecs.fused.arithmetic import CodeRule, ValueRule
+from thinwire.compress.codecs.fused.arithmetic import CodeRule
 
 # What they mean is in arithmetic.py.
 _FLOOR, _NEAREST, _RANGE = int(CodeRule.FLOOR), int(CodeRule.NEAREST), int(CodeRule.RANGE)
-_LINEAR, _DIVIDED = int(ValueRule.LINEAR), int(ValueRule.DIVIDED)
 
 _BUFFER = 4096
 _TIES_TO_EVEN = np.float32(12582912.0)
@@ -52,14 +51,11 @@ def compiled(function: Any) -> Any:
 
 
 @compiled
-def encode(values, errors, decay, inner, rule, bits, scale_bytes, out):
-    """Write the scales and the packed codes of float32 `values` [n], measured as a rule says.
-
-    With `errors` [n], not [0]: of u = values + decay * errors, and u - C(u) into `errors`.
-    """
+def encode(values, inner, rule, bits, scale_bytes, out):
+    """Write the scales and the packed codes of float32 `values` [n], measured as a rule says."""
     count = (len(values) + inner - 1) // inner
     scales, shifts, divisors = np.empty(count, np.float32), np.zeros(count, np.float32), np.empty(count, np.float32)
-    _encode(values, errors, decay, inner, rule, scales, shifts, divisors, bits, out)
+    _encode(values, inner, rule, scales, shifts, divisors, bits, out)
     if rule == _RANGE:
         _move(shifts, 4, scale_bytes, 8, False)
         _move(scales, 4, scale_bytes[4:], 8, False)
@@ -70,8 +66,7 @@ def encode(values, errors, decay, inner, rule, bits, scale_bytes, out):
 @compiled
 def encode_scaled(values, inner, rule, divisors, shifts, bits, out):
     """Write the packed codes of float32 `values` [n], with what Coding says of their blocks."""
-    none, one = np.empty(0, np.float32), np.float32(1)
-    _encode(values, none, one, inner, rule, none, shifts, divisors, bits, out)
+    _encode(values, inner, rule, np.empty(0, np.float32), shifts, divisors, bits, out)
 
 
 @compiled
@@ -79,20 +74,14 @@ def decode(scale_bytes, payload, inner, rule, bits, out):
     """Write the values of packed codes into `out`, float32 [n], with the scales that `encode` wrote."""
     count = (len(out) + inner - 1) // inner
     factors, shifts = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    value_rule, first, second, unit = _valuing(rule, 1 << (bits - 1))
+    half = 1 << (bits - 1)
     if rule == _RANGE:
         _move(shifts, 4, scale_bytes, 8, True)
         _move(factors, 4, scale_bytes[4:], 8, True)
         shifts = -shifts
     else:
         _move(factors, 2, scale_bytes, 2, True)
-        factors *= unit
-    decode_scaled(payload, inner, value_rule, first, second, factors, shifts, bits, out)
-
-
-@compiled
-def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, out):
-    """Write the values of packed codes into `out`, float32 [n], with what Valuing says of their blocks."""
+        factors *= np.float32(1 / half)
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
     size, at, done, fill = _BUFFER * bits // 8, 0, 0, _BUFFER
     while at < len(out):
@@ -103,34 +92,25 @@ def decode_scaled(payload, inner, rule, first, second, factors, shifts, bits, ou
         block, blocks, length = _piece(at, len(out), inner, _BUFFER - fill)
         stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
         some, place = codes[fill:full].reshape(blocks, length), out[at:stop].reshape(blocks, length)
-        _values(some, rule, first, second, factors[block:last], shifts[block:last], place)
+        _values(some, rule, half, factors[block:last], shifts[block:last], place)
         at, fill = stop, full
 
 
 @compiled
-def _encode(values, errors, decay, inner, rule, scales, shifts, divisors, bits, out):
-    """Write packed codes, and into `errors` what they lose, if it has room; measure, if `scales` has room."""
+def _encode(values, inner, rule, scales, shifts, divisors, bits, out):
+    """Write packed codes; measure, if `scales` has room."""
     codes, other = np.zeros(_BUFFER, np.uint8), np.zeros(_BUFFER, np.uint8)
-    half, size, feedback = 1 << (bits - 1), _BUFFER * bits // 8, len(errors) > 0
-    messages = errors if feedback else values
-    decoded = np.empty(_BUFFER if feedback else 0, np.float32)
-    value_rule, by, plus, unit = _valuing(rule, half)
+    half, size = 1 << (bits - 1), _BUFFER * bits // 8
     at = fill = done = 0
     while at < len(values):
         block, blocks, length = _piece(at, len(values), inner, _BUFFER - fill)
         stop, last, full = at + blocks * length, block + blocks, fill + blocks * length
         if len(scales) and at == block * inner:
             end = min(last * inner, len(values))
-            if feedback:
-                _add(values[at:end], decay, errors[at:end])
-            whole = messages[at:end].reshape(blocks, (end - at) // blocks)
+            whole = values[at:end].reshape(blocks, (end - at) // blocks)
             _measure(whole, rule, half, scales[block:last], shifts[block:last], divisors[block:last])
-        some, place = messages[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
+        some, place = values[at:stop].reshape(blocks, length), codes[fill:full].reshape(blocks, length)
         _codes(some, rule, divisors[block:last], shifts[block:last], half, place)
-        if feedback:
-            back, factors = decoded[: stop - at].reshape(blocks, length), scales[block:last] * unit
-            _values(place, value_rule, by, plus, factors, -shifts[block:last], back)
-            _subtract(decoded, errors[at:stop])
         at, fill = stop, full
         if fill == _BUFFER:
             _pack(codes, other, bits, out[done : done + size])
@@ -148,16 +128,6 @@ def _piece(at, stop, inner, room):
     if at > block * inner or left < inner:
         return block, 1, min((block + 1) * inner - at, left)
     return block, left // inner, inner
-
-
-@compiled
-def _valuing(rule, half):
-    """The rule and the numbers of Valuing that undo a rule of measuring, and what a scale is multiplied by."""
-    if rule == _RANGE:
-        return _DIVIDED, np.float32(2 * half - 1), np.float32(0), np.float32(1)
-    if rule == _NEAREST:
-        return _LINEAR, np.float32(-1), np.float32(half), np.float32(1 / half)
-    return _LINEAR, np.float32(1), np.float32(0.5 - half), np.float32(1 / half)
 
 
 @compiled
@@ -244,19 +214,19 @@ def _code_below(steps, low, high):
 
 
 @compiled
-def _values(codes, rule, first, second, factors, shifts, out):
+def _values(codes, rule, half, factors, shifts, out):
     """Write the values of `codes` [blocks, some] of these blocks."""
     blocks, size = codes.shape
-    if rule == _LINEAR:
-        for block in range(blocks):
-            factor, shift = factors[block], shifts[block]
+    last, middle = np.float32(2 * half - 1), np.float32(half if rule == _NEAREST else 0.5 - half)
+    sign = np.float32(-1 if rule == _NEAREST else 1)
+    for block in range(blocks):
+        factor, shift = factors[block], shifts[block]
+        if rule == _RANGE:
             for i in range(size):
-                out[block, i] = (np.float32(codes[block, i]) * first + second) * factor - shift
-    else:
-        for block in range(blocks):
-            factor, shift = factors[block], shifts[block]
+                out[block, i] = np.float32(codes[block, i]) / last * factor - shift
+        else:
             for i in range(size):
-                out[block, i] = np.float32(codes[block, i]) / first * factor - shift
+                out[block, i] = (np.float32(codes[block, i]) * sign + middle) * factor
 
 
 @compiled
@@ -341,20 +311,6 @@ def _part_words(payload, bits, codes):
             low, lane = _LOW[bits, step], np.uint64(8 << step)
             word = (word & low) | ((word << (gap << np.uint64(step))) & (low << lane))
         words[i] = word
-
-
-@compiled
-def _add(values, decay, errors):
-    """Turn errors into messages."""
-    for i in range(len(values)):
-        errors[i] = errors[i] * decay + values[i]
-
-
-@compiled
-def _subtract(decoded, messages):
-    """Turn messages into errors."""
-    for i in range(len(messages)):
-        messages[i] -= decoded[i]
 
 
 @compiled
