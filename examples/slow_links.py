@@ -2,7 +2,7 @@
 
     sudo python examples/slow_links.py --hosts 4 --rate 100mbit -- thinwire train quickstart
     sudo python examples/slow_links.py --hosts 2 --rate 1gbit --delay 20ms -- python own_loop.py
-    sudo python examples/slow_links.py --hosts 3 --rate 1gbit,1gbit,20mbit -- thinwire train links
+    sudo python examples/slow_links.py --hosts 4 --rate 1gbit,1gbit,1gbit,20mbit -- thinwire train quickstart
 
 A host is a network namespace with an address of its own, on a switch that reaches nothing else: data and models must be
 there already. `tc` shapes what it sends and what it receives; it and `ip` are of iproute2. Each host is one process of

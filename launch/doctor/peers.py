@@ -91,9 +91,9 @@ def own_place(peers: Sequence[Peer]) -> tuple[int, str, socket.socket]:
 
     Of several at addresses of this machine it is the first with a free port. OptionsError if there is none.
     """
-    known = {address: name for name, addresses in interface_addresses().items() for address in addresses}
+    known = {addresses[0]: name for name, addresses in interface_addresses().items()}  # a run takes no other
     mistake = (
-        f"--peers must name an address that this machine has, {listed([*known])}; got "
+        f"--peers must name the first address of an interface of this machine, {listed([*known])}; got "
         f"{listed([peer.address for peer in peers])}. Behind a router (NAT), join the machines to a VPN, and write the "
         "addresses that it gives"
     )

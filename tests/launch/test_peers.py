@@ -1,6 +1,7 @@
 """`thinwire doctor --peers`: who reaches whom between hosts, what is wrong where one is not reached, and strangers."""
 
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -20,7 +21,7 @@ in_namespaces = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts
 LIST = ["10.0.0.1:29500", "10.0.0.2:29500", "10.0.0.3:29500"]
 
 
-def told(made, folder, *words, lists=(LIST, LIST, LIST), wait=30):
+def told(made, folder, *words, lists=(LIST, LIST, LIST), wait=30, **environment):
     """What the command prints on each host: the status, the document or nothing, and the errors."""
     with ExitStack() as stack:
         commands = [
@@ -28,6 +29,7 @@ def told(made, folder, *words, lists=(LIST, LIST, LIST), wait=30):
                 started(
                     host.command([*THINWIRE, "doctor", *words, "--peers", *places, "--wait", str(wait), "--json"]),
                     folder,
+                    **environment,
                 )
             )
             for host, places in zip(made, lists, strict=False)
@@ -39,10 +41,15 @@ def told(made, folder, *words, lists=(LIST, LIST, LIST), wait=30):
         ]
 
 
+def host_of(place):
+    """The last number of its address."""
+    return int(place.partition(":")[0].rpartition(".")[2])
+
+
 def ways(document):
     """The rows of a document by hosts from and to: interface, latency, goodput, and what was found."""
     rows = document["tables"][0]["rows"]
-    return {(int(one[7]), int(other[7])): rest for one, other, *rest in rows}
+    return {(host_of(one), host_of(other)): rest for one, other, *rest in rows}
 
 
 def firewall(host, rules):
@@ -109,6 +116,27 @@ class TestHosts:
         assert ways(document)[1, 2][3].startswith("refused: nothing listens at port 29500")
         assert other[0] == 1
         assert "its list is --peers 10.0.0.1:29500 10.0.0.2:29500 10.0.0.3:29500; write the same" in other[2]
+
+    def test_a_way_over_tailscale_is_direct_or_relayed(self, tmp_path):
+        """On the interface and the addresses that its pages name; the program is a stand-in."""
+        stand_in(tmp_path)
+        places = ["100.64.0.1:29500", "100.64.0.2:29500"]
+        with hosts(2) as made:
+            for host in made:
+                for words in (
+                    f"address flush dev {WIRE}",
+                    f"link set {WIRE} down name tailscale0",
+                    "link set tailscale0 up",
+                ):
+                    subprocess.run(["ip", "-n", host.name, *words.split()], check=True)
+                address = f"100.64.0.{host.index + 1}/10"
+                subprocess.run(["ip", "-n", host.name, "address", "add", address, "dev", "tailscale0"], check=True)
+            path = f"{tmp_path}:{os.environ['PATH']}"
+            (status, document, _), _ = told(made, tmp_path, lists=(places, places), PATH=path)
+        assert status == 0 and document["interface"] == "tailscale0"
+        over = {pair: way[0] for pair, way in ways(document).items()}
+        assert over[1, 2] == "tailscale0, relayed by fra"
+        assert over[2, 1] == "tailscale0, direct or relayed: see tailscale ping 100.64.0.1"
 
 
 def meeting(places, index, port=0):
@@ -188,7 +216,10 @@ def test_other_versions_and_another_time_are_a_sentence(pair):
         (["10.0.0.2:1", "10.0.0.2:1"], "must name 2 to 32 machines, each once"),
         (["localhost:1", "10.0.0.2:1"], "localhost:1 is loopback here, which others cannot reach"),
         (["[fd00::1]:1", "10.0.0.2:1"], "must be all IPv4 or all IPv6"),
-        (["198.51.100.7:1", "198.51.100.8:1"], "must name an address that this machine has, .*127.0.0.1.*NAT.* VPN"),
+        (
+            ["198.51.100.7:1", "198.51.100.8:1"],
+            "must name the first address of an interface of this machine, .*127.0.0.1.*NAT.* VPN",
+        ),
     ],
 )
 def test_a_list_that_cannot_be_is_a_sentence(places, said):
@@ -208,14 +239,20 @@ def test_a_port_in_use_is_a_sentence(capsys):
 STATUS = {"Peer": {"key": {"TailscaleIPs": ["100.64.0.2", "fd7a:115c:a1e0::2"], "CurAddr": "", "Relay": "fra"}}}
 
 
+def stand_in(folder):
+    """A program `tailscale` in a folder, which prints STATUS."""
+    command = folder / "tailscale"
+    command.write_text(f"#!/bin/sh\necho '{json.dumps(STATUS)}'\n")
+    command.chmod(0o755)
+    return command
+
+
 def test_tailscale_says_whether_a_way_is_relayed(monkeypatch, tmp_path):
     """By what `tailscale status --json` prints: https://pkg.go.dev/tailscale.com/ipn/ipnstate#PeerStatus."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert peers.path(WIRE, "100.64.0.2") == ""
     assert peers.path("tailscale0", "100.64.0.2") == ", direct or relayed: see tailscale ping 100.64.0.2"
-    command = tmp_path / "tailscale"
-    command.write_text(f"#!/bin/sh\necho '{json.dumps(STATUS)}'\n")
-    command.chmod(0o755)
+    command = stand_in(tmp_path)
     assert peers.path("tailscale0", "100.64.0.2") == ", relayed by fra"
     command.write_text(command.read_text().replace('"CurAddr": ""', '"CurAddr": "192.0.2.7:41641"'))
     assert peers.path("tailscale0", "fd7a:115c:a1e0::2") == ", direct"
