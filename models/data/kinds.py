@@ -210,9 +210,7 @@ class Labelling(Kind):
     def load(self, options: DataOptions, seed: int) -> Data:
         """The data that the options describe."""
         columns, notes = _columns(options)
-        tokenizer, (training, held_out) = attempt(
-            lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options, columns)
-        )
+        tokenizer, parts = attempt(lambda: make_tokenizer(options.tokenizer), lambda: _labelled(options, columns))
 
         def samples(part: Labelled) -> PairSamples:
             padded = tokenizer.padded(part.examples, options.block_size)
@@ -221,10 +219,10 @@ class Labelling(Kind):
             words = padded.words.long()
             return PairSamples(padded, torch.where(words < 0, IGNORE, part.labels.gather(1, words.clamp(min=0))))
 
-        trained = samples(training)
+        (training, *_), (trained, *held) = parts, map(samples, parts)
         return Data(
             trained,
-            samples(held_out) if held_out else None,
+            held[0] if held else None,
             Classification(training.num_labels, self.of),
             num_labels=training.num_labels,
             vocab_size=tokenizer.padded_vocab_size,
@@ -263,8 +261,7 @@ class Images(Kind):
     def load(self, options: DataOptions, seed: int) -> Data:
         """The data that the options describe."""
         columns, notes = _columns(options)
-        training, held_out = _labelled(options, columns)
-        parts = [training, *([held_out] if held_out else [])]
+        training, *held = parts = _labelled(options, columns)
         form = find_format(parts, options.channels, options.image_size)
         given = Normalization(tuple(options.mean), tuple(options.std))
         normalization = given if options.mean else measure(training, form)
@@ -281,7 +278,7 @@ class Images(Kind):
         )
         return Data(
             ImageSamples(training, form, normalization, augmentation),
-            ImageSamples(held_out, form, normalization) if held_out else None,
+            ImageSamples(held[0], form, normalization) if held else None,
             Classification(training.num_labels),
             num_labels=training.num_labels,
             classes=training.classes,
@@ -320,8 +317,8 @@ def _columns(options: DataOptions) -> tuple[Columns, Collection[str]]:
     return Columns(options.columns, options.label, lambda note: notes.update({note: None})), notes.keys()
 
 
-def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelled | None]:
-    """The examples to train on and those to evaluate on."""
+def _labelled(options: DataOptions, columns: Columns) -> list[Labelled]:
+    """The examples to train on and, if there are any, those to evaluate on."""
     training, *rest = attempt(*(partial(read, options.chosen_kind, part, columns) for part in _parts(options)))
     unused = sorted({*range(training.num_labels)} - {*training.labels.unique().tolist()})
     if unused and not training.classes:
@@ -340,23 +337,16 @@ def _labelled(options: DataOptions, columns: Columns) -> tuple[Labelled, Labelle
             first = enumerate((training.classes or evaluation.classes)[:2])
             told = ", ".join(f"{number} is {name}" for number, name in first)
             columns.report(f"{named} names its classes and {other} does not, so they are taken by number: {told}")
-        return training, evaluation
-    if not options.held_out:
-        return training, None
-    ids, held_out = _divided(len(training), options.held_out)
-    return training.select(ids), training.select(held_out)
+        return [training, evaluation]
+    return _with_held_out([training], options)
 
 
 def _with_held_out(parts: list[Any], options: DataOptions) -> list[Any]:
-    """Lists of examples, those to train on first. Of a single one, some are kept for evaluation, as the options say."""
+    """Examples to train on, and for evaluation: of a single part the share that is held out, the same in every run."""
     if parts[1:] or not options.held_out:
         return parts
-    return [[parts[0][index] for index in ids] for ids in _divided(len(parts[0]), options.held_out)]
-
-
-def _divided(total: int, share: float) -> tuple[list[int], list[int]]:
-    """The samples to train on and those to evaluate on, drawn the same way in every run."""
-    count = round(total * share)
+    [whole], share = parts, options.held_out
+    total, count = len(whole), round(len(whole) * share)
     require(
         (
             1 <= count < total,
@@ -366,7 +356,8 @@ def _divided(total: int, share: float) -> tuple[list[int], list[int]]:
     # sources are often sorted by class, so the last samples could all be of one class
     generator = torch.Generator().manual_seed(derive_seed("held out"))
     order = torch.randperm(total, generator=generator)
-    return order[count:].sort().values.tolist(), order[:count].sort().values.tolist()
+    drawn = [ids.sort().values.tolist() for ids in (order[count:], order[:count])]
+    return [whole.select(ids) if isinstance(whole, Labelled) else [whole[i] for i in ids] for ids in drawn]
 
 
 def _files(place: Path) -> list[tuple[str, int, str]]:
