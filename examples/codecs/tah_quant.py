@@ -158,7 +158,8 @@ class TahQuant(Codec):
         return [*maps, packed_size(tiles, self._pivot_bits), *codes]
 
     def _parts(self, payload: Tensor, layout: _Layout) -> Sequence[Tensor]:
-        return payload.split(self._sizes(layout))
+        parts: Sequence[Tensor] = payload.split(self._sizes(layout))
+        return parts
 
 
 def _least_varied(rows: Tensor, count: int) -> Tensor:
@@ -183,7 +184,7 @@ def _hadamard(tiles: Tensor) -> Tensor:
         upper, lower = tiles.view(count, width // 2 // half, 2, half).unbind(2)
         tiles = torch.stack([upper + lower, upper - lower], 2).view(count, width)
         half *= 2
-    return tiles * width**-0.5
+    return torch.mul(tiles, width**-0.5)
 
 
 def _half(values: Tensor) -> Tensor:

@@ -26,11 +26,9 @@ SECONDS = 2.0
 _CHUNK = _LINE = 1 << 16
 
 
-class Refusal(OSError):
-    """The other end is reached, and a call again would not help; `strerror` says why."""
-
-    def __init__(self, sentence: object) -> None:
-        super().__init__(errno.EPROTO, words(sentence))
+def refusal(sentence: object) -> OSError:
+    """The error of an end that is reached, where a call again would not help; `strerror` says why."""
+    return OSError(errno.EPROTO, words(sentence))
 
 
 class Call:
@@ -61,7 +59,7 @@ class Call:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise Refusal(f"another program listens there, and says {text[:40]!r}; write another port on every machine")
+            raise refusal(f"another program listens there, and says {text[:40]!r}; write another port on every machine")
         return message
 
     def measured(self) -> tuple[float, float]:
@@ -119,7 +117,7 @@ def listening(address: str, port: int) -> socket.socket:
 def why(error: Exception, port: int) -> str:
     """Why a call failed, and what to do."""
     match error:
-        case Refusal():
+        case OSError(errno=errno.EPROTO):
             return str(error.strerror)
         case ConnectionRefusedError():
             return (

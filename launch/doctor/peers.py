@@ -23,7 +23,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from thinwire.errors.words import listed
-from thinwire.launch.doctor.calls import MACHINES, PATIENCE, SECONDS, Call, Refusal, listening, why, words
+from thinwire.launch.doctor.calls import MACHINES, PATIENCE, SECONDS, Call, listening, refusal, why, words
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.probes import COMMAND_SECONDS
 from thinwire.launch.shared.tables import duration_text
@@ -193,7 +193,7 @@ class Meeting:
                 ]
             except _WRONG as error:
                 reason = f"the first machine, {first.place}: {why(error, first.port)}"
-                if isinstance(error, Refusal) or time.monotonic() > deadline:
+                if getattr(error, "errno", 0) == errno.EPROTO or time.monotonic() > deadline:
                     raise FailedError(reason) from error
             if reason != said:
                 print(said := reason, file=sys.stderr)
@@ -209,7 +209,7 @@ class Meeting:
         call.say(peers=places, join=self.index if join else None, versions=_versions(), time=time.time())
         told = call.heard()
         if "refused" in told:
-            raise Refusal(told["refused"])
+            raise refusal(told["refused"])
         return int(told["port"])
 
     def _serve(self) -> None:

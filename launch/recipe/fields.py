@@ -66,7 +66,8 @@ _OTHER_WORDS = {
 """Words of other programs for fields of a recipe."""
 
 _LEFT = (
-    *("replicas.membership", "replicas.server", "replicas.number", "compression.candidates", "compression.measure"),
+    *("replicas.membership", "replicas.server", "replicas.number", "replicas.overrides"),
+    *("compression.candidates", "compression.measure"),
     *("optimizer.cycles", "optimizer.decay_steps", "training.label_smoothing", "debug.trace", "wait_for_space"),
 )
 """Fields that recipes of earlier releases may have."""

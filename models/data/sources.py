@@ -108,7 +108,7 @@ def _table(name: str, fits: Callable[[str], bool], opened: tables.Open) -> Sourc
     """A source of rows."""
 
     def opening(read: Callable[..., Any], part: Part, columns: Columns, *shuffled: int) -> Any:
-        return read(tables.open_split(part, opened, RULE), part, columns, *shuffled)
+        return read(tables.open_split(part, columns, opened, RULE), part, columns, *shuffled)
 
     def reader(kind: Kind) -> Read | None:
         return partial(opening, kind.rows) if kind.rows else None

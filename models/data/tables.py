@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -47,12 +48,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Splits = dict[str, "Dataset"]
-Open = Callable[[Part], Splits]
-"""Opens the splits of one source."""
+Open = Callable[[Part, Columns], Splits]
+"""Opens the splits of one source, and reports what of it is not read."""
 Rows = Callable[[], Iterator[list[str] | Tensor]]
 """Begins to read texts, or token ids in a row, int32 [N]: a part of them at a time, the same each time."""
 _STREAMED = 1000
 """The rows of such a part."""
+_TYPED = 10_000
+"""The rows of CSV that `datasets` reads at a time."""
 _TEXTS = {".txt", ".text", ".md", ".rst"}
 """Suffixes of files that are read as text where a folder holds nothing else."""
 _NAMING = re.compile(r"(.*_)?(id|ids|idx|index|guid|uuid|key|url|source|date|path|file|filename|hash)", re.IGNORECASE)
@@ -69,7 +72,7 @@ _WORDS, _TAGS = "tokens", "ner_tags"
 """The usual columns of words, and of their tags."""
 
 
-def open_file(part: Part) -> Splits:
+def open_file(part: Part, columns: Columns) -> Splits:
     """Open a table file as one split."""
     path = Path(part.name)
     if path.suffix.lower() not in TABLES:
@@ -78,11 +81,9 @@ def open_file(part: Part) -> Splits:
     said = "empty: it has no rows" if path.stat().st_size == 0 else told_by(path)
     if said:
         raise OSError(f"it is {said}")
-    from datasets import load_dataset_builder
-
     _check_readable(path)
     pattern = glob.escape(str(path))  # which the library takes it for
-    return _opened(part, load_dataset_builder(TABLES[path.suffix.lower()], part.subset, data_files=pattern))
+    return _opened(part, _builder(TABLES[path.suffix.lower()], part.subset, data_files=pattern))
 
 
 def _check_readable(path: Path) -> None:
@@ -123,13 +124,11 @@ def _check_json(path: Path) -> None:
         raise OSError(f"{path.name} must be nested at most {_MOST_NESTED} levels deep: write it flatter")
 
 
-def open_folder(part: Part) -> Splits:
+def open_folder(part: Part, columns: Columns) -> Splits:
     """Open a folder of text, tables or images. `datasets` finds the splits in the names of files.
 
     It reads one format, and where a name says train or test, no file whose name says nothing.
     """
-    from datasets import load_dataset_builder
-
     path = Path(part.name)
     for file in path.rglob("*"):
         if file.is_file():
@@ -137,9 +136,9 @@ def open_folder(part: Part) -> Splits:
     place = str(path.resolve())  # the library takes the data's name from the last part, and "." has none
     if part.subset is None and _holds_text_alone(path):
         # keep line ends, as run_clm does: concatenated lines would otherwise grow together
-        builder = load_dataset_builder("text", data_dir=place, keep_linebreaks=True, encoding="utf-8-sig")
+        builder = _builder("text", data_dir=place, keep_linebreaks=True, encoding="utf-8-sig")
     else:
-        builder = load_dataset_builder(place, part.subset)
+        builder = _builder(place, part.subset)
     runs = {mark.parent.resolve() for mark in path.rglob(MARK)}
     for file in chain(*(builder.config.data_files or {}).values()):
         if runs.intersection(Path(file).resolve().parents):
@@ -147,7 +146,59 @@ def open_folder(part: Part) -> Splits:
                 f"{path} must hold data alone, but {file} would be read as data too, and a run of Thinwire wrote it; "
                 f"move the run to a place outside {path}: it can go on from there"
             )
+    unread = _unread(path, chain(*(builder.config.data_files or {}).values()))
+    if unread and part.subset is None:
+        columns.report(f"files of {part.name} that are not read: {first_of(unread, _NAMED)}")
     return _opened(part, builder)
+
+
+def _unread(folder: Path, found: Iterable[str]) -> list[str]:
+    """The files of a folder that look like its data, and are none of those that `datasets` found."""
+    read = {Path(name).resolve() for name in found}
+    suffixes = {*TABLES, *_TEXTS, *(path.suffix.lower() for path in read)}
+    unread = []
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder)
+        hidden = name.name == "README.md" or any(part[0] in "._" for part in name.parts)
+        like_data = not suffixes.isdisjoint(map(str.lower, name.suffixes))  # .jsonl.gz is JSON
+        if like_data and not hidden and file.is_file() and file.resolve() not in read:
+            unread.append(str(name))
+    return sorted(unread)
+
+
+def _builder(*arguments: str | None, **options: Any) -> Any:
+    """What `datasets` reads files with: those that are named, and the same texts in every part of a CSV.
+
+    It replaces variables of the environment in paths, and reads CSV in parts, a column as numbers where a part of it
+    has no other text.
+    """
+    from datasets import load_dataset_builder
+
+    builder = load_dataset_builder(*arguments, **options)
+    files = [*chain(*(builder.config.data_files or {}).values())]
+    for name in chain(*(re.findall(r"\$\w+|\$\{[^}]*\}", path) for path in files)):
+        if os.path.expandvars(name) != name:
+            said = f"datasets replaces {name} in a path by a variable of the environment"
+            raise OSError(f"{said}: name the file or folder otherwise")
+    if hasattr(builder.config, "converters") and (texts := _texts_of_csv(files)):
+        return load_dataset_builder(*arguments, **options, converters=dict.fromkeys(texts, _text_of_csv))
+    return builder
+
+
+def _texts_of_csv(files: Iterable[str]) -> set[str]:
+    """The columns of CSV files that have text in the first part."""
+    import pandas
+
+    found = set[str]()
+    for path in files:
+        with suppress(ValueError, OSError):  # what cannot be read is told when it is
+            first = pandas.read_csv(path, nrows=_TYPED)
+            found |= {str(name) for name in first if not pandas.api.types.is_numeric_dtype(first[name])}
+    return found
+
+
+def _text_of_csv(text: str) -> str | None:
+    return text or None
 
 
 def _opened(part: Part, builder: Any) -> Splits:
@@ -158,7 +209,7 @@ def _opened(part: Part, builder: Any) -> Splits:
     return dict(builder.as_dataset())
 
 
-def open_on_hub(part: Part) -> Splits:
+def open_on_hub(part: Part, columns: Columns) -> Splits:
     """Open a data set on the hub."""
     from datasets import load_dataset_builder
 
@@ -323,7 +374,7 @@ def _report(part: Part, columns: Columns, names: Sequence[str]) -> None:
     columns.report(f"of {part.name}, column {' and '.join(names)} is read, and the class from {columns.label}")
 
 
-def open_split(part: Part, opened: Open, rule: str) -> Dataset:
+def open_split(part: Part, columns: Columns, opened: Open, rule: str) -> Dataset:
     """One split of a table.
 
     Raises:
@@ -336,7 +387,7 @@ def open_split(part: Part, opened: Open, rule: str) -> Dataset:
         datasets.disable_progress_bars()  # every stage process would draw them; those of downloads stay
         logging.getLogger("datasets").setLevel(logging.CRITICAL)  # our own errors say what it says
         with hub.reading(part.name):
-            splits = opened(part)
+            splits = opened(part, columns)
     except ModelError:
         raise
     except Exception as error:  # of the readers of every format

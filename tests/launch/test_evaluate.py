@@ -46,7 +46,7 @@ def test_any_recipe_is_scored_as_it_stands(here, capsys):
 def test_what_reading_has_shown_is_said_as_a_run_says_it(here, capsys):
     """Only train said it: a stray weight, another tokenizer, fewer layers than the file has."""
     notes = "a tiny copy of gpt2 computes the same, cut after every block and uncut"
-    for given in (["eval", "tiny.yaml"], ["partition", "tiny.yaml"], ["generate", "tiny.yaml", "--prompt", "a"]):
+    for given in (["eval", "tiny.yaml"], ["predict", "tiny.yaml"], ["generate", "tiny.yaml", "--prompt", "a"]):
         assert cli.main(given) == 0
         told = capsys.readouterr()
         assert notes in told.err and notes not in told.out, given

@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_is_reported_as_any_other(tmp_path, monkeypatch, caps
     folder = ran("--output", "run", "--training.steps", "9", *options).recipe.folder
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == list(range(9))
     whole = ran("--output", "whole", "--training.steps", "9", *same).recipe.folder
-    (one, other), _ = read([folder, whole])
+    one, other = read([folder, whole])
     assert [line["loss"] for line in one.steps] == [line["loss"] for line in other.steps]
     assert one.evaluations == other.evaluations
     assert one.summary["train_loss"] == other.summary["train_loss"] == one.steps[-1]["loss"]

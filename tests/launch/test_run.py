@@ -83,7 +83,7 @@ def test_the_closing_tables_and_a_report_have_what_stages_sent_of_a_tied_head(he
     """They left it out, and said that a run had sent fewer bytes than it had."""
     ran("--model.tied", "sum", "--compression.shared", "ef(q(4))")
     assert "gradients of weights that several stages hold, as sent, ef(q(4))" in capsys.readouterr().out
-    [run], _ = read([Path("runs/tiny")])
+    [run] = read([Path("runs/tiny")])
     assert training_bytes(run.sent) == sum(step["bytes"] for step in run.steps)
     assert run.codecs == "q(4)/q(8), shared ef(q(4))"
 

@@ -27,6 +27,18 @@ def test_a_path_is_no_pattern(tmp_path, name):
     assert read("text", Part(str(tmp_path / name))) == ["named"]
 
 
+@pytest.mark.parametrize("named", ["$RUNX", "$RUNX/t.jsonl", "data"])
+def test_a_path_in_which_the_library_would_replace_a_variable_is_refused(tmp_path, monkeypatch, named):
+    """`datasets` read other/t.jsonl in place of $RUNX/t.jsonl, which was there."""
+    monkeypatch.setenv("RUNX", "other")
+    for folder in ("other", "$RUNX", "data/other", "data/$RUNX"):
+        write_json(tmp_path / folder / "t.jsonl", [{"text": folder}])
+    with pytest.raises(ModelError, match=r"replaces \$RUNX in a path by a variable of the environment"):
+        read("text", Part(str(tmp_path / named)))
+    monkeypatch.delenv("RUNX")
+    assert read("text", Part(str(tmp_path / "$RUNX"))) == ["$RUNX"]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_file_that_was_replaced_is_read_again(tmp_path, inside):
     path = tmp_path / "folder" / "rows.jsonl"
@@ -126,6 +138,23 @@ def test_a_run_names_labels_that_no_sample_has(tmp_path):
     assert load(options).notes[-1] == f"no sample of {path} has label 0, and there are 4 classes, numbered from 0"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [False, True])
+def test_digits_of_csv_are_text_where_other_rows_have_letters(tmp_path, inside):
+    """pandas reads 10,000 rows at a time, and made 7 of the "007" in a part that had no letters."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "abc,1\n" * 10_000 + "007,02\n" * 3)
+    (tmp_path / "rows2.csv").write_text("text,label\n001,3\n" if inside else "")
+    place = str(tmp_path if inside else path)
+    texts = ["abc"] * 10_000 + ["007"] * 3 + ["001"] * inside
+    assert read("text", Part(place)) == texts
+    size = 3 * len(texts)
+    data = load(DataOptions(name=place, stream=1, limit=size + 1, shuffle="never", held_out=0, block_size=3))
+    assert bytes(data.training.inputs(torch.tensor([10_000, len(texts) - 1])).flatten().tolist()) == (
+        b"007001" if inside else b"007007"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -170,6 +199,28 @@ def test_a_folder_of_text_holds_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 9)
     with pytest.raises(ModelError, match=r"a\.txt must hold text, and is no text: \d+ of its first 2304 bytes are"):
         read("text", Part(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("taken", "unread", "texts"),
+    [
+        (["train_to_busan.txt"], ["dracula.txt", "emma.md"], ["a\n"]),
+        (["train.jsonl"], ["extra.jsonl", "more/old.csv"], ["a"]),
+        (["train.jsonl"], ["extra.jsonl.gz"], ["a"]),
+        (["a.jsonl", "b/a.jsonl"], ["c.csv"], ["a", "a"]),
+        (["a.txt", "b/a.md"], [], ["a\n", "a\n"]),
+    ],
+)
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, taken, unread, texts):
+    """A name that begins with train hid all other files, and only the most frequent format is read."""
+    content = {".jsonl": '{"text": "a"}\n', ".csv": "text\na\n"}
+    of_the_hub = ["README.md", ".cache/a.jsonl"] if taken[0].endswith(".jsonl") else []
+    for path in map(tmp_path.joinpath, (*taken, *unread, *of_the_hub)):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content.get(path.suffix, "a\n"))
+    notes = []
+    assert read("text", Part(str(tmp_path)), Columns(report=notes.append)) == texts
+    assert notes[:-1] == [f"files of {tmp_path} that are not read: {', '.join(unread)}"] * bool(unread)
 
 
 def test_a_folder_holds_files_alone(tmp_path):
