@@ -492,29 +492,47 @@ def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], l
     values = _arrow(table, column).to_pylist()
     bad = next((row for row, value in enumerate(values) if _is_nothing(value)), None)
     require((bad is None, f"column {column} must hold an image in every row, got none in row {bad}"))
-    home = Path(part.name).parent if Path(part.name).is_file() else Path(part.name)
+    homes = _homes(part)
     pictures: list[Picture] = []
     places: list[int | str] = []
     for row, value in enumerate(values):
         encoded = value if isinstance(value, bytes) else value["bytes"]
         place: int | str = row
         if not encoded:
-            encoded, place = _read_file(home.absolute() / value["path"], row)
+            encoded, place = _read_file(value["path"], homes, row)
         pictures.append(encoded)
         places.append(place)
     return pictures, places
 
 
-def _read_file(path: Path, row: int) -> tuple[bytes, str]:
-    """An image file that a row names, and its path. ModelError if it is too large for an image, or no file."""
+def _homes(part: Part) -> list[Path]:
+    """The folders in which a row may name a file: that of the source, and what the libraries keep."""
+    import datasets
+    from huggingface_hub import constants
+
+    path = Path(part.name)
+    own = [path if path.is_dir() else path.parent] if path.exists() else []
+    kept = [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
+    return [*(folder.absolute() for folder in own), *(folder.resolve() for folder in (*own, *kept)), *kept]
+
+
+def _read_file(name: str, homes: Sequence[Path], row: int) -> tuple[bytes, str]:
+    """An image file that a row names, and its path. ModelError if it lies elsewhere, or is too large for an image."""
+    path = Path(os.path.normpath(homes[0] / str(name)))
+    require(
+        (
+            any(path.is_relative_to(home) for home in homes),
+            f"an image must lie in the folder of its table, {homes[0]}, got {name} in row {row}; move it there",
+        )
+    )
     try:
         about = path.stat()
     except (OSError, ValueError) as error:
-        raise ModelError(f"an image must be a readable file, got {path} in row {row}: {error}") from error
+        raise ModelError(f"an image must be a readable file, got {name} in row {row}: {error}") from error
     require(
         (
             stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST_FILE,
-            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {path} in row {row}",
+            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {name} in row {row}",
         )
     )
     return read_bytes(path), str(path)

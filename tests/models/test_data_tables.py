@@ -387,3 +387,12 @@ def test_what_are_no_token_ids_is_told(tmp_path, rows, told):
     path = write_json(tmp_path / "a.jsonl", [{"input_ids": row} for row in rows])
     with pytest.raises(ModelError, match=told):
         read("text", Part(str(path)))
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../a.png", "a.fifo", "no.png", "/etc/passwd", "a\0b"])
+def test_a_row_names_no_other_file(tmp_path, name):
+    (tmp_path / "a.png").write_bytes(png(random_pixels(1)[0]))
+    (tmp_path / "table").mkdir()
+    os.mkfifo(tmp_path / "table" / "a.fifo")
+    with pytest.raises(ModelError, match=r"an image must .*, got .* in row 0"):
+        read("images", image_rows(tmp_path / "table" / "rows.parquet", name))
