@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     with showing("writing the model"):
         run = read_run(place, PROG)
         run = merged(run, options.dtype) if options.merged else run
-        notes = export(run, target, options.dtype)
+        notes = export(run, target, options.dtype, of_whole=options.whole)
     for note in notes:
         print(note)
     print(f"{len(run.weights)} tensors of {run.recipe.name} are in {options.to}; see its README.md")
@@ -51,6 +51,11 @@ def make_parser() -> Parser:
     )
     parser.add_argument(
         "--merged", action="store_true", help="for a run with model.lora: the whole model with the adapter merged in"
+    )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="for an adapter of the text model in a model of images and text: names as in the whole model",
     )
     parser.add_argument(
         "--push", metavar="OWNER/NAME", help="send the folder to this repository of the Hugging Face hub, too"

@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +58,27 @@ ENOUGH = 1000
 ERRORS = 2
 
 
-def export(run: SavedRun, folder: Path, dtype: str | None = None) -> list[str]:
+def export(run: SavedRun, folder: Path, dtype: str | None = None, *, of_whole: bool = False) -> list[str]:
     """Write the folder, and return notes: a sentence for each difference to the model in memory.
 
     The folder is new or empty. `dtype` is that of the exported weights; None is the dtype of the model before training.
+    `of_whole` names an adapter of a text model as the model of images and text around it does.
 
     Raises:
-        OptionsError: the folder cannot be made.
+        OptionsError: the folder cannot be made, or there is no such model.
         FailedError: its disk is full, for example; the folder is gone again.
     """
+    if of_whole and not (run.facts.inside and run.recipe.model.lora.rank):
+        raise OptionsError(f"--whole is for an adapter of a text model in one of images and text, got {run.folder}")
     with written("--to", folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    write = _write_model if run.recipe.model.lora.rank is None else _write_adapter
+    write = _write_model if run.recipe.model.lora.rank is None else partial(_write_adapter, of_whole=of_whole)
     try:
         notes = write(run, folder, dtype)
         if date := run.recipe.data.date:
             notes.append(f"chats had the date {date} in training; the exported chat template writes that of each day")
         (folder / "recipe.yaml").write_text(dump(_for_evaluation(run, folder)))
-        (folder / "README.md").write_text(readme(run, notes))
+        (folder / "README.md").write_text(readme(run, notes, of_whole=of_whole))
         return notes
     except (OSError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -165,14 +169,19 @@ def _of_another_tokenizer(folder: Path) -> list[str]:
     ]
 
 
-def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
+def _write_adapter(run: SavedRun, folder: Path, dtype: str | None, *, of_whole: bool) -> list[str]:
     """Write an adapter as PEFT does."""
     _check_adapter(run)
     copy_model_files(run.folder, folder, "config.json", GENERATION)
     tensors = {name: _of_dtype(tensor, dtype or "float32") for name, tensor in run.weights.items()}
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    base = Path(config["base_model_name_or_path"])
+    if of_whole:
+        tensors = _as_in_whole(tensors, str(base))
+        config["target_modules"] = sorted({name.rpartition(".lora_")[0] for name in tensors if ".lora_" in name})
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2))
     save_file(for_peft(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     follow_umask(folder / WEIGHTS_FILE)
-    base = Path(json.loads((folder / CONFIG_FILE).read_text())["base_model_name_or_path"])
     notes = []
     if base.is_dir() and not (base / "config.json").is_file():
         notes.append(
@@ -181,16 +190,29 @@ def _write_adapter(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     if run.facts.ends and (run.folder / "model" / GENERATION).is_file():
         ends = read_object(run.folder / "model" / GENERATION)["eos_token_id"]
         notes.append(f"{base} does not name all tokens that end an answer: generate with eos_token_id={ends}")
-    if run.facts.inside:
+    if of_whole:
+        notes.append(f"the adapter has the names of the whole {run.facts.inside}: load that, and PeftModel around it")
+    elif run.facts.inside:
         notes.append(
             f"the adapter is of the text model in {run.facts.inside}, as AutoModelForCausalLM loads it: who serves the "
-            f"whole finds none of its names, so export with --merged for that"
+            f"whole finds none of its names, so export with --whole for that, or with --merged"
         )
     if changed := run.recipe.model.config:
         notes.append(
             f"PEFT knows nothing of model.config: load the adapter with {', '.join(changed)} as README.md does"
         )
     return notes
+
+
+def _as_in_whole(tensors: Mapping[str, Tensor], base: str) -> dict[str, Tensor]:
+    """The tensors of an adapter by the names in the model of images and text at `base`, whose text model has it."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(base))
+    text = whole.get_decoder()
+    place = next(name for name, module in whole.named_modules() if module is text)
+    return {f"{place}.{name.removeprefix('model.')}": tensor for name, tensor in tensors.items()}
 
 
 def tied_again(weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -237,16 +259,22 @@ model = {auto}.from_pretrained(".")"""
 _WITH_PEFT = """from peft import {auto}
 
 model = {auto}.from_pretrained("."{changes})"""
+_WITH_WHOLE = """from peft import PeftModel
+from transformers import AutoModelForImageTextToText
+
+model = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained({base!r}), ".")"""
 _WITHOUT = """from safetensors.torch import load_file
 {makes}
 model.load_state_dict(load_file("model.safetensors"))"""
 
 
-def readme(run: SavedRun, notes: Sequence[str] = ()) -> str:
-    """The README of the folder; `notes` are the sentences that `export` returns."""
+def readme(run: SavedRun, notes: Sequence[str] = (), *, of_whole: bool = False) -> str:
+    """The README of the folder; `notes` are the sentences that `export` returns, and `of_whole` is as there."""
     num_labels, by_transformers = run.facts.num_labels, (run.folder / "model" / "config.json").is_file()
     auto = AUTO_CLASSES[run.recipe.data.task]
-    if run.recipe.model.lora.rank is not None:
+    if of_whole:
+        loads = _WITH_WHOLE.format(base=run.recipe.model.name)
+    elif run.recipe.model.lora.rank is not None:
         given = run.recipe.model.config
         fields = ({"text_config": given} if given and run.facts.inside else given) | _of_classes(run)
         changes = "".join(f", {name}={value!r}" for name, value in fields.items())

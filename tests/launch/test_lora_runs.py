@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from contextlib import chdir
 
 import pytest
@@ -232,6 +233,25 @@ def test_an_adapter_is_loaded_beside_the_model_that_the_recipe_changed(folder, t
     merged, ids = loaded_as_its_readme_says(tmp_path / "merged"), torch.arange(40, 56)[None]
     torch.testing.assert_close(adapter(input_ids=ids).logits, merged(input_ids=ids).logits)
     assert {field: getattr(adapter.config, field) for field in CHANGED[name]} == CHANGED[name]
+
+
+def test_an_adapter_of_a_text_model_is_named_as_servers_of_the_whole_expect_it(folder, tmp_path, capsys):
+    """None of 31 matrices was found in the whole, and served did nothing."""
+    config = CONFIG_MAPPING["qwen3_5"](text_config={**_SIZES, **_HEADS, **_LINEAR}, vision_config=_EYE)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "whole")
+    run = simulate("lora.yaml", tmp_path / "run", "--model.name", str(tmp_path / "whole"))
+    adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "named"), "--whole"]) == 0
+    assert "the adapter has the names of the whole qwen3_5" in capsys.readouterr().out
+    ids = torch.arange(40, 56)[None]
+    before = AutoModelForImageTextToText.from_pretrained(tmp_path / "whole")(input_ids=ids).logits
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        found = loaded_as_its_readme_says(tmp_path / "named")(input_ids=ids).logits
+    torch.testing.assert_close(found, adapter(input_ids=ids).logits)
+    assert not torch.allclose(found, before)
+    assert cli.main(["export", "trained", "--to", str(tmp_path / "other"), "--whole"]) == 2
+    assert "--whole is for an adapter of a text model in one of images and text, got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["a run", "an export"])
