@@ -2,7 +2,7 @@ r"""Draw samples/s over bandwidth, and the held-out loss of the same codecs.
 
     for rate in none 495mbit 62.35mbit 31.36mbit 18.51mbit 6.25mbit; do
         sudo python examples/slow_links.py --hosts 2 --rate $rate --pin -- \
-            python docs/measured/links.py links --links $rate --out "$PWD/speed.json"
+            python docs/measured/links.py docs/measured/links.yaml --links $rate --out "$PWD/speed.json"
     done
     thinwire study docs/measured/codecs.yaml
     python docs/measured/speed.py speed.json studies/codecs/all/report.json speed.png      # and speed.svg

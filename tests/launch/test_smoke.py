@@ -96,7 +96,7 @@ def test_it_replaces_no_other_run(folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TINY, "quickstart", "convergence", "links"])
+@pytest.mark.parametrize("name", [*TINY, "quickstart", "convergence"])
 def test_a_packaged_recipe_that_downloads_nothing_has_one(name):
     if name in ("resnet-tiny", "split-tiny", "vit-tiny"):
         pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
