@@ -77,11 +77,7 @@ class Blockwise(MayVary, Codec):
     @cached_property
     def _complete(self) -> Quantizer:
         """The quantizer, with its codes coded if asked for."""
-        return self._coded if self.varies else self._quantizer
-
-    @property
-    def _coded(self) -> Coded:
-        return Coded(self._quantizer, self._grid.bits)
+        return Coded(self._quantizer, self._grid.bits) if self.varies else self._quantizer
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)
