@@ -9,6 +9,7 @@ from support.codec_contract import assert_contract, documented
 from support.codec_helpers import KEY, assert_identical, encode, entropy, gaussian, roundtrip
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.coding.bits import unpack
+from thinwire.compress.codecs.coding.gaps import unpack_gaps
 from thinwire.compress.codecs.coding.integers import encode_integers
 from thinwire.compress.codecs.coding.lengths import put_length
 from thinwire.compress.codecs.coding.symbols import decode_symbols, encode_symbols
@@ -127,6 +128,14 @@ def test_indices_of_all_elements_are_not_coded(expression):
     put_length(len(payload) - 1, payload)
     with pytest.raises(CodecError, match="a payload must not code the indices of all 20 elements"):
         codec.decode(payload, torch.empty(5, 4), KEY)
+
+
+@pytest.mark.parametrize("last", [249, 255])
+def test_gaps_that_would_be_below_zero_are_refused(last):
+    symbols = torch.tensor([3, last], dtype=torch.uint8)
+    low = torch.full(((last // 4 + 6) // 8,), 0xFF, dtype=torch.uint8)
+    with pytest.raises(CodecError, match=r"gaps among 1000 elements must have at most 10 low bits, got 6[12]"):
+        unpack_gaps(torch.cat([encode_symbols(symbols), low]), 1, 1000, 2)
 
 
 def test_a_length_beyond_the_payload_is_refused():

@@ -7,6 +7,8 @@ between an index and the one before it. Its symbol is 4 * w + (gap >> w), where 
 below 8, and else what leaves the three highest bits. Low bits are a little-endian stream as in bits.py.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -43,7 +45,10 @@ def unpack_gaps(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
         raise CodecError(f"a payload must not code the indices of all {total} elements, or of none")
     symbols, low = decode_symbols(payload.cpu(), listed)
     widths = (symbols.long() // _OF_WIDTH).sub_(1).clamp_(min=0)
-    gaps, wanted = symbols - _OF_WIDTH * widths << widths, int(widths.sum())
+    widest, most, wanted = int(widths.max()), total.bit_length(), int(widths.sum())
+    if widest > most:  # more would shift a gap below zero
+        raise CodecError(f"a payload's gaps among {total} elements must have at most {most} low bits, got {widest}")
+    gaps = symbols - _OF_WIDTH * widths << widths
     if len(low) != (wanted + 7) // 8:
         raise CodecError(f"a payload's gaps must have {wanted} low bits, and {len(low)} bytes are there")
     bits = np.unpackbits(low.numpy(), bitorder="little")
@@ -58,10 +63,9 @@ def unpack_gaps(payload: Tensor, samples: int, n: int, k: int) -> Tensor:
     return indices.view(samples, k).to(payload.device)
 
 
-def _places(widths: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+def _places(widths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
     """For each bit, which numbers of these widths have it, and where it is in the stream."""
-    starts, found = widths.cumsum() - widths, []
+    starts = widths.cumsum() - widths
     for bit in range(int(widths.max())):
         which = np.flatnonzero(widths > bit)
-        found.append((bit, which, starts[which] + bit))
-    return found
+        yield bit, which, starts[which] + bit
