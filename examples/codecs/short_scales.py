@@ -100,9 +100,8 @@ class AtOnce(GridQuantizer):
         blocks, grid, flat = self.blocks(x.shape), self.grid, x.reshape(-1).float()
         size = grid.scales_size(blocks.count)
         out[:size] = grid.pack_scales(blocks.whole.measured(flat, grid.measure))
-        self.write_part(
-            blocks.whole, flat, self.grid.unpack_scales(out[:size], blocks.count), None, out[:size], out[size:]
-        )
+        scales = grid.unpack_scales(out[:size], blocks.count)
+        self.write_part(blocks.whole, flat, scales, None, out[:size], out[size:])
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of the codes, scaled, into `out`."""
