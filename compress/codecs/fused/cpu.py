@@ -115,25 +115,16 @@ def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
 
 
 def _array(numbers: Tensor) -> NDArray[np.float32]:
-    """The memory of a tensor, so that kernels write into it if it was contiguous."""
+    """The numbers as one row."""
     array: NDArray[np.float32] = numbers.contiguous().view(-1).numpy()
     return array
 
 
-def _sample() -> Tensor:
-    """64 blocks of 64 elements to try kernels on."""
-    return torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin()
-
-
-def _eager(grid: Grid) -> tuple[GridQuantizer, BlockRange]:
-    """The eager code for the sample, and the sample as one part."""
-    blocks = Blocks(64 * 64, 1, 64, 64)
-    return GridQuantizer(grid, lambda shape: blocks), blocks.whole
-
-
 def _agree(grid: Grid) -> bool:
-    """Whether kernels and eager code give the same scales, codes and values."""
-    (eager, part), sample, size = _eager(grid), _sample(), grid.scales_size(64)
+    """Whether kernels and eager code give the same scales, codes and values, of 64 blocks of 64 elements."""
+    blocks, size = Blocks(64 * 64, 1, 64, 64), grid.scales_size(64)
+    eager, part = GridQuantizer(grid, lambda shape: blocks), blocks.whole
+    sample = torch.linspace(-3, 2, 64 * 64, dtype=torch.float32).sin()
     payloads = torch.zeros(3, eager.nbytes(sample.shape), dtype=torch.uint8)
     values = torch.zeros(3, len(sample), dtype=torch.float32)
     eager.encode(sample, payloads[0], NO_KEY)
