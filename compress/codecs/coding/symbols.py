@@ -28,9 +28,9 @@ from thinwire.compress.codecs.fused import steps as kernels
 _FREQUENCY_BYTES = 2
 
 
-def encode_symbols(symbols: Tensor) -> Tensor:
-    """The bytes of symbols, uint8 [n], on a CPU."""
-    frequency = _frequencies(symbols)
+def encode_symbols(symbols: Tensor, counts: Tensor | None = None) -> Tensor:
+    """The bytes of symbols, uint8 [n], on a CPU; `counts` are those of `counts_of`, for who has them already."""
+    frequency = _frequencies(counts_of(symbols) if counts is None else counts)
     made, head = _tables(frequency), torch.tensor([len(frequency) - 1], dtype=torch.uint8)
     parts = [head, tensor_bytes(torch.from_numpy(frequency.astype(np.int16)))]
     if kernels.cover_code(symbols):
@@ -38,12 +38,17 @@ def encode_symbols(symbols: Tensor) -> Tensor:
     return torch.cat([*parts, *encode_lanes(torch.zeros_like(symbols), symbols, made)])
 
 
-def coded_size(symbols: Tensor) -> int:
-    """About how many bytes `encode_symbols` needs."""
-    counts = symbols.int().bincount().double()
-    shares = counts[counts > 0] / len(symbols)
-    lanes = chunks_of(len(symbols)) * (WORD + STATE * lanes_of(len(symbols)))
-    return 1 + _FREQUENCY_BYTES * len(counts) + lanes - int(len(symbols) * (shares * shares.log2()).sum()) // 8
+def counts_of(symbols: Tensor) -> Tensor:
+    """How often each symbol up to the largest occurs."""
+    return symbols.int().bincount()
+
+
+def coded_size(counts: Tensor) -> int:
+    """About how many bytes `encode_symbols` needs for symbols that occur so often."""
+    n = int(counts.sum())
+    shares = counts[counts > 0].double() / n
+    lanes = chunks_of(n) * (WORD + STATE * lanes_of(n))
+    return 1 + _FREQUENCY_BYTES * len(counts) + lanes - int(n * (shares * shares.log2()).sum()) // 8
 
 
 def decode_symbols(coded: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -66,10 +71,9 @@ def decode_symbols(coded: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return symbols, coded[stop + size :]
 
 
-def _frequencies(symbols: Tensor) -> NDArray[np.int64]:
-    """How frequent each symbol up to the largest is."""
-    counts = symbols.int().bincount().numpy()
-    found: NDArray[np.int64] = np.maximum(counts * TOTAL // len(symbols), counts > 0)
+def _frequencies(counts: Tensor) -> NDArray[np.int64]:
+    """How frequent symbols are that occur so often."""
+    found: NDArray[np.int64] = torch.maximum(counts * TOTAL // counts.sum(), (counts > 0).long()).numpy()
     while missing := TOTAL - found.sum():
         found[found.argmax()] += max(missing, -1)
     return found
