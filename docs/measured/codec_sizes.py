@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from thinwire.compress import Codec, Key, parse
+from thinwire.compress import Codec, CodecError, Key, parse
 
 SIZES = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 ROW = 256
@@ -51,18 +51,23 @@ def quality(codec: Codec, x: Tensor) -> str:
     return f"{8 * codec.used(payload) / x.numel():.2f} | {decibels}"
 
 
-def main() -> None:
-    """Measure each codec of the command line at each size, and print a table."""
+def main() -> int:
+    """Measure each codec of the command line at each size, and print a table; of feedback the codec inside."""
     torch.set_num_threads(1)
+    try:
+        codecs = [parse(expression).codec for expression in sys.argv[1:]]
+    except CodecError as error:
+        print(error, file=sys.stderr)
+        return 2
     sizes = " | ".join(f"{size:,}" for size in SIZES)
     print(f"| GB/s, encode and decode | bits | SNR, dB | {sizes} |\n|{'---|' * (len(SIZES) + 3)}")
-    for expression in sys.argv[1:]:
-        codec = parse(expression)
+    for codec in codecs:
         # the longest first: with it the kernels are loaded
         cells = [cell(codec, torch.randn(size // ROW, ROW)) for size in reversed(SIZES)]
         found = quality(codec, torch.randn(SIZES[-1] // ROW, ROW))
-        print(f"| `{expression}` | {found} | {' | '.join(reversed(cells))} |", flush=True)
+        print(f"| `{codec}` | {found} | {' | '.join(reversed(cells))} |", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
