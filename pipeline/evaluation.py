@@ -100,7 +100,7 @@ class _Stop:
             timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
             here = trainer.placement.stages_of(dist.get_rank())
             what = f"{were(here)} exchanging with the others, in an evaluation, whether one was asked to stop"
-            self._notes = collectives.AsyncNotes(None, collectives.Kind.STOP, lambda rank: what, timeout)
+            self._notes = collectives.AsyncNotes(None, collectives.NoteKind.STOP, lambda rank: what, timeout)
 
     def through(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, up to a stop. This process reports before each, and reads the others' before the next."""

@@ -131,12 +131,3 @@ def require_language(options: DataOptions) -> None:
     kind = options.chosen_kind
     told = f"only a language model answers prompts, and data of kind {kind.name} are for others"
     require((kind.task == "causal-lm", told))
-
-
-def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
-    """What a user can change to get more samples."""
-    own = held_out and options.evaluation_limit is not None
-    name, limit = ("evaluation_limit", options.limits[1]) if own else ("limit", options.limit)
-    limited = [] if limit is None else [f"raise data.{name}, which is {limit}"]
-    shared = ["raise data.held_out"] if held_out and not options.evaluation else []
-    return [*limited, *shared]

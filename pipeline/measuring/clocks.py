@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from thinwire.pipeline.processes.collectives import Kind, receive_numbers, send_numbers
+from thinwire.pipeline.processes.collectives import NoteKind, receive_numbers, send_numbers
 from thinwire.pipeline.processes.transport import reaching
 
 ROUNDS = 4
@@ -88,25 +88,25 @@ def _read_pair(other: int, *, asks: bool) -> Reading:
         found = min((_ask(other) for _ in range(ROUNDS)), key=lambda reading: reading.error)
         theirs = [found.at + found.offset, -found.offset, found.error]
         with reaching(f"process {dist.get_rank()} was sending process {other} the offset of its clock"):
-            send_numbers(Kind.CLOCK, theirs, other)
+            send_numbers(NoteKind.CLOCK, theirs, other)
         return found
     _answer(other)
     with reaching(f"process {dist.get_rank()} was waiting for process {other} to send the offset of its clock"):
-        return Reading(*receive_numbers(Kind.CLOCK, 3, other))
+        return Reading(*receive_numbers(NoteKind.CLOCK, 3, other))
 
 
 def _answer(other: int) -> None:
     with reaching(f"process {dist.get_rank()} was waiting to send process {other} the time"):
         for _ in range(ROUNDS):
-            receive_numbers(Kind.CLOCK, 1, other)
-            send_numbers(Kind.CLOCK, [time.perf_counter()], other)
+            receive_numbers(NoteKind.CLOCK, 1, other)
+            send_numbers(NoteKind.CLOCK, [time.perf_counter()], other)
 
 
 def _ask(other: int) -> Reading:
     with reaching(f"process {dist.get_rank()} was waiting for the time of process {other}"):
         asked = time.perf_counter()
-        send_numbers(Kind.CLOCK, [asked], other)
-        [answer] = receive_numbers(Kind.CLOCK, 1, other)
+        send_numbers(NoteKind.CLOCK, [asked], other)
+        [answer] = receive_numbers(NoteKind.CLOCK, 1, other)
         answered = time.perf_counter()
     middle = (asked + answered) / 2
     return Reading(middle, answer - middle, (answered - asked) / 2)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from thinwire.pipeline.measuring.meters import Meter, Traffic
-from thinwire.pipeline.processes.collectives import AsyncNotes, Kind, in_words
+from thinwire.pipeline.processes.collectives import AsyncNotes, NoteKind, in_words
 from thinwire.pipeline.processes.placement import Placement
 
 
@@ -22,7 +22,7 @@ class StepTraffic:
     def __init__(self, meters: Sequence[Meter], where: Placement, timeout: timedelta) -> None:
         self._meters = meters
         told = in_words(where, "reporting a step to the last stage", "the report on a step")
-        self._notes = AsyncNotes(where.pipeline, Kind.STEP, told, timeout, where.last_process)
+        self._notes = AsyncNotes(where.pipeline, NoteKind.STEP, told, timeout, where.last_process)
         self._before = (0, 0)
 
     def begin(self) -> None:

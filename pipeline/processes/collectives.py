@@ -49,7 +49,7 @@ _AHEAD = _FIRST_BYTES - HEADER_BYTES - _LENGTH_BYTES
 
 
 @unique
-class Kind(IntEnum):
+class NoteKind(IntEnum):
     """What a note is about; its tag too, so notes of two kinds are never mixed up."""
 
     ALL = 0
@@ -65,10 +65,10 @@ class Kind(IntEnum):
 
 # 1. Notes
 
-_counts: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[Kind, str]]] = WeakKeyDictionary()
+_counts: WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[NoteKind, str]]] = WeakKeyDictionary()
 
 
-def _next(group: dist.ProcessGroup, kind: Kind, way: str) -> int:
+def _next(group: dist.ProcessGroup, kind: NoteKind, way: str) -> int:
     """The number of the next note of a kind in a group that goes a way."""
     counts = _counts.setdefault(group, Counter())
     counts[kind, way] += 1
@@ -81,7 +81,7 @@ def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def seal(kind: Kind, number: int, body: Tensor) -> Tensor:
+def seal(kind: NoteKind, number: int, body: Tensor) -> Tensor:
     """A note around a body of bytes (uint8, on the host)."""
     note = torch.empty(HEADER_BYTES + len(body), dtype=torch.uint8)
     note[HEADER_BYTES:] = body
@@ -91,7 +91,7 @@ def seal(kind: Kind, number: int, body: Tensor) -> Tensor:
     return note
 
 
-def opened(kind: Kind, number: int, note: Tensor, sender: int) -> Tensor:
+def opened(kind: NoteKind, number: int, note: Tensor, sender: int) -> Tensor:
     """The body of a note, which may have more bytes behind it; WireError if it is damaged, or another one."""
     view = note.numpy().data
     got_kind, got_number, length = _HEADER.unpack_from(view, 4)
@@ -106,13 +106,13 @@ def opened(kind: Kind, number: int, note: Tensor, sender: int) -> Tensor:
     return note[HEADER_BYTES:end]
 
 
-def send_numbers(kind: Kind, numbers: Sequence[float], to: int) -> None:
+def send_numbers(kind: NoteKind, numbers: Sequence[float], to: int) -> None:
     """Send float64 to a process, by its rank in the default group, and wait until they have left."""
     body = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
     dist.send(seal(kind, _next(_group_of(None), kind, f"to {to}"), body), to, tag=kind)
 
 
-def receive_numbers(kind: Kind, count: int, source: int) -> list[float]:
+def receive_numbers(kind: NoteKind, count: int, source: int) -> list[float]:
     """Wait for the numbers that `send_numbers` in another process sends. WireError if they are damaged."""
     note = torch.zeros(HEADER_BYTES + 8 * count, dtype=torch.uint8)
     dist.recv(note, source, tag=kind)
@@ -155,20 +155,20 @@ def gather_json(mine: Any, to: int | None, what: str, group: dist.ProcessGroup |
     size = dist.get_world_size(group)
     if size == 1:  # as in a simulation, which would wait for gloo's threads
         return [json.loads(json.dumps(mine))]
-    body, number = _written(mine), _next(_group_of(group), Kind.ALL, "")
+    body, number = _written(mine), _next(_group_of(group), NoteKind.ALL, "")
     length = torch.tensor([len(body)]).view(torch.uint8)
-    ahead = _padded(seal(Kind.ALL, number, torch.cat([length, body[:_AHEAD]])), _FIRST_BYTES)
+    ahead = _padded(seal(NoteKind.ALL, number, torch.cat([length, body[:_AHEAD]])), _FIRST_BYTES)
     notes = [torch.empty_like(ahead) for _ in range(size)]
     with reaching(what):
         dist.all_gather(notes, ahead, group)
-    bodies = [opened(Kind.ALL, number, note, sender) for sender, note in enumerate(notes)]
+    bodies = [opened(NoteKind.ALL, number, note, sender) for sender, note in enumerate(notes)]
     lengths = [int.from_bytes(bytes(each[:_LENGTH_BYTES].numpy()), "little") for each in bodies]
     bodies = [each[_LENGTH_BYTES:] for each in bodies]
     for sender, length_of_one in enumerate(lengths):
         if not 0 < length_of_one <= LARGEST:
             raise WireError(f"process {sender} must send 1 to {LARGEST} bytes at a time, got {length_of_one}")
     if (longest := max(lengths)) > _AHEAD:
-        rest = _padded(seal(Kind.ALL, number, body[_AHEAD:]), HEADER_BYTES + longest - _AHEAD)
+        rest = _padded(seal(NoteKind.ALL, number, body[_AHEAD:]), HEADER_BYTES + longest - _AHEAD)
         takes = to in (None, dist.get_rank())
         notes = [torch.empty_like(rest) for _ in range(size)] if takes else []
         with reaching(what):
@@ -176,7 +176,7 @@ def gather_json(mine: Any, to: int | None, what: str, group: dist.ProcessGroup |
                 dist.all_gather(notes, rest, group)
             else:
                 dist.gather(rest, notes or None, dst=to, group=group)
-        rests = [opened(Kind.ALL, number, note, sender) for sender, note in enumerate(notes)]
+        rests = [opened(NoteKind.ALL, number, note, sender) for sender, note in enumerate(notes)]
         bodies = [torch.cat(parts) for parts in zip(bodies, rests, strict=True)] if takes else []
     if to not in (None, dist.get_rank()):
         return None
@@ -289,7 +289,7 @@ class AsyncNotes:
     def __init__(
         self,
         group: dist.ProcessGroup | None,
-        kind: Kind,
+        kind: NoteKind,
         what: Callable[[int], str],
         timeout: timedelta,
         to: int | None = None,
@@ -351,7 +351,7 @@ class StageNumbers:
     def __init__(self, where: Placement, what: str, timeout: timedelta) -> None:
         self._where = where
         told = in_words(where, f"sending the other stages {what}", what)
-        self._notes = AsyncNotes(where.pipeline, Kind.NORM, told, timeout)
+        self._notes = AsyncNotes(where.pipeline, NoteKind.NORM, told, timeout)
         self._mine: list[tuple[int, float]] = []
 
     def expect(self) -> None:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
-from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
+from thinwire.pipeline.processes.collectives import AsyncNotes, NoteKind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
@@ -285,5 +285,5 @@ def sync_of(
         return f"replica {where.replica} was waiting for the losses of replica {where.replica_of(process)}"
 
     timeout = timedelta(seconds=stages[0].wire.options.timeout)
-    notes = AsyncNotes(where.across, Kind.LOSSES, losses, timeout, where.reporter)
+    notes = AsyncNotes(where.across, NoteKind.LOSSES, losses, timeout, where.reporter)
     return SumEachStep(stages, where, replicas, passes, optimizers, notes)

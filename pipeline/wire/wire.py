@@ -25,9 +25,7 @@ from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
 from thinwire.pipeline.processes.backends import group_arguments
-from thinwire.pipeline.processes.transport import (
-    reaching,
-)
+from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.handshake import Handshake

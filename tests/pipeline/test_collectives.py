@@ -16,7 +16,7 @@ from thinwire.pipeline.processes.collectives import (
     HEADER_BYTES,
     LARGEST,
     AsyncNotes,
-    Kind,
+    NoteKind,
     StageNumbers,
     all_gather_json,
     gather_json,
@@ -62,7 +62,7 @@ def saying(body, number, length=None):
     """Send other bytes than JSON where the others gather: as a peer might that runs another program."""
     body = torch.frombuffer(bytearray(body), dtype=torch.uint8)
     said = torch.cat([torch.tensor([len(body) if length is None else length]).view(torch.uint8), body])
-    note = torch.nn.functional.pad(seal(Kind.ALL, number, said), (0, 256 - 24 - len(said)))
+    note = torch.nn.functional.pad(seal(NoteKind.ALL, number, said), (0, 256 - 24 - len(said)))
     dist.all_gather([torch.empty_like(note) for _ in range(2)], note)
 
 
@@ -113,7 +113,7 @@ def deep(rank):
     if rank == 1:
         body = torch.full([100_000], ord("["), dtype=torch.uint8)
         saying(bytes(body[:224].numpy()), 1, len(body))
-        rest = seal(Kind.ALL, 1, body[224:])
+        rest = seal(NoteKind.ALL, 1, body[224:])
         dist.all_gather([torch.empty_like(rest) for _ in range(2)], rest)
         return ""
     with pytest.raises(WireError) as caught:
@@ -130,7 +130,7 @@ def in_words(process):
 
 
 def saying_words(rank, words):
-    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 2)
+    to_last = AsyncNotes(None, NoteKind.LOSSES, in_words, timedelta(seconds=60), 2)
     for _ in words:
         to_last.expect()
     for word in words:
@@ -149,9 +149,11 @@ def test_words_reach_one_process_in_rank_order():
 
 
 def interrupted(rank, body):
-    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = AsyncNotes(None, NoteKind.LOSSES, in_words, timedelta(seconds=60), 1)
     if rank == 0:
-        dist.send(seal(Kind.LOSSES, 1, torch.frombuffer(bytearray(body), dtype=torch.uint8)), 1, tag=Kind.LOSSES)
+        dist.send(
+            seal(NoteKind.LOSSES, 1, torch.frombuffer(bytearray(body), dtype=torch.uint8)), 1, tag=NoteKind.LOSSES
+        )
         dist.barrier()
         return ""
     to_last.expect()
@@ -166,7 +168,7 @@ def test_a_word_that_is_no_json_is_refused_in_a_sentence():
 
 
 def left_without_a_word(rank):
-    to_last = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 1)
+    to_last = AsyncNotes(None, NoteKind.LOSSES, in_words, timedelta(seconds=60), 1)
     processes.left_by_the_first(rank)
     with pytest.raises(PeerError) as caught:
         to_last.expect()
@@ -200,7 +202,7 @@ def norm_of(rank, where):
 
 
 def losses_of(rank):
-    words = AsyncNotes(None, Kind.LOSSES, in_words, timedelta(seconds=60), 0)
+    words = AsyncNotes(None, NoteKind.LOSSES, in_words, timedelta(seconds=60), 0)
     words.expect()
     words.send([0.5])
     for sender in words._senders.values():
@@ -275,15 +277,15 @@ def test_a_flipped_bit_in_anything_that_is_told_is_an_error(name):
 
 @pytest.mark.parametrize("place", [0, 4, 8, 16, 23])
 def test_a_flipped_bit_in_the_header_of_a_note_is_an_error(place):
-    note = seal(Kind.NORM, 7, torch.arange(5, dtype=torch.uint8))
-    assert collectives.opened(Kind.NORM, 7, note, 1).tolist() == [0, 1, 2, 3, 4]
+    note = seal(NoteKind.NORM, 7, torch.arange(5, dtype=torch.uint8))
+    assert collectives.opened(NoteKind.NORM, 7, note, 1).tolist() == [0, 1, 2, 3, 4]
     note[place] ^= 1
     with pytest.raises(WireError, match="what process 1 sends must match its CRC-32"):
-        collectives.opened(Kind.NORM, 7, note, 1)
+        collectives.opened(NoteKind.NORM, 7, note, 1)
 
 
 def test_a_note_of_another_kind_or_number_is_an_error():
-    note = seal(Kind.NORM, 7, torch.arange(5, dtype=torch.uint8))
-    for kind, number in ((Kind.LOSSES, 7), (Kind.NORM, 8)):
+    note = seal(NoteKind.NORM, 7, torch.arange(5, dtype=torch.uint8))
+    for kind, number in ((NoteKind.LOSSES, 7), (NoteKind.NORM, 8)):
         with pytest.raises(WireError, match=f"must send {kind.name} {number} now, got kind 3, number 7"):
             collectives.opened(kind, number, note, 1)

@@ -9,7 +9,7 @@ from support import processes
 from support.toy import make_trainer
 from thinwire.pipeline.errors import PeerError
 from thinwire.pipeline.measuring.step_traffic import StepTraffic
-from thinwire.pipeline.processes.collectives import AsyncNotes, Kind
+from thinwire.pipeline.processes.collectives import AsyncNotes, NoteKind
 
 pytestmark = pytest.mark.processes
 
@@ -49,7 +49,7 @@ def left(rank):
     trainer = make_trainer(rank, **OPTIONS)
     trainer.train_step(0)
     if rank == 0:
-        AsyncNotes.send = lambda notes, mine: (time.sleep(1), os._exit(0)) if notes._kind == Kind.STEP else None
+        AsyncNotes.send = lambda notes, mine: (time.sleep(1), os._exit(0)) if notes._kind == NoteKind.STEP else None
     with pytest.raises(PeerError) as caught:
         trainer.train_step(1)
     return str(caught.value)
