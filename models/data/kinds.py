@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import attempt
+from thinwire.errors.calls import call
 from thinwire.errors.imports import find, is_path
 from thinwire.errors.names import did_you_mean, first_of
 from thinwire.models.data import own, tables
@@ -67,7 +68,7 @@ class Kind:
 
     def samples(self, examples: Sequence[Any], tokenizer: Bytes | Pretrained, options: DataOptions) -> Samples:
         """Numbered samples of examples."""
-        raise NotImplementedError
+        raise ModelError(f"kind {self.name} must have a method samples, which makes Samples of examples; add it")
 
     def load(self, options: DataOptions, seed: int) -> Data:
         """The data that the options describe; `seed` decides crops and flips.
@@ -288,6 +289,12 @@ class Images(Kind):
 
 KINDS: Mapping[str, Kind] = {each.name: each for each in (Text(), Chat(), Pairs(), Tags(), Images())}
 """The kinds that are named by one word."""
+_TAKES = {
+    "check": "the name of a function and what it returned",
+    "rows": "a table, its part and the columns",
+    "samples": "examples, a tokenizer and the options",
+}
+"""What methods of a class of the user's own take, in words."""
 
 
 def find_kind(name: str) -> Kind:
@@ -300,8 +307,14 @@ def find_kind(name: str) -> Kind:
     found = find(name, ModelError, "kind")
     if not (isinstance(found, type) and issubclass(found, Kind)):
         raise ModelError(f"kind must be a class that extends thinwire.models.data.kinds.Kind, got {name}")
-    kind = found()
+    kind: Kind = call(found, name=name, takes="no arguments", error=ModelError)
     kind.name = name
+    reads = kind.check is not None or kind.rows is not None or found.load is not Kind.load
+    require((reads, f"kind {name} must have a method check, for functions, or rows, for tables; add one to the class"))
+    for method, takes in _TAKES.items():
+        if getattr(found, method) is not getattr(Kind, method):
+            own_method = partial(call, getattr(kind, method), name=f"{name}.{method}", takes=takes, error=ModelError)
+            setattr(kind, method, own_method)
     return kind
 
 

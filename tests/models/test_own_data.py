@@ -4,6 +4,8 @@ import pytest
 
 from support.own_code import own_module
 from support.parts import read
+from thinwire.models.data.load import load
+from thinwire.models.data.options import DataOptions
 from thinwire.models.data.parts import Part, evaluation_part
 from thinwire.models.errors import ModelError
 
@@ -81,6 +83,37 @@ def two_channels(split):
 
 calls = []
 constant = 3
+"""
+KINDS = """
+from thinwire.models.data.kinds import Kind
+
+
+class Unread(Kind):
+    pass
+
+
+class Unmade(Kind):
+    def check(self, name, returned):
+        return returned
+
+
+class Broken(Unmade):
+    def check(self, name, returned):
+        return returned[9]
+
+
+class Short(Unmade):
+    def samples(self, examples):
+        return examples
+
+
+class Late(Kind):
+    def __init__(self, size):
+        self.size = size
+
+
+class Other:
+    pass
 """
 
 
@@ -175,3 +208,22 @@ def test_a_function_that_gives_other_examples_at_each_call_is_refused(name, kind
     with pytest.raises(ModelError, match=said):
         part = Part(f"own_sources:{name}", "test")
         read("text", part) if kind == "text" else read(kind, part)
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Unread", "kind own_kinds:Unread must have a method check, for functions, or rows, for tables; add one"),
+        ("Unmade", "kind own_kinds:Unmade must have a method samples, which makes Samples of examples; add it"),
+        ("Broken", "own_kinds:Broken.check failed: IndexError: list index out of range (line 16 of own_kinds.py)"),
+        ("Short", "own_kinds:Short.samples must take examples, a tokenizer and the options: too many positional"),
+        ("Late", "own_kinds:Late must take no arguments: missing a required argument: 'size'"),
+        ("Other", "kind must be a class that extends thinwire.models.data.kinds.Kind, got own_kinds:Other"),
+    ],
+)
+def test_a_mistake_in_a_kind_of_ones_own_is_one_sentence(tmp_path, monkeypatch, name, said):
+    with own_module("own_kinds", KINDS, tmp_path, monkeypatch), pytest.raises(ModelError) as error:
+        load(DataOptions(name="own_sources:texts", kind=f"own_kinds:{name}", held_out=0))
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
