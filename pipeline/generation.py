@@ -86,7 +86,7 @@ class Generator:
         remembers: bool,
     ) -> None:
         self._stages, self._where, self._outputs, self._remembers = list(stages), where, outputs, remembers
-        self._wire = stages[0].wire.beside(_NOTHING, "generation")
+        self._wire = stages[0].wire.beside()
         self._ends: dict[tuple[int, int, int], BoundaryEnd] = {}
 
     def tokens(
@@ -198,9 +198,6 @@ class Generator:
             )
             self._ends[key] = self._wire.attach(BoundaryShape(boundary, examples, trains=False), holder)
         return self._ends[key]
-
-
-_NOTHING = CompressionOptions(activations="none", gradients="none")
 
 
 def of_first_visits(compression: CompressionOptions, num_stages: int) -> CompressionOptions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -121,11 +121,10 @@ class Wire:
         self.maker = EndMaker(created, self.options, self.clocks, self.compression.store_folder, slots, observer)
         self.handshake = Handshake(created, self._timeout)
 
-    def beside(self, compression: CompressionOptions, name: str) -> Wire:
-        """Another wire between the same stages, with other codecs, and store files in a folder of that name."""
-        folder = self.compression.store_folder
+    def beside(self) -> Wire:
+        """Another wire between the same stages, which compresses nothing until it is given codecs without feedback."""
         return Wire(
-            replace(compression, store_folder=f"{folder}/{name}" if folder else ""),
+            CompressionOptions(activations="none", gradients="none"),
             self.options,
             seed=self.seed,
             agreement=self._agreement,
