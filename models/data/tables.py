@@ -169,8 +169,9 @@ def _unread(folder: Path, found: Iterable[str]) -> list[str]:
 def _builder(*arguments: str | None, **options: Any) -> Any:
     """What `datasets` reads files with: those that are named, and the same texts in every part of a CSV.
 
-    It replaces variables of the environment in paths, and reads CSV in parts, a column as numbers where a part of it
-    has no other text.
+    `datasets` replaces variables of the environment in paths. It reads CSV in parts, and makes numbers of a column
+    that has digits alone in a part. A second builder says which columns are text: the first one finds the files, and
+    the cache goes by what a builder is made with.
     """
     from datasets import load_dataset_builder
 

@@ -1,4 +1,4 @@
-"""What all stages of a pipeline report of a step, in the process of the last one: bytes, and what they exchanged.
+"""What all stages of a pipeline report of a step, in the process of the last one: bytes, exchanges, gradient norms.
 
 The others send it a note when their step is over, and go on. The last stage waits for these notes, which costs nothing:
 the first frame of its next step comes later, after the first stage has ended this one. Room for that frame is made

@@ -58,7 +58,7 @@ class NoteKind(IntEnum):
     NORM = 3
     LOSSES = 4
     STEP = 5
-    """What stages sent in a step, and spent on the exchange between replicas."""
+    """What stages sent in a step, what they spent on the exchange between replicas, and their gradient norms."""
     STOP = 6
     """Whether a process was asked to stop."""
 

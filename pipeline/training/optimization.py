@@ -358,7 +358,7 @@ def norm_of(squares: Mapping[int, float]) -> float:
 def squared_norm(parameters: Iterable[Parameter]) -> Any:
     """Sum of squares of the gradients of one stage, a scalar float64; large ones in parts, because torch copies them.
 
-    It is still a tensor, so that nobody waits for a GPU who does not read it.
+    It stays a tensor: without clipping, a GPU has the work of the optimizer before anybody waits for the norm.
     """
     gradients = [_real(parameter.grad) for parameter in parameters if parameter.grad is not None]
     parts = [part for gradient in gradients for part in _rows(gradient)]
