@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import version
 from ipaddress import ip_address
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from thinwire.errors.words import listed
@@ -129,13 +130,18 @@ class Meeting:
         while len(self._joined) < count - 1 and time.monotonic() < deadline:
             time.sleep(0.05)
         self._begun = True
-        pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
-        ways = {pair: self._asked(*pair, wait) for pair in pairs}
+        ways = {}
+        for pair in permutations(range(count), 2):
+            ways[pair] = self._asked(*pair, wait)
+            self._tell(pair=pair, way=ways[pair])
         notes = self._differences() + (predicted(argv, ways) if argv else [])
+        self._tell(notes=notes)
+        return ways, notes
+
+    def _tell(self, **message: Any) -> None:
         for call, *_ in self._joined.values():
             with suppress(OSError):  # it went away
-                call.say(ways=[*ways.items()], notes=notes)
-        return ways, notes
+                call.say(**message)
 
     def _asked(self, one: int, other: int, wait: float) -> Way:
         """The way from one machine to another, as the one finds it."""
@@ -153,11 +159,10 @@ class Meeting:
         """The way from here to a machine."""
         peer, port = self.peers[index], self.peers[index].port
         try:
-            with closing(Call(self._connected(index, port))) as call:
-                chosen = self._greeted(call)
+            with self._called(index, port) as (_, chosen):
+                pass
             try:
-                with closing(Call(self._connected(index, chosen))) as call:
-                    self._greeted(call)
+                with self._called(index, chosen) as (call, _):
                     return Way(self.interface + path(self.interface, peer.address), *call.measured())
             except _WRONG as error:
                 return Way(
@@ -175,7 +180,9 @@ class Meeting:
             if versions != _versions():
                 notes.append(f"{place} has {versions}, {first} has {_versions()}; install the same on both")
             if abs(ahead) > CLOCKS:
-                notes.append(f"the clock of {place} differs by {ahead:+.0f} s from that of {first}; set both by NTP")
+                notes.append(
+                    f"the clock of {place} differs by {ahead:+.0f} s from the clock of {first}; set both by NTP"
+                )
         return notes
 
     def _follow(self, wait: float) -> Found:
@@ -184,13 +191,15 @@ class Meeting:
         deadline = time.monotonic() + wait + 2 * len(self.peers) * PATIENCE
         while True:
             try:
-                with closing(Call(self._connected(0, first.port))) as call:
-                    self._greeted(call, join=True)
-                    while "ways" not in (message := call.heard(wait + PREDICTION)):
-                        call.say(way=self._measured(int(message["measure"])))
-                return {(one, other): _way(way) for (one, other), way in message["ways"]}, [
-                    *map(words, message["notes"])
-                ]
+                ways = dict[tuple[int, int], Way]()
+                with self._called(0, first.port, join=True) as (call, _):
+                    while "notes" not in (message := call.heard(wait + PREDICTION)):
+                        if "measure" in message:
+                            call.say(way=self._measured(int(message["measure"])))
+                        else:
+                            one, other = message["pair"]
+                            ways[one, other] = _way(message["way"])
+                return ways, [*map(words, message["notes"])]
             except _WRONG as error:
                 reason = f"the first machine, {first.place}: {why(error, first.port)}"
                 if getattr(error, "errno", 0) == errno.EPROTO or time.monotonic() > deadline:
@@ -199,18 +208,16 @@ class Meeting:
                 print(said := reason, file=sys.stderr)
             time.sleep(0.5)
 
-    def _connected(self, index: int, port: int) -> socket.socket:
-        own = (self.peers[self.index].address, 0)
-        return socket.create_connection((self.peers[index].address, port), PATIENCE, own)
-
-    def _greeted(self, call: Call, *, join: bool = False) -> int:
-        """Say who calls; the port that the other's system chose."""
-        places = [peer.place for peer in self.peers]
-        call.say(peers=places, join=self.index if join else None, versions=_versions(), time=time.time())
-        told = call.heard()
-        if "refused" in told:
-            raise refusal(told["refused"])
-        return int(told["port"])
+    @contextmanager
+    def _called(self, index: int, port: int, *, join: bool = False) -> Iterator[tuple[Call, int]]:
+        """A call that says who calls, and the port that the other's system chose."""
+        own, places = (self.peers[self.index].address, 0), [peer.place for peer in self.peers]
+        connection = socket.create_connection((self.peers[index].address, port), PATIENCE, own)
+        with closing(Call(connection)) as call:
+            call.say(peers=places, join=self.index if join else None, versions=_versions(), time=time.time())
+            if "refused" in (told := call.heard()):
+                raise refusal(told["refused"])
+            yield call, int(told["port"])
 
     def _serve(self) -> None:
         """Answer one call after the other."""
@@ -260,7 +267,7 @@ def predicted(argv: Sequence[str], ways: Mapping[tuple[int, int], Way]) -> list[
     own, steps = told["predictions"][:2][-1], told["workload"]["steps"]
     return [
         f"{' '.join(line)}: {own['samples_per_second']:.3g} samples/s with {own['codec']}, {own['speedup']:.2f} times "
-        f"those of none, and {duration_text(steps * own['seconds'])} for {steps:,} steps, if every link is like the "
+        f"as fast as none, and {duration_text(steps * own['seconds'])} for {steps:,} steps, if every link is like the "
         "slowest between neighbours in the list"
     ]
 

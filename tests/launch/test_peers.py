@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -14,7 +15,7 @@ from support.hosts import WIRE, hosts
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.doctor import peers
-from thinwire.launch.doctor.calls import Call
+from thinwire.launch.doctor.calls import MACHINES, Call
 from thinwire.pipeline.errors import OptionsError
 
 in_namespaces = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
@@ -176,6 +177,18 @@ def test_a_stranger_is_hung_up_on_and_one_of_the_list_gets_no_more_than_it_may(p
         assert call.heard()["refused"].startswith("it measures already, without this machine")
 
 
+def test_the_longest_list_is_told_whole_to_machines_that_came():
+    """All ways in one line were longer than a line may be, and were told only once the last one was measured."""
+    port = free_port()
+    places = [f"127.0.0.{number}:{port}" for number in range(1, MACHINES + 1)]
+    first, last = meeting(places, 0), meeting(places, MACHINES - 1)
+    first._asked = lambda one, other, wait: peers.Way(fault=f"{one} to {other}: " + "x" * 500)
+    with ThreadPoolExecutor() as pool:
+        told_last = pool.submit(last.meet, 2, [])
+        found, _ = first.meet(1, [])
+    assert len(found) == MACHINES * (MACHINES - 1) and told_last.result() == (found, [])
+
+
 def test_another_program_at_the_port_of_a_peer_is_told_in_its_own_words(pair):
     *_, places = pair
     places = [places[0], f"127.0.0.3:{free_port()}"]
@@ -204,7 +217,7 @@ def test_other_versions_and_another_time_are_a_sentence(pair):
     assert others.startswith(
         f"{places[1]} has thinwire 0.0.9 and torch 2.11.0, {places[0]} has thinwire 0.1.0 and torch "
     )
-    assert clock == f"the clock of {places[1]} differs by -95 s from that of {places[0]}; set both by NTP"
+    assert clock == f"the clock of {places[1]} differs by -95 s from the clock of {places[0]}; set both by NTP"
 
 
 @pytest.mark.parametrize(
