@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if options.push is not None:
         with showing("sending it to the hub"):
             address = push(target, options.push)
-        print(f"they are on the hub, too: {address}")
+        print(f"the hub has this folder, too: {address}")
     return OK
 
 

@@ -164,7 +164,10 @@ def show_peers(argv: Sequence[str], options: argparse.Namespace) -> int:
     It is 1 if a machine does not reach another one.
     """
     from thinwire.launch.doctor.peers import Meeting, own_place, resolved
+    from thinwire.launch.recipe import recipe
 
+    if argv:
+        recipe.parse(argv, prog=PROG)  # a mistake is told before the others are asked
     peers = resolved(options.peers)
     index, interface, listener = own_place(peers)
     meeting = Meeting(peers, index, interface, listener)
@@ -208,7 +211,8 @@ def make_parser() -> Parser:
         "each pair of its processes (wire.transport), and why. With --peers, on every machine at the same time: say "
         "which machines reach which, how fast, and what a recipe would cost there.",
     )
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--gpus",
         type=int,
         nargs="+",
@@ -216,7 +220,7 @@ def make_parser() -> Parser:
         help="the GPUs of each host, such as 4 4 for two hosts with four each (default: one host, with this machine's "
         "GPUs); processes are divided evenly",
     )
-    parser.add_argument(
+    either.add_argument(
         "--peers",
         nargs="+",
         metavar="HOST:PORT",

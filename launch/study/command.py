@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     options, given = make_parser().parse_known_args(argv)
     if given and not given[0].startswith("--"):
-        raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; see {PROG} --help")
+        what = f"write {PROG} {given[0]} --report" if options.name == "report" else f"see {PROG} --help"
+        raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; {what}")
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)

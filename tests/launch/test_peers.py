@@ -240,6 +240,19 @@ def test_a_list_that_cannot_be_is_a_sentence(places, said):
         peers.own_place(peers.resolved(places))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "RECIPE must be a packaged name or the path of a YAML file, got 'nosuch'"),
+        (["quickstart", "--training.stepz", "3"], "there is no option --training.stepz"),
+        (["--gpus", "2"], "argument --peers: not allowed with argument --gpus"),
+    ],
+)
+def test_a_mistake_in_other_words_is_told_before_the_others_are_asked(words, said, capsys):
+    assert cli.main(["doctor", *words, "--peers", "127.0.0.1:1", "127.0.0.2:1"]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_port_in_use_is_a_sentence(capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

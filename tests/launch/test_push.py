@@ -104,7 +104,7 @@ def test_an_export_goes_to_its_repository(run, tmp_path, server, capsys):
     out = tmp_path / "out"
     assert cli.main(["export", str(run), "--to", str(out), "--push", REPO]) == 0
     assert server.kept == {str(path.relative_to(out)): path.read_bytes() for path in out.iterdir()}
-    assert f"they are on the hub, too: {server.address}/{REPO}" in capsys.readouterr().out
+    assert f"the hub has this folder, too: {server.address}/{REPO}" in capsys.readouterr().out
 
 
 def test_each_mistake_is_one_sentence_before_the_work(run, tmp_path, server, monkeypatch, capsys):

@@ -495,6 +495,7 @@ def test_a_smoke_run_is_no_cell(here, capsys, place):
         (["mine.yaml", "--scale", "huge"], "--scale must be a scale of the study mine, got 'huge'"),
         (["mine.yaml", "--row", "ten bits"], "--row must be a row of the study at this scale, got 'ten bits'"),
         (["mine.yaml", "other.yaml"], "one NAME is enough, got 'other.yaml' as well"),
+        (["report", "mine.yaml"], "got 'mine.yaml' as well; write thinwire study mine.yaml --report"),
         (["mine.yaml", "--report"], "studies/mine/all does not exist; run the study first"),
         (["mine.yaml", "--report", "--folder", "."], "--folder must name the folder of this study, and . has no cells"),
         (["mine.yaml", "--report", "--folder", "other"], "and other has cells of another study or scale"),
