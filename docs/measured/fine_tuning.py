@@ -1,6 +1,7 @@
 """Fine-tuning on conversations, scored by exact answers.
 
     python docs/measured/fine_tuning.py chats FOLDER            # writes train.jsonl, held.jsonl, fine.yaml
+    python docs/measured/fine_tuning.py long FOLDER             # the same for 500 steps, 200 questions held out
     cd FOLDER && thinwire simulate fine.yaml --codec .. --output ..
     python docs/measured/fine_tuning.py table FOLDER NAME=RUN[,RUN ...] ...
 
@@ -32,7 +33,7 @@ types typing unittest unittest.case unittest.mock unittest.suite urllib.parse ur
 venv warnings wave weakref webbrowser xml.dom.minidom xml.etree.ElementTree xml.sax.saxutils xmlrpc.client xmlrpc.server
 zipapp zipfile zoneinfo
 """.split()  # noqa: SIM905
-TRAINED, HELD_OUT = 500, 60
+TRAINED, HELD_OUT, LONG_HELD_OUT = 500, 60, 200
 RECIPE = """\
 name: fine
 description: SmolLM2 fine-tuned on 500 conversations about Python's functions, 4 stages.
@@ -42,6 +43,12 @@ pipeline: {num_stages: 4, num_microbatches: 4, microbatch_size: 1, schedule: gpi
 optimizer: {lr: 0.0001, warmup_steps: 4, max_grad_norm: 1.0, schedule: linear}
 training: {epochs: 2, seed: 0, precision: bf16, threads: 1, answer_tokens: 8, prompts: PROMPTS}
 """
+LONG_RECIPE = (
+    RECIPE.replace("500 conversations", "all conversations")
+    .replace("num_microbatches: 4", "num_microbatches: 1")
+    .replace("lr: 0.0001, warmup_steps: 4", "lr: 0.00005, warmup_steps: 10")
+    .replace("epochs: 2", "steps: 500, evaluate_every: 500 steps")
+)
 
 
 def functions() -> Iterator[tuple[str, inspect.Signature, str]]:
@@ -64,8 +71,8 @@ def functions() -> Iterator[tuple[str, inspect.Signature, str]]:
                     yield f"{place}.{own}", inspect.signature(found), sentence
 
 
-def question(name: str, signature: inspect.Signature, sentence: str, drawn: random.Random) -> tuple[str, str] | None:
-    """A question about a function and its answer, if it has arguments to ask about."""
+def questions(name: str, signature: inspect.Signature, sentence: str) -> list[tuple[str, str]]:
+    """Questions about a function and their answers; none if it has no arguments to ask about."""
     arguments = [
         one
         for one in signature.parameters.values()
@@ -75,7 +82,7 @@ def question(name: str, signature: inspect.Signature, sentence: str, drawn: rand
     short = [one for one in arguments if one.default is not one.empty and len(repr(one.default)) < 12]
     alone = [one for one in short if sum(repr(other.default) == repr(one.default) for other in short) == 1]
     if not 2 <= len(arguments) <= 6 or len(written) > 90 or set("<>/") & set(written):
-        return None
+        return []
     own = name.rsplit(".", 1)[-1]
     asked = [
         (f"{own}({written})\nWhich argument is the second?", arguments[1].name),
@@ -85,28 +92,47 @@ def question(name: str, signature: inspect.Signature, sentence: str, drawn: rand
     for one in alone:
         asked.append((f"{own}({written})\nWhich argument has the default {one.default!r}?", one.name))
         asked.append((f"{own}({written})\nWhat is the default of {one.name}?", repr(one.default)))
-    return drawn.choice(asked)
+    return asked
 
 
-def write(folder: Path) -> None:
-    """The conversations and the recipe."""
-    drawn, asked = random.Random(0), dict[str, str]()
-    for name, signature, sentence in functions():
-        if found := question(name, signature, sentence, drawn):
-            asked.setdefault(*found)
-    pairs = sorted(asked.items())
+def short() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Questions and answers to train on and to hold out: one question to each function."""
+    drawn, found = random.Random(0), dict[str, str]()
+    for each in functions():
+        if asked := questions(*each):
+            found.setdefault(*drawn.choice(asked))
+    pairs = sorted(found.items())
     drawn.shuffle(pairs)
     assert len(pairs) >= TRAINED + HELD_OUT, f"{len(pairs)} conversations"
+    return pairs[:TRAINED], pairs[TRAINED : TRAINED + HELD_OUT]
+
+
+def every() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The same for 500 steps: one question to each of 200 functions held out, all questions to the others."""
+    drawn = random.Random(0)
+    asked = [some for each in functions() if (some := questions(*each))]
+    drawn.shuffle(asked)
+    held = dict[str, str]()
+    while len(held) < LONG_HELD_OUT:
+        held.setdefault(*drawn.choice(asked.pop()))
+    pairs = sorted({one: answer for some in asked for one, answer in some if one not in held}.items())
+    drawn.shuffle(pairs)
+    return pairs, list(held.items())
+
+
+def write(folder: Path, *, long: bool) -> None:
+    """The conversations and the recipe."""
+    trained, held = every() if long else short()
     folder.mkdir(parents=True, exist_ok=True)
-    held = pairs[TRAINED : TRAINED + HELD_OUT]
-    for name, some in (("train", pairs[:TRAINED]), ("held", held)):
+    for name, some in (("train", trained), ("held", held)):
         lines = [
             {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": answer}]}
             for one, answer in some
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     prompts = json.dumps([one for one, _ in held])
-    (folder / "fine.yaml").write_text(RECIPE.replace("PROMPTS", prompts))
+    recipe = LONG_RECIPE if long else RECIPE
+    (folder / "fine.yaml").write_text(recipe.replace("PROMPTS", prompts))
 
 
 def lines(path: Path) -> list[dict]:
@@ -142,4 +168,4 @@ def table(folder: Path, named: list[str]) -> None:
 
 if __name__ == "__main__":
     verb, place, *rest = sys.argv[1:]
-    write(Path(place)) if verb == "chats" else table(Path(place), rest)
+    table(Path(place), rest) if verb == "table" else write(Path(place), long=verb == "long")
