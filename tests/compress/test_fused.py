@@ -4,8 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +19,8 @@ from support.fused_cases import CPU_CASES, SELECTED, SHAPES, SPECIAL, differing,
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.codecs import indices
-from thinwire.compress.codecs.fused import cpu
-from thinwire.compress.codecs.fused.trial import work
+from thinwire.compress.codecs.fused import cpu, cpu_kernels
+from thinwire.compress.codecs.fused.trial import _one_first, work
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
 from thinwire.compress.codecs.quantize import Quantize
@@ -143,6 +147,28 @@ def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monke
         assert not any(work("numba", "the CPU", cpu._agree, AbsMaxGrid(4, False)) for _ in range(2))
     work.cache_clear()
     assert len(said) == 1
+
+
+def test_of_several_that_compile_the_kernels_one_does_so_first(monkeypatch, tmp_path):
+    """Four stages compiled the same at once, in twice the time on two cores."""
+    monkeypatch.setattr(cpu_kernels, "encode", SimpleNamespace(stats=SimpleNamespace(cache_path=str(tmp_path))))
+    log, once = list[str](), threading.Barrier(4)
+
+    def compiles(name):
+        once.wait(60)
+        with _one_first("a test"):
+            first = not log
+            log.append(name)
+            if first:
+                time.sleep(0.2)  # another one would come now
+                log.append(name)
+            else:
+                others.wait(60)  # which do not wait for each other
+
+    others = threading.Barrier(3)
+    with ThreadPoolExecutor() as pool:
+        assert len(list(pool.map(compiles, "abcd"))) == 4
+    assert log[0] == log[1] and sorted(log[1:]) == list("abcd")
 
 
 @pytest.mark.parametrize("name", SELECTED)

@@ -1,9 +1,12 @@
 """Kernels are tried out beside the eager code, once in a process, before they are used."""
 
+import fcntl
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +24,8 @@ def work(compiler: str, kernels: str, agree: Callable[..., bool], *case: Any) ->
     if not find_spec(compiler):
         return False
     try:
-        reason = "" if agree(*case) else "they gave other results than the eager code"
+        with _one_first(kernels) if compiler == "numba" else nullcontext():
+            reason = "" if agree(*case) else "they gave other results than the eager code"
     except Exception as error:  # a missing library, a driver, a compiler, a processor or a cache folder
         reason = first_line(error)
     if reason:
@@ -29,6 +33,27 @@ def work(compiler: str, kernels: str, agree: Callable[..., bool], *case: Any) ->
             f"the kernels for {kernels} do not work here, so codecs are slower: {reason}", ThinwireWarning, stacklevel=2
         )
     return not reason
+
+
+@contextmanager
+def _one_first(kernels: str) -> Iterator[None]:
+    """Of several processes that start together, the first compiles; the others wait, and load what it kept."""
+    from thinwire.compress.codecs.fused.cpu_kernels import encode
+
+    with ExitStack() as stack:
+        try:
+            name = f"{kernels.replace(' ', '-')}.compiled"
+            file = stack.enter_context(Path(encode.stats.cache_path, name).open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if kept := bool(file.read()):
+                fcntl.flock(file, fcntl.LOCK_UN)
+        except (OSError, TypeError):  # a folder without locks; Numba keeps nothing
+            yield
+            return
+        yield
+        if not kept:
+            file.write("yes")
 
 
 def is_gpu(device: torch.device) -> bool:
