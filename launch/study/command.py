@@ -26,7 +26,7 @@ from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.signals import gathered_signals
 from thinwire.launch.shared.tables import Table, show
 from thinwire.launch.study.cells import Cell, State, cells_of, check, find, sets, typed
-from thinwire.launch.study.definition import PACKAGED, Options, Scale, Study, read_study
+from thinwire.launch.study.definition import PACKAGED, Options, read_study
 from thinwire.launch.study.engine import Job, run_jobs
 from thinwire.pipeline.errors import OptionsError
 
@@ -63,11 +63,13 @@ def _run(argv: Sequence[str]) -> int:
     if given and not given[0].startswith("--"):
         what = f"write {PROG} {given[0]} --report" if options.name == "report" else f"see {PROG} --help"
         raise OptionsError(f"one NAME is enough, got {given[0]!r} as well; {what}")
+    from thinwire.launch.study.report import write_and_show  # of a page, whose libraries take a tenth of a second
+
     study = read_study(options.name)
     scale_name, scale = study.scaled(options.scale)
     folder = options.folder or Path("studies", study.name, scale_name)
     if options.report:
-        _report(study, scale_name, scale, folder)
+        write_and_show(study, scale_name, scale, folder)
         return OK
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
@@ -86,16 +88,9 @@ def _run(argv: Sequence[str]) -> int:
     with gathered_signals() as came:
         run_jobs(jobs, at_once, study, came)
     if not came and any(job.status == "finished" for job in jobs):
-        _report(study, scale_name, scale, folder)
+        write_and_show(study, scale_name, scale, folder)
     _conclude(jobs, folder, came)
     return OK
-
-
-def _report(study: Study, scale_name: str, scale: Scale, folder: Path) -> None:
-    """Write the report of all cells of the study, finished or not, and print its first tables."""
-    from thinwire.launch.study.report import write_and_show
-
-    write_and_show(study, scale_name, scale, folder)
 
 
 def make_parser() -> Parser:

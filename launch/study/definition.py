@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
@@ -47,51 +46,19 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The difference of two scores, seed by seed."""
-
-    of: Side
-    minus: Side
-
-
-@dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence about the difference or the ratio of two scores, which holds above or below a number."""
+    """A sentence about the difference of two scores, which holds above or below a number."""
 
     claim: str
     """The sentence."""
     of: Side
     """The score that the sentence is about."""
-    minus: Side | None = None
+    minus: Side
     """The score that is taken from it, seed by seed."""
-    over: Side | None = None
-    """The score that it is divided by, seed by seed, in place of `minus`."""
-    than: Difference | None = None
-    """Another difference, which is taken from that of `of` and `minus`: is one damage larger than another?"""
     above: float | None = None
-    """The claim holds if the difference is above this, in the unit of the table, or the ratio."""
+    """The claim holds if the difference is above this, in the unit of the table."""
     below: float | None = None
-    """The claim holds if the difference or the ratio is below this."""
-
-    @property
-    def other(self) -> Side:
-        """The score that `of` is compared with."""
-        found = self.minus or self.over
-        assert found is not None, "a claim has one of the two"
-        return found
-
-    @property
-    def sides(self) -> dict[str, Side]:
-        """All scores that the claim takes, by the names of their fields."""
-        than = {"than.of": self.than.of, "than.minus": self.than.minus} if self.than else {}
-        named = {"of": self.of, "minus": self.minus, "over": self.over, **than}
-        return {name: side for name, side in named.items() if side is not None}
-
-    def compare(self, score: Callable[[Side], Any]) -> Any:
-        """The difference or the ratio of the scores that a function gives: numbers, or columns of them."""
-        of, other = score(self.of), score(self.other)
-        than = score(self.than.of) - score(self.than.minus) if self.than else 0.0
-        return (of - other if self.minus else of / other) - than
+    """The claim holds if the difference is below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +148,10 @@ def parse_study(text: str, where: str, name: str) -> Study:
 def _mistakes(study: Study) -> list[str]:
     """A sentence for each mistake."""
     rows, known = study.all_rows, ", ".join(study.all_rows)
-    sides = {
-        f"claims.{index}.{name}": side for index, claim in enumerate(study.claims) for name, side in claim.sides.items()
-    }
+    claims = {f"claims.{index}": claim for index, claim in enumerate(study.claims)}
     named = {
-        **{where: [side.row] for where, side in sides.items()},
+        **{f"{where}.of": [claim.of.row] for where, claim in claims.items()},
+        **{f"{where}.minus": [claim.minus.row] for where, claim in claims.items()},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
         **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
     }
@@ -215,9 +181,9 @@ def _mistakes(study: Study) -> list[str]:
             if row not in rows
         ),
         *(
-            mistake
-            for index, claim in enumerate(study.claims)
-            for mistake in _mistakes_of_claim(f"claims.{index}", claim)
+            f"{where} must have above or below, but not both"
+            for where, claim in claims.items()
+            if (claim.above is None) == (claim.below is None)
         ),
         *_mistakes_of_starts(study),
         *([] if study.recipe else ["recipe must name the recipe of all cells; it is missing"]),
@@ -231,16 +197,6 @@ def _mistakes_of_names(study: Study) -> list[str]:
     if len(study.all_rows) == count:
         return []
     return [f"rows and grid must give each row a name of its own, got {len(study.all_rows)} names for {count} rows"]
-
-
-def _mistakes_of_claim(where: str, claim: Claim) -> list[str]:
-    """A sentence for each reason why a claim cannot be judged as it stands."""
-    wrong = {
-        f"{where} must have above or below, but not both": (claim.above is None) == (claim.below is None),
-        f"{where} must have minus or over, but not both": (claim.minus is None) == (claim.over is None),
-        f"{where}.than must stand beside minus: it is a difference, not a ratio": bool(claim.than and claim.over),
-    }
-    return [sentence for sentence, is_wrong in wrong.items() if is_wrong]
 
 
 def _mistakes_of_starts(study: Study) -> list[str]:

@@ -1,10 +1,10 @@
-"""Decides whether a claim holds, by differences or ratios of scores over seeds and their spread.
+"""Decides whether a claim holds, by differences of scores over seeds and their spread.
 
 The two scores of a claim are subtracted seed by seed, so an effect that a seed has on both cancels. The mean of the n
 differences has the standard error std / sqrt(n). A claim "above x" holds if mean - t * error > x, and does not hold if
 mean + t * error < x; otherwise the data cannot decide, as with one seed. t is Student's, one-sided at 95 %, with n - 1
-degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score, or a ratio divides by 0:
-such seeds are not left out by chance.
+degrees of freedom. Nor can they decide while a cell of the claim is missing or has no score: such seeds are not left
+out by chance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULE = (
     "Scores are subtracted seed by seed. A claim holds if the mean difference lies beyond its number by more than t "
     "standard errors, and does not hold if it lies on the other side by as much; t is Student's, one-sided at 95 %: "
     "6.31 for two seeds, 2.92 for three, 2.35 for four. Otherwise, and with one seed, the data cannot decide; nor can "
-    "they while a cell of the claim is missing, or has diverged and has no score, or while a ratio divides by 0."
+    "they while a cell of the claim is missing, or has diverged and has no score."
 )
 
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
@@ -34,22 +34,22 @@ _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.79
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, and the result of the cells for it."""
+    """A claim, and the result of the cells for it, under the names of report.json."""
 
     claim: Claim
     verdict: Ruling
     seeds: tuple[int, ...]
-    """The seeds for which all sides have a score, and no ratio divides by 0."""
-    mean: float | None
-    """The mean difference or ratio; None if there is none."""
-    error: float | None
+    """The seeds for which both sides have a score."""
+    difference: float | None
+    """The mean difference; None if there is none."""
+    standard_error: float | None
     """The standard error of the mean; None for fewer than two seeds."""
     published: float | None
-    """The published difference or ratio; None where a side has no published score."""
+    """The published difference; None where a side has no published score."""
 
 
 def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, missing: Collection[str] = ()) -> Judged:
-    """Judge a claim by the scores of the cells, a cell a line as `read_results` gives them.
+    """Judge a claim by the scores of the cells, a cell a line with its row and its seed.
 
     `missing` are the rows that have cells without results.
     """
@@ -61,20 +61,19 @@ def judge(claim: Claim, results: DataFrame, rows: Mapping[str, Row], *, missing:
     def published(side: Side) -> float:
         return rows[side.row].published.get(side.mode, math.nan)
 
-    compared = claim.compare(score)
-    differences = compared.dropna()
-    differences = differences[differences.abs() < math.inf].sort_index()  # a ratio to 0 is none
+    compared = score(claim.of) - score(claim.minus)
+    differences = compared.dropna().sort_index()
+    mean = float(differences.mean()) if len(differences) else None
+    error = float(differences.sem()) if len(differences) > 1 else None
+    theirs = published(claim.of) - published(claim.minus)
+    verdict: Ruling = "cannot tell"
+    if mean is not None and error is not None and len(differences) == len(compared):
+        number, side = bound_of(claim)
+        distance, needed = side * (mean - number), _T[min(len(differences) - 1, len(_T)) - 1] * error
+        if abs(distance) > needed and not {claim.of.row, claim.minus.row}.intersection(missing):
+            verdict = "holds" if distance > 0 else "does not hold"
     seeds = tuple(map(int, differences.index))
-    mean = float(differences.mean()) if seeds else None
-    error = float(differences.sem()) if len(seeds) > 1 else None
-    try:
-        theirs = claim.compare(published)
-    except ZeroDivisionError:
-        theirs = math.nan
-    known = None if math.isnan(theirs) else float(theirs)
-    whole = len(seeds) == len(compared) and not any(side.row in missing for side in claim.sides.values())
-    verdict = _verdict(claim, mean, error, len(seeds)) if whole else "cannot tell"
-    return Judged(claim, verdict, seeds, mean, error, known)
+    return Judged(claim, verdict, seeds, mean, error, None if math.isnan(theirs) else theirs)
 
 
 def bound_of(claim: Claim) -> tuple[float, int]:
@@ -83,13 +82,3 @@ def bound_of(claim: Claim) -> tuple[float, int]:
         return claim.above, 1
     assert claim.below is not None, "a claim has one of the two"
     return claim.below, -1
-
-
-def _verdict(claim: Claim, mean: float | None, error: float | None, count: int) -> Ruling:
-    if mean is None or error is None:
-        return "cannot tell"
-    number, side = bound_of(claim)
-    distance, needed = side * (mean - number), _T[min(count - 1, len(_T)) - 1] * error
-    if distance > needed:
-        return "holds"
-    return "does not hold" if distance < -needed else "cannot tell"

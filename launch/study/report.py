@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from thinwire.launch.study.cells import (
     sets,
     typed,
 )
-from thinwire.launch.study.definition import Claim, Row, Scale, Study
+from thinwire.launch.study.definition import Row, Scale, Study
 from thinwire.launch.study.judge import RULE, Judged, bound_of, judge
 from thinwire.pipeline.errors import OptionsError
 
@@ -54,16 +54,13 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Com
     scores = scores_of(groups, [study.score])[study.score].reset_index()
     without = {cell.row for cell in missing}
     judged = [judge(claim, scores, study.all_rows, missing=without) for claim in study.claims]
+    claims = [{**asdict(one), "claim": one.claim.claim} for one in judged]
     made = {cell: read_json(cell.folder / "cell.json") for cell in runs}
     tables = [
         scores_table(study, rows, groups),
-        *([claims_table(study, judged)] if judged else []),
-        *([cells_table(study, runs, made)] if runs else []),
-        *(
-            [Table("Missing cells", ["row", "seed", "why"], [[c.row, c.seed, why] for c, why in missing.items()])]
-            if missing
-            else []
-        ),
+        claims_table(study, judged),
+        cells_table(study, runs, made),
+        Table("Missing cells", ["row", "seed", "why"], [[c.row, c.seed, why] for c, why in missing.items()]),
     ]
     lost = f" {len(missing)} are missing: the last table names them." if missing else ""
     words = [
@@ -74,7 +71,9 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Com
     ]
     charts = loss_charts({row: its for row, its in groups.items() if its}) if runs else []
     beside = {"study": study.name, "scale": scale_name, "finished": len(runs), "missing": len(missing)}
-    return Comparison(f"{study.name}, {scale_name}", tables, charts, words=words), {**beside, **_claims_json(judged)}
+    beside |= {"verdicts": dict(Counter(one.verdict for one in judged)), "claims": claims}
+    shown = [table for table in tables if table.rows]
+    return Comparison(f"{study.name}, {scale_name}", shown, charts, words=words), beside
 
 
 def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
@@ -145,22 +144,6 @@ def _check_folder(folder: Path, cells: Sequence[Cell]) -> None:
         raise OptionsError(f"--folder must name the folder of this study, and {folder} has {what}")
 
 
-def _claims_json(judged: Sequence[Judged]) -> dict[str, Any]:
-    """What the claims come to, and each of them."""
-    claims = [
-        {
-            "claim": one.claim.claim,
-            "verdict": one.verdict,
-            "seeds": list(one.seeds),
-            "difference": one.mean,
-            "standard_error": one.error,
-            "published": one.published,
-        }
-        for one in judged
-    ]
-    return {"verdicts": dict(Counter(one.verdict for one in judged)), "claims": claims}
-
-
 def scores_table(study: Study, rows: Mapping[str, Row], groups: Groups) -> Table:
     """A row of the study a line, beside the published scores; the first uncompressed row is the baseline."""
     published = {name: dict(row.published) for name, row in rows.items() if row.published}
@@ -176,19 +159,13 @@ def claims_table(study: Study, judged: Sequence[Judged]) -> Table:
     columns = ["claim", "difference", "holds if", "published", "ours", "standard error", "seeds", "judged"]
     lines: list[list[Value]] = []
     for one in judged:
-        number, side = bound_of(one.claim)
+        of, minus, (number, side) = one.claim.of, one.claim.minus, bound_of(one.claim)
+        compared = f"{of.row} {of.mode} - {minus.row} {minus.mode}"
         bound = f"{'above' if side > 0 else 'below'} {number:g}"
-        numbers = map(_in_digits, (one.published, one.mean, one.error))
-        lines.append([one.claim.claim, _compared(study, one.claim), bound, *numbers, len(one.seeds), one.verdict])
+        numbers = map(_in_digits, (one.published, one.difference, one.standard_error))
+        lines.append([one.claim.claim, compared, bound, *numbers, len(one.seeds), one.verdict])
     unit = " in percentage points" if unit_of(study.score) else ""
     return Table("Claims", columns, lines, f"Differences are of {study.score}{unit}. {RULE}")
-
-
-def _compared(study: Study, claim: Claim) -> str:
-    """The scores of a claim, and what is made of them."""
-    names = {side: f"{side.row} {side.mode}" for side in claim.sides.values()}
-    first = f"{names[claim.of]} {'-' if claim.minus else '/'} {names[claim.other]}"
-    return f"({first}) - ({names[claim.than.of]} - {names[claim.than.minus]})" if claim.than else first
 
 
 def _in_digits(number: float | None) -> float | None:

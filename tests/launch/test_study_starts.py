@@ -1,19 +1,17 @@
-"""Rows that start with the weights of another row, and claims about two differences."""
+"""Rows that start with the weights of another row."""
 
 import json
 from pathlib import Path
 
 import pytest
-from pandas import DataFrame
 
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
 from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, is_finished
 from thinwire.launch.study.command import _chosen
-from thinwire.launch.study.definition import Claim, Difference, Row, Scale, Side, parse_study
+from thinwire.launch.study.definition import Scale, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
-from thinwire.launch.study.judge import judge
 from thinwire.launch.study.report import missing_cells
 from thinwire.pipeline.errors import OptionsError
 
@@ -120,19 +118,6 @@ def test_an_option_of_the_command_line_is_for_all_rows_but_those_that_set_it_the
 
     assert last(first, "--optimizer.lr") == "0.5" and last(second, "--optimizer.lr") == "0"
     assert "--data.limit=7" in first.arguments and "--data.limit=7" in second.arguments
-
-
-def test_a_claim_compares_two_differences_seed_by_seed():
-    rows = {name: Row(published={"on": number}) for name, number in zip("abcd", (5.0, 3.0, 2.0, 1.5), strict=True)}
-    than = Difference(of=Side(row="c"), minus=Side(row="d"))
-    claim = Claim(claim="c", of=Side(row="a"), minus=Side(row="b"), than=than, above=1)
-    scores = {"a": [5.0, 6.0], "b": [3.0, 4.0], "c": [2.0, 2.5], "d": [1.5, 2.0]}
-    found = DataFrame(
-        [{"row": row, "seed": seed, "on": on} for row, own in scores.items() for seed, on in enumerate(own)]
-    )
-    judged = judge(claim, found, rows)
-    assert (judged.mean, judged.error, judged.published, judged.verdict) == (1.5, 0.0, 1.5, "holds")
-    assert judge(claim, found[:-1], rows).seeds == (0,), "a seed counts if all four rows have it"
 
 
 @pytest.mark.slow
