@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from thinwire.launch.predict.cuts import Cuts
@@ -36,21 +37,48 @@ class Answer:
     """All answers about one workload."""
 
     workload: Workload
+    schedule: str
     codecs: Sequence[CompressionOptions]
-    max_in_flight: float
+    """Those that are compared; the first is no compression."""
+    networks: Sequence[Network]
+    """They differ in bandwidth."""
+    max_in_flight: float = math.inf
     """The number of micro-batches that fit in the memory of a process."""
-    predictions: list[Prediction]
-    """The chosen schedule at every bandwidth with every codec."""
-    needed: dict[str, float]
-    """By codec: the bandwidth in bits a second below which the wire is the bottleneck."""
-    schedules: list[Prediction]
-    """Every schedule that can run this workload, with every codec, at the lowest bandwidth."""
-    best: Prediction | None
-    """The advice of `prediction.best` among `schedules`; None if none fits in memory."""
-    verdicts: list[str]
-    """One sentence for each bandwidth: whether compression pays."""
-    cuts: Cuts | None
+    cuts: Cuts | None = None
     """The cut of the recipe beside the best one; None where times are given."""
+
+    @cached_property
+    def by_network(self) -> list[list[Prediction]]:
+        """The chosen schedule at each bandwidth with every codec."""
+        return [predict_each(self.workload, self.schedule, self.codecs, network) for network in self.networks]
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """The chosen schedule at every bandwidth with every codec."""
+        return [prediction for row in self.by_network for prediction in row]
+
+    @cached_property
+    def needed(self) -> dict[str, float]:
+        """By codec: the bandwidth in bits a second below which the wire is the bottleneck."""
+        asked = self.workload, self.schedule
+        return {label(codec): needed_bandwidth(*asked, codec, self.networks[0]) for codec in self.codecs}
+
+    @cached_property
+    def schedules(self) -> list[Prediction]:
+        """Every schedule that can run this workload, with every codec, at the lowest bandwidth."""
+        slowest = min(self.networks, key=lambda network: network.bandwidth)
+        known = (name for name in SCHEDULES if not mistakes_of(self.workload, name))
+        return [one for name in known for one in predict_each(self.workload, name, self.codecs, slowest)]
+
+    @property
+    def best(self) -> Prediction | None:
+        """The advice of `prediction.best` among `schedules`; None if none fits in memory."""
+        return best(self.schedules, self.max_in_flight)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """One sentence for each bandwidth: whether compression pays."""
+        return [*map(verdict, self.by_network)]
 
     @property
     def tables(self) -> list[Table]:
@@ -90,7 +118,7 @@ class Answer:
         )
         if self.workload.steps:
             said += f"; {self.workload.steps:,} steps take {duration_text(self.workload.steps * best.seconds)}"
-        if best.schedule != self.predictions[0].schedule:
+        if best.schedule != self.schedule:
             said += f"\nits options: {self._options_of(best)}"
         return said
 
@@ -115,7 +143,7 @@ class Answer:
         note = (
             "x none: over no compression. of full: over no compression and unlimited bandwidth, with the same latency."
         )
-        return Table(f"predicted speed with {self.predictions[0].schedule}", columns, rows, note)
+        return Table(f"predicted speed with {self.schedule}", columns, rows, note)
 
     def _needed(self) -> Table:
         rows = [(codec, 1e-6 * bandwidth) for codec, bandwidth in self.needed.items()]
@@ -140,7 +168,7 @@ class Answer:
 
     def _stages(self) -> Table:
         """Where the time of each process goes in a step, at the lowest bandwidth."""
-        name = "stage" if SCHEDULES[self.predictions[0].schedule].stages_per_process == 1 else "process"
+        name = "stage" if SCHEDULES[self.schedule].stages_per_process == 1 else "process"
         slowest = min(one.bandwidth for one in self.predictions)
         shown = [one for one in self.predictions if one.bandwidth == slowest]
         title = f"% of the step that each {name} is busy / waits for the wire / is idle, at {bandwidth_text(slowest)}"
@@ -178,43 +206,9 @@ class Answer:
             "verdicts": self.verdicts,
         }
         if self.cuts:
-            measured = self.cuts.measured and {"measured": self.cuts.measured.to_json()}
+            measured = self.cuts.measured and {"measured": asdict(self.cuts.measured)}
             everything |= {"layers": self.cuts.best, "fits": self.cuts.fits, **(measured or {})}
         return document(f"prediction of {workload.name}", self.tables, **everything)
-
-
-def answer(
-    workload: Workload,
-    schedule: str,
-    codecs: Sequence[CompressionOptions],
-    networks: Sequence[Network],
-    max_in_flight: float = math.inf,
-    cuts: Cuts | None = None,
-) -> Answer:
-    """Answer all questions about one workload.
-
-    The first of the codecs is no compression; the networks differ in bandwidth. `max_in_flight` micro-batches fit in
-    the memory of a process.
-    """
-    by_network = [predict_each(workload, schedule, codecs, network) for network in networks]
-    slowest = min(networks, key=lambda network: network.bandwidth)
-    schedules = [
-        prediction
-        for name in SCHEDULES
-        if not mistakes_of(workload, name)
-        for prediction in predict_each(workload, name, codecs, slowest)
-    ]
-    return Answer(
-        workload=workload,
-        codecs=codecs,
-        max_in_flight=max_in_flight,
-        predictions=[prediction for row in by_network for prediction in row],
-        needed={label(codec): needed_bandwidth(workload, schedule, codec, networks[0]) for codec in codecs},
-        schedules=schedules,
-        best=best(schedules, max_in_flight),
-        verdicts=[*map(verdict, by_network)],
-        cuts=cuts,
-    )
 
 
 def _shares(one: Prediction, stage: int) -> str:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     from thinwire.launch.plan.prepare import prepare
-    from thinwire.launch.predict.answer import answer
+    from thinwire.launch.predict.answer import Answer
     from thinwire.launch.predict.cuts import cuts_of, limits_of, places_of
     from thinwire.launch.predict.profile import workload_of
     from thinwire.launch.timing.prediction import mistakes_of
@@ -87,7 +87,8 @@ def _answer(options: argparse.Namespace, wanted: Recipe) -> Answer:
     networks = [
         Network(bandwidth=bandwidth, latency=options.latency, duplex=options.duplex) for bandwidth in options.bandwidth
     ]
-    return answer(workload, schedule, codecs, networks, options.max_in_flight, cuts)
+    most = options.max_in_flight
+    return Answer(workload=workload, schedule=schedule, codecs=codecs, networks=networks, max_in_flight=most, cuts=cuts)
 
 
 def make_parser() -> Parser:

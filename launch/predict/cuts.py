@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from thinwire.compress.transfer import put
 from thinwire.errors.files import read_object
 from thinwire.launch.plan.memory import numbers_of_a_parameter
 from thinwire.launch.plan.prepared import Prepared
+from thinwire.launch.recipe.fields import read_fields
 from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import frame_bytes
@@ -44,11 +44,6 @@ class MeasuredMachine:
     costs: tuple[LayerCost, ...]
     process_bytes: int = 0
     """The memory of a process before it has a model; 0 on a GPU."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values, for `read_all`."""
-        costs = [asdict(cost) for cost in self.costs]
-        return {"device": self.device, "costs": costs, "process_bytes": self.process_bytes}
 
 
 @dataclass(frozen=True)
@@ -275,12 +270,11 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
 
 def _read(path: str) -> MeasuredMachine:
     try:
-        found = read_object(Path(path))["measured"]
-        costs = tuple(LayerCost(**cost) for cost in found["costs"])
-        if not costs or any(type(cost.activation_bytes) is not int or not cost.compute >= 0 for cost in costs):
+        found: MeasuredMachine = read_fields(MeasuredMachine, {**read_object(Path(path))["measured"], "name": path})
+        if not found.costs or any(not cost.compute >= 0 for cost in found.costs):
             raise ValueError("costs that were not measured")
-        return MeasuredMachine(path, str(found["device"]), costs, int(found["process_bytes"]))
+        return found
     except OSError as error:
         raise OptionsError(f"cannot read --measured {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OptionsError, ValueError, KeyError, TypeError) as error:
         raise OptionsError(f"--measured {path} must be the output of `thinwire predict RECIPE --json`") from error

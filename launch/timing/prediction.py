@@ -55,32 +55,22 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     return time_step(table, Compute(forward=cut.forward, backward=cut.backward), *channels)
 
 
-def step(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> tuple[Course, float]:
-    """Simulate one optimizer step: one of its passes, and the seconds of the step."""
-    course = run(workload, schedule, compression, network)
-    return course, workload.accumulation * course.seconds
-
-
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:
-    """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `step`."""
-    return step(replace(workload, costs={}), schedule, compression, network)[1]
-
-
-def predict(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> Prediction:
-    """Simulate one step, and compare it with an uncompressed step."""
-    return predict_each(workload, schedule, [compression], network)[0]
+    """Seconds of a step that no implementation can beat: codecs cost nothing, everything else is as in `run`."""
+    return workload.accumulation * run(replace(workload, costs={}), schedule, compression, network).seconds
 
 
 def predict_each(
     workload: Workload, schedule: str, codecs: Sequence[CompressionOptions], network: Network
 ) -> list[Prediction]:
-    """The prediction of `predict` for each of several codecs."""
+    """Simulate one optimizer step with each of several codecs, and compare it with an uncompressed step."""
     passes = workload.accumulation
     uncompressed = limit(workload, schedule, NO_COMPRESSION, network)
     unthrottled = limit(workload, schedule, NO_COMPRESSION, replace(network, bandwidth=math.inf))
     predictions = []
     for compression in codecs:
-        course, seconds = step(workload, schedule, compression, network)
+        course = run(workload, schedule, compression, network)
+        seconds = passes * course.seconds
         predictions.append(
             Prediction(
                 schedule=schedule,

@@ -20,7 +20,6 @@ can be faster.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -77,10 +76,6 @@ class Course:
     """[actions]: when its last byte had left."""
     seconds: float
     """The whole step, fill and drain included."""
-    begun: list[float]
-    """[processes]: when the first action of each began."""
-    done: list[float]
-    """[processes]: when the last action of each had ended."""
     busy: Seconds
     """[processes]: seconds of compute, encoding and decoding."""
     wait: Seconds
@@ -151,7 +146,7 @@ def _frames(channel: ChannelTiming, boundaries: int) -> list[_Frame]:
 
 def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], on_wire: Seconds) -> Course:
     """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
-    begun, done, busy, wait = ([first] * table.num_processes for first in (math.inf, 0.0, 0.0, 0.0))
+    done, busy, wait = ([0.0] * table.num_processes for _ in range(3))
     link_free = defaultdict[tuple[int, int | None], float](float)
     end, departure, arrival = (list[float]() for _ in range(3))
     for action, duration, frame, carried in zip(table.actions, durations, sent, on_wire.tolist(), strict=True):
@@ -165,7 +160,7 @@ def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], o
             link_free[link] = leaves + carried
         if begins > given:
             wait[process] += begins - max(idle_from, given)
-        begun[process], done[process] = min(begun[process], begins), ends
+        done[process] = ends
         busy[process] += duration
         end.append(ends)
         departure.append(leaves)
@@ -176,8 +171,6 @@ def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], o
         departure=np.array(departure),
         sent=np.array(departure) + on_wire,
         seconds=seconds,
-        begun=begun,
-        done=done,
         busy=np.array(busy),
         wait=np.array(wait),
         bubble=np.maximum(0.0, seconds - np.array(busy) - np.array(wait)),

@@ -14,7 +14,6 @@ from thinwire.launch.timing.prediction import (
     limit,
     mistakes_of,
     needed_bandwidth,
-    predict,
     predict_each,
     run,
     verdict,
@@ -24,6 +23,12 @@ from thinwire.launch.timing.workload import NO_COMPRESSION, CodecCost, codec_pai
 from thinwire.pipeline.schedules import SCHEDULES
 
 QUARTER = codec_pair("q(8)")
+
+
+def predict(workload, schedule, codec, network):
+    """The prediction for one codec."""
+    [found] = predict_each(workload, schedule, [codec], network)
+    return found
 
 
 def workload(num_stages=4, num_microbatches=8):
