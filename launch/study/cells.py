@@ -277,39 +277,25 @@ def _digest_of(path: Path, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def find(checked: Checked, *, any_code: bool, base: State | None = None) -> tuple[State, list[str]]:
-    """The state of a cell by its folder, and the names of what has changed in its origin.
+def find(cell: Cell, origin: Origin, *, any_code: bool = False, base: State | None = None) -> tuple[State, list[str]]:
+    """The state of a cell of this origin by its folder, and the names of what has changed there.
 
-    `any_code` keeps cells that another version of the code has made; `base` is the state of the cell whose weights
-    this one starts with.
+    With `any_code` only what both origins have is compared, and no code: so a cell is kept that another version of the
+    code has made. `base` is the state of the cell whose weights this one starts with.
     """
-    folder = checked.cell.folder
-    made = read_json(folder / "cell.json")
-    if made.get("origin") is None:
-        return ("begins anew", ["cell.json, which is damaged"]) if is_finished(folder) else ("begins", [])
-    changed = changed_fields(made["origin"], checked.origin, any_code=any_code)
-    other_start = base == "begins anew" or has_other_start(checked.cell, made)
-    changed += ["the weights that it starts with"] if other_start else []
+    made = read_json(cell.folder / "cell.json")
+    if (saved := made.get("origin")) is None:
+        return ("begins anew", ["cell.json, which is damaged"]) if is_finished(cell.folder) else ("begins", [])
+    names = (saved.keys() & origin.keys()) - {"code"} if any_code else saved.keys() | origin.keys()
+    changed = sorted(name for name in names if saved.get(name) != origin.get(name))
+    start = weights_digest(cell.base)
+    if base == "begins anew" or ((cell.base is None or start is not None) and start != made.get("base")):
+        changed.append("the weights that it starts with")
     if changed:
         return "begins anew", changed
-    if is_finished(folder):
+    if is_finished(cell.folder):
         return "finished", []
-    return ("goes on" if list(folder.glob("checkpoints/*/manifest.json")) else "begins"), []
-
-
-def changed_fields(saved: Origin, origin: Origin, *, any_code: bool) -> list[str]:
-    """The names of what differs between two origins of a cell.
-
-    With `any_code`, of what the versions of the code that made them both know, but the code itself.
-    """
-    names = (saved.keys() & origin.keys()) - {"code"} if any_code else saved.keys() | origin.keys()
-    return sorted(name for name in names if saved.get(name) != origin.get(name))
-
-
-def has_other_start(cell: Cell, made: Mapping[str, Any]) -> bool:
-    """Whether a cell starts with other weights now than when the values of its cell.json were written."""
-    digest = weights_digest(cell.base)
-    return (cell.base is None or digest is not None) and digest != made.get("base")
+    return ("goes on" if list(cell.folder.glob("checkpoints/*/manifest.json")) else "begins"), []
 
 
 def is_finished(folder: Path) -> bool:

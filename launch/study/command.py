@@ -75,8 +75,9 @@ def _run(argv: Sequence[str]) -> int:
     _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
     jobs, states = [], dict[Path | None, State]()
     for checked in check(chosen, PROG, study.score):
-        state, changed = find(checked, any_code=options.any_code, base=states.get(checked.cell.base))
-        states[checked.cell.folder] = state
+        cell = checked.cell
+        state, changed = find(cell, checked.origin, any_code=options.any_code, base=states.get(cell.base))
+        states[cell.folder] = state
         jobs.append(Job(checked, state, changed, "finished" if state == "finished" else "waits"))
     at_once = options.jobs or max(1, cores() // max(job.checked.threads for job in jobs))
     _print_states(jobs, folder, at_once)

@@ -148,6 +148,8 @@ def parse_study(text: str, where: str, name: str) -> Study:
 def _mistakes(study: Study) -> list[str]:
     """A sentence for each mistake."""
     rows, known = study.all_rows, ", ".join(study.all_rows)
+    count = len(study.rows) + (math.prod(map(len, study.grid.values())) if study.grid else 0)
+    names = f"{len(rows)} names for {count} rows"
     claims = {f"claims.{index}": claim for index, claim in enumerate(study.claims)}
     named = {
         **{f"{where}.of": [claim.of.row] for where, claim in claims.items()},
@@ -163,7 +165,8 @@ def _mistakes(study: Study) -> list[str]:
     seeds = {"seeds": study.seeds, **{f"scales.{name}.seeds": scale.seeds for name, scale in study.scales.items()}}
     return [
         *([] if rows else ["rows or grid must name what is trained; give one of them"]),
-        *_mistakes_of_names(study),
+        # of two rows with the same name only one would be trained
+        *([] if len(rows) == count else [f"rows and grid must give each row a name of its own, got {names}"]),
         *(f"grid.{name} must hold at least one value, got none" for name, values in study.grid.items() if not values),
         *(f"rows must have names of some letters, got {name!r}" for name in study.rows if not name.strip()),
         *([] if study.seeds else ["seeds must hold at least one seed, got none"]),
@@ -189,14 +192,6 @@ def _mistakes(study: Study) -> list[str]:
         *([] if study.recipe else ["recipe must name the recipe of all cells; it is missing"]),
         *([] if study.score in SCORES else [f"score must be one of {', '.join(SCORES)}, got {study.score!r}"]),
     ]
-
-
-def _mistakes_of_names(study: Study) -> list[str]:
-    """A sentence if two rows, of the grid or not, have the same name: only one of them would be trained."""
-    count = len(study.rows) + (math.prod(map(len, study.grid.values())) if study.grid else 0)
-    if len(study.all_rows) == count:
-        return []
-    return [f"rows and grid must give each row a name of its own, got {len(study.all_rows)} names for {count} rows"]
 
 
 def _mistakes_of_starts(study: Study) -> list[str]:

@@ -96,11 +96,6 @@ class Job:
             said = [] if code < 0 else [last_line(folder / "log.txt"), _full(folder)]
             self.status, self.trouble = "failed", "; ".join(filter(None, said)) or ended(code)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its processes."""
-        if self.process is not None:
-            signal_group(self.process, number)
-
     def ended(self, study: Study) -> str:
         """How it ended, in a sentence."""
         folder, took = self.checked.cell.folder, duration_text(self.seconds)
@@ -150,7 +145,7 @@ def run_jobs(
             if any(job.status == "runs" for job in coming):
                 time.sleep(_POLL)
     finally:
-        _stop([job for job in jobs if job.status == "runs"])
+        _stop([job.process for job in jobs if job.status == "runs" and job.process])
 
 
 def ready(coming: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
@@ -182,14 +177,13 @@ def _full(folder: Path) -> str:
     return ""
 
 
-def _stop(running: Sequence[Job]) -> None:
-    """End the cells that still run."""
-    for job in running:
-        job.signal(signal.SIGTERM)
+def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes of the cells that still run."""
+    for process in running:
+        signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline and any(job.process and job.process.poll() is None for job in running):
+    while time.monotonic() < deadline and any(process.poll() is None for process in running):
         time.sleep(_POLL / 10)
-    for job in running:
-        job.signal(signal.SIGKILL)
-        if job.process:
-            job.process.wait()
+    for process in running:
+        signal_group(process, signal.SIGKILL)
+        process.wait()

@@ -27,11 +27,10 @@ from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, Value, document, rounded, show
 from thinwire.launch.study.cells import (
     Cell,
+    State,
     asked_of,
     cells_of,
-    changed_fields,
-    has_other_start,
-    is_finished,
+    find,
     last_line,
     read_json,
     sets,
@@ -81,22 +80,17 @@ def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
 
     Those of another version of the code, or of other data, have one. OptionsError if recipes cannot be read.
     """
-    missing, others = {}, set[Path | None]()
-    found = [read_json(cell.folder / "cell.json") for cell in cells]
+    missing, states = {}, dict[Path | None, State]()
     # what was typed when a cell was made is no change of the study
-    as_made = [replace(cell, given=tuple(made.get("given", ()))) for cell, made in zip(cells, found, strict=True)]
-    for cell, made, asked in zip(cells, found, asked_of(as_made, prog), strict=True):
-        if made and has_other_start(cell, made):
-            missing[cell] = "the row that it starts with has other weights now; run it again"
-        elif made and (cell.base in others or changed_fields(made.get("origin", {}), asked, any_code=True)):
-            others.add(cell.folder)
-            missing[cell] = "what is there was made by other options of the study; run it again"
-        elif not is_finished(cell.folder):
+    as_made = [replace(cell, given=tuple(read_json(cell.folder / "cell.json").get("given", ()))) for cell in cells]
+    for cell, asked in zip(cells, asked_of(as_made, prog), strict=True):
+        states[cell.folder], changed = find(cell, asked, any_code=True, base=states.get(cell.base))
+        if changed:
+            missing[cell] = f"these have changed: {', '.join(changed)}; run it again"
+        elif states[cell.folder] != "finished":
             said = last_line(cell.folder / "log.txt")
             begun = (cell.folder / "cell.json").exists()
             missing[cell] = f"not finished{f'; its last line: {said}' if said else ''}" if begun else "not begun"
-        elif "origin" not in made:
-            missing[cell] = "cell.json, which says what it was made from, is damaged; run it again"
     return missing
 
 

@@ -243,7 +243,7 @@ def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
     cell = cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0]
 
     def found(*, any_code=False, **origin):
-        return find(Checked(cell, origin, steps=100, threads=1), any_code=any_code)
+        return find(cell, origin, any_code=any_code)
 
     assert found(code="a", lr=1) == ("begins", [])
     made(cell, {"code": "a", "lr": 1})
@@ -273,14 +273,14 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     claim(checkpoint, "run")
     (checkpoint / "manifest.json").touch()
     changed = Checked(cell, {"lr": 2}, steps=100, threads=1)
-    state, _ = find(changed, any_code=False)
+    state, _ = find(cell, changed.origin)
     assert state == "begins anew"
     popen = engine.subprocess.Popen
     monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
     begun = Job(changed, state)
     run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
-    assert find(changed, any_code=False) == ("begins", [])
+    assert find(cell, changed.origin) == ("begins", [])
     assert cell in missing_cells([cell], "prog")
 
 
@@ -298,7 +298,7 @@ def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkey
         run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert f"a run writes to {cell.folder} now" in begun.trouble
-    assert find(changed, any_code=False) == ("begins anew", ["lr"])
+    assert find(cell, changed.origin) == ("begins anew", ["lr"])
 
 
 def test_a_report_takes_no_cell_of_other_options(here):
@@ -310,7 +310,7 @@ def test_a_report_takes_no_cell_of_other_options(here):
     missing = missing_cells(cells_of(changed, Scale(), here), "prog")
     assert {cell.row: why for cell, why in missing.items()} == {
         "none": "not finished",
-        "two bits": "what is there was made by other options of the study; run it again",
+        "two bits": "these have changed: compression.activations; run it again",
     }
 
 
@@ -362,9 +362,7 @@ def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, 
     (here / file).write_text((here / file).read_text().replace(old, new, 1))
     study, found, origins = cells(given=given)
     for any_code in (False, True):
-        states = [
-            find(Checked(cell, origin, 6, 1), any_code=any_code)[0] for cell, origin in zip(found, origins, strict=True)
-        ]
+        states = [find(cell, origin, any_code=any_code)[0] for cell, origin in zip(found, origins, strict=True)]
         assert [cell.row for cell, state in zip(found, states, strict=True) if state == "finished"] == kept
     missing = missing_cells(cells_of(study, Scale(), here), "prog")
     assert {cell.row for cell in missing} == {"none", "two bits"} - {*kept}

@@ -104,8 +104,9 @@ def test_a_report_takes_no_cell_whose_first_weights_are_others_now_and_the_study
         (cell.folder / "cell.json").write_text(json.dumps(made))
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
     missing = missing_cells([first, second], "prog")
-    assert missing[second] == "the row that it starts with has other weights now; run it again"
-    found = find(Checked(second, origins[1], steps=2, threads=1), any_code=False)
+    now = "these have changed: the weights that it starts with; run it again"
+    assert missing[second] == now
+    found = find(second, origins[1])
     assert found == ("begins anew", ["the weights that it starts with"])
 
 
