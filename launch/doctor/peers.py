@@ -160,17 +160,16 @@ class Meeting:
         peer, port = self.peers[index], self.peers[index].port
         try:
             with self._called(index, port) as (_, chosen):
-                pass
-            try:
-                with self._called(index, chosen) as (call, _):
-                    return Way(self.interface + path(self.interface, peer.address), *call.measured())
-            except _WRONG as error:
-                return Way(
-                    fault=f"port {port} answers, and port {chosen} does not: {why(error, chosen)}. The system chooses "
-                    "the ports of a run, so let its machines reach all ports of each other"
-                )
+                port = chosen
+            with self._called(index, port) as (call, _):
+                return Way(self.interface + path(self.interface, peer.address), *call.measured())
         except _WRONG as error:
-            return Way(fault=why(error, port))
+            if port == peer.port:
+                return Way(fault=why(error, port))
+            return Way(
+                fault=f"port {peer.port} answers, and port {port} does not: {why(error, port)}. The system chooses "
+                "the ports of a run, so let its machines reach all ports of each other"
+            )
 
     def _differences(self) -> list[str]:
         """A sentence for each machine that has other versions than this one, or another time."""
