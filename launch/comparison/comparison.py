@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors.words import listed
-from thinwire.launch.comparison.plots import Curve, curves, running_mean
-from thinwire.launch.comparison.runs import MODES, Points, RunFiles, factor_of, training_bytes, unit_of
+from thinwire.launch.comparison.plots import Curve, curves, points, running_mean
+from thinwire.launch.comparison.runs import MODES, RunFiles, factor_of, training_bytes, unit_of
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
-from thinwire.launch.results.figures import metered_steps, since
+from thinwire.launch.results.figures import since
 from thinwire.launch.shared.tables import Table, Value, rounded
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
@@ -101,7 +100,9 @@ def busyness(runs: Sequence[RunFiles]) -> list[float]:
     """How many times as long compute took in each run as in the fastest of those that differ in compression alone."""
     kinds = [_alike(run, COMPRESSION) for run in runs]
     spent = [math.fsum(stage["seconds"]["compute"] for stage in run.summary["stages"]) for run in runs]
-    spent = [seconds / max(1, metered_steps(run.summary)) for seconds, run in zip(spent, runs, strict=True)]
+    # the seconds of stages are those of the steps with the last cut
+    steps = [max(1, run.summary["steps"] - run.summary["metered_from"]) for run in runs]
+    spent = [seconds / count for seconds, count in zip(spent, steps, strict=True)]
     least = {kind: min(one for one, its in zip(spent, kinds, strict=True) if its == kind) for kind in kinds}
     return [one / least[kind] if least[kind] else 1.0 for one, kind in zip(spent, kinds, strict=True)]
 
@@ -286,33 +287,32 @@ def loss_charts(groups: Mapping[str, Sequence[RunFiles]]) -> list[Chart]:
     window = max(1, max(len(run.steps) for runs in groups.values() for run in runs) // 25)
     smoothed = f" as the mean of {window} steps" if window > 1 else ""
     told = f"Training loss{smoothed}; points are held out, with compression on."
-    axes: list[tuple[str, str, Callable[[RunFiles], list[float]]]] = [
-        ("Loss over steps", "optimizer step", lambda run: run.progress_in_steps),
-        ("Loss over bytes sent", "MB sent in training", lambda run: run.progress_in_megabytes),
-        ("Loss over time, measured", "seconds of training steps", lambda run: run.progress_in_seconds),
-    ]
+    axes = {
+        "Loss over steps": ("step", "optimizer step"),
+        "Loss over bytes sent": ("MB", "MB sent in training"),
+        "Loss over time, measured": ("seconds", "seconds of training steps"),
+    }
+    shown: list[tuple[str, DataFrame, str]] = []
+    for name, runs in groups.items():
+        trained = mean_curve([run.trained for run in runs])
+        trained = trained.assign(loss=running_mean(trained["loss"], window))
+        shown += [
+            (f"{name}: training", trained, ""),
+            (f"{name}: held out", mean_curve([run.scored("on") for run in runs]), "o"),
+        ]
     charts = []
-    for title, label, progress in axes:
-        lines = []
-        for name, runs in groups.items():
-            trained = mean_curve([(run.losses(), run.losses(progress(run))) for run in runs])
-            scored = mean_curve([(run.held_out_losses("on"), run.held_out_losses("on", progress(run))) for run in runs])
-            lines += [
-                Curve(f"{name}: training", running_mean(trained, window)),
-                Curve(f"{name}: held out", scored, "o"),
-            ]
+    for title, (axis, label) in axes.items():
+        lines = [Curve(name, points(curve, axis), marker) for name, curve, marker in shown]
         charts.append(Chart(title, curves(lines, f"{title} of {', '.join(groups)}", x_label=label), told))
     return charts
 
 
-def mean_curve(runs: Sequence[tuple[Points, Points]]) -> Points:
-    """The means of the points of several runs at the steps that all have; `runs` has points over steps, and others."""
-    at_step: dict[float, Points] = {}
-    for over_steps, points in runs:
-        for (step, _), point in zip(over_steps, points, strict=True):
-            at_step.setdefault(step, []).append(point)
-    whole = [points for points in at_step.values() if len(points) == len(runs)]
-    return [(fmean(x for x, _ in points), fmean(y for _, y in points)) for points in whole]
+def mean_curve(runs: Sequence[DataFrame]) -> DataFrame:
+    """The mean of the curves of several runs at the steps that all have; NaN where one of them is."""
+    from pandas import concat  # takes half a second
+
+    by_step = concat(runs).groupby("step")
+    return (by_step.sum(min_count=len(runs)) / len(runs))[by_step.size() == len(runs)].reset_index()
 
 
 def _alike(run: RunFiles, *others: str) -> str:

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from thinwire.launch.comparison.comparison import Comparison, distinct_names
-from thinwire.launch.comparison.plots import Curve, curves
+from thinwire.launch.comparison.plots import Curve, curves, points
 from thinwire.launch.comparison.runs import RunFiles, training_bytes
 from thinwire.launch.results import figures
 from thinwire.launch.shared.tables import Table, duration_text, size_text
@@ -83,9 +83,9 @@ def _answers(run: RunFiles) -> list[Table]:
 
 
 def _loss_picture(run: RunFiles) -> str:
-    curve = [Curve("training", run.losses())]
+    curve = [Curve("training", points(run.trained))]
     for mode, marker in (("on", "o"), ("off", "x")):
-        curve.append(Curve(f"held out, compression {mode}", run.held_out_losses(mode), marker))
+        curve.append(Curve(f"held out, compression {mode}", points(run.scored(mode)), marker))
     return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
 
 

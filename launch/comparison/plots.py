@@ -7,7 +7,6 @@ SVG text.
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
 
 SERIES = tuple(f"series-{index}" for index in range(6))
 ROLES = ("ink", "muted", "grid", "page", *SERIES)
@@ -63,13 +63,14 @@ def curves(curves: Sequence[Curve], title: str, *, x_label: str = "optimizer ste
     return _svg(figure, title)
 
 
-def running_mean(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
-    """The points, each value replaced by the mean of the last `window` values up to it, without NaN."""
-    smoothed = []
-    for index, (x, _) in enumerate(points):
-        recent = [y for _, y in points[max(0, index - window + 1) : index + 1] if math.isfinite(y)]
-        smoothed.append((x, math.fsum(recent) / len(recent) if recent else math.nan))
-    return smoothed
+def points(curve: DataFrame, axis: str = "step") -> list[tuple[float, float]]:
+    """The points of a run's losses over one of the columns beside them."""
+    return list(zip(curve[axis], curve["loss"], strict=True))
+
+
+def running_mean(losses: Series[float], window: int) -> Series[float]:
+    """The mean of the last `window` losses up to each, without those that are no numbers."""
+    return losses.rolling(window, min_periods=1).mean()
 
 
 def _svg(figure: Figure, title: str) -> str:

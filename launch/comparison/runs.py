@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -24,7 +23,9 @@ from thinwire.launch.shared.strict_json import with_nan
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS
 
-Points = list[tuple[float, float]]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 MODES: tuple[Literal["on", "off"], ...] = ("off", "on")
 """How the boundaries compress in evaluation, in the order of the papers' tables."""
 UNITS = {"accuracy": ("%", 100.0)}
@@ -116,43 +117,33 @@ class RunFiles:
         found: float | None = self.summary["held_out"].get(mode, {}).get(name)
         return found
 
-    @property
-    def progress_in_steps(self) -> list[float]:
-        """The number of steps done: 0 at the start, then the number after each step."""
-        return [0.0, *(step["step"] + 1.0 for step in self.steps)]
+    @cached_property
+    def trained(self) -> DataFrame:
+        """The steps done, seconds of training steps, MB sent in training, and training loss after each step.
 
-    @property
-    def progress_in_seconds(self) -> list[float]:
-        """Seconds of training: 0 at the start, then the sum after each step. Evaluations do not count."""
-        return [*accumulate((float(step["seconds"]) for step in self.steps), initial=0.0)]
-
-    @property
-    def progress_in_megabytes(self) -> list[float]:
-        """MB that training has sent: 0 at the start, then the sum after each step.
-
-        Beside other replicas the log of steps counts the bytes of the first one, so they are scaled to those of all.
+        Evaluations do not count. Beside other replicas the log of steps counts the bytes of the first one, so they are
+        scaled to those of all.
         """
-        seen = [float(step["bytes"]) for step in self.steps]
+        from pandas import DataFrame  # takes half a second
+
+        lines = [[step[name] for name in ("step", "seconds", "bytes", "loss")] for step in self.steps]
+        log = DataFrame(lines, columns=["step", "seconds", "MB", "loss"], dtype=float)
         # a killed run may have logged steps after its last summary
-        metered = range(self.summary["metered_from"], self.summary["steps"])
-        counted = math.fsum(count for step, count in zip(self.steps, seen, strict=True) if step["step"] in metered)
+        metered = log["step"].between(self.summary["metered_from"], self.summary["steps"], inclusive="left")
+        counted = log["MB"][metered].sum()
         scale = (training_bytes(self.sent) / counted if counted else 1.0) / 1e6
-        return [*accumulate((scale * count for count in seen), initial=0.0)]
+        return log.assign(step=log["step"] + 1, seconds=log["seconds"].cumsum(), MB=scale * log["MB"].cumsum())
 
-    def losses(self, progress: Sequence[float] | None = None) -> Points:
-        """Points (progress after a step, training loss of the step); progress is in steps by default."""
-        places = progress or self.progress_in_steps
-        return [(places[i + 1], with_nan(step["loss"])) for i, step in enumerate(self.steps)]
-
-    def held_out_losses(self, mode: str, progress: Sequence[float] | None = None) -> Points:
-        """Points (progress at an evaluation, its held-out loss); progress is in steps by default."""
-        from numpy import interp  # takes a tenth of a second
+    def scored(self, mode: str) -> DataFrame:
+        """The same at each evaluation, with its held-out loss."""
+        from numpy import interp
+        from pandas import DataFrame  # takes half a second
 
         scored = [line for line in self.evaluations if mode in line]
+        steps, done = [line["step"] for line in scored], self.trained[["step", "seconds", "MB"]]
         # a replica that was lost and came back has no lines of the steps between, and may evaluate there
-        done = self.progress_in_steps
-        places = interp([line["step"] for line in scored], done, progress or done)
-        return [(float(at), with_nan(line[mode]["loss"])) for at, line in zip(places, scored, strict=True)]
+        places = {name: interp(steps, [0.0, *done["step"]], [0.0, *done[name]]) for name in done}
+        return DataFrame({**places, "loss": [with_nan(line[mode]["loss"]) for line in scored]})
 
     def _rows(self, channel: str) -> list[Mapping[str, Any]]:
         return [row for row in self.summary["channels"] if row["channel"] == channel]

@@ -58,12 +58,6 @@ def steps_of(summary: Summary) -> str:
     return f"{summary['steps']:,}{planned}"
 
 
-def metered_steps(summary: Summary) -> int:
-    """The steps that the bytes, and the seconds of stages, are of: those with the last cut."""
-    steps: int = summary["steps"] - summary["metered_from"]
-    return steps
-
-
 def since(summary: Summary) -> str:
     """Since when bytes and seconds of stages are counted, if not since the start."""
     first = summary["metered_from"]

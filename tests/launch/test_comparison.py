@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import yaml
 from matplotlib.axes import Axes
+from pandas import DataFrame
 
 from thinwire.launch.comparison.comparison import compare, differences, find_baseline, loss_charts, mean_curve
-from thinwire.launch.comparison.plots import Curve, curves
+from thinwire.launch.comparison.plots import Curve, curves, points
 from thinwire.launch.comparison.runs import RunFiles
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
 from thinwire.pipeline.errors import OptionsError
@@ -105,7 +106,7 @@ def test_what_replicas_and_stages_with_the_same_weights_sent_counts_too(tmp_path
     assert [row["activations/gradients"] for row in found] == [f"none, {who} ef(q(4))", "none"]
     assert [row["MB in training"] for row in found] == [0.1, 0.32]  # 64 kB over the boundary
     assert [row["fewer bytes"] for row in found] == [round(320 / 96, 2), 1.0]
-    assert coded.progress_in_megabytes[-1] == pytest.approx(0.096)
+    assert coded.trained["MB"].iloc[-1] == pytest.approx(0.096)
 
 
 @pytest.mark.slow
@@ -282,20 +283,25 @@ def test_a_machine_that_was_busier_in_one_run_is_named(tmp_path):
 @pytest.mark.slow
 def test_losses_are_placed_over_bytes_and_seconds(tmp_path):
     run = made(tmp_path, "four", codec="q(4)")
-    assert run.progress_in_seconds == [0, 1, 3, 6, 10]
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
-    assert run.progress_in_megabytes == pytest.approx([total * share for share in (0, 0.25, 0.5, 0.75, 1)])
-    assert run.losses(run.progress_in_seconds) == [(1, 5), (3, 4), (6, 3), (10, 2)]
-    assert run.held_out_losses("on", run.progress_in_seconds) == [(3, 3.5), (10, 3.0)]
+    assert [*run.trained["MB"]] == pytest.approx([total * share for share in (0.25, 0.5, 0.75, 1)])
+    assert points(run.trained, "seconds") == [(1, 5), (3, 4), (6, 3), (10, 2)]
+    assert points(run.scored("on"), "seconds") == [(3, 3.5), (10, 3.0)]
+    assert points(replace(run, evaluations=[{"step": 0, "on": {"loss": 4.0}}]).scored("on"), "MB") == [(0, 4.0)]
     titles = [chart.title for chart in compare([run, run], run).charts]
     assert titles == ["Loss over steps", "Loss over bytes sent", "Loss over time, measured"]
 
 
 @pytest.mark.slow
 def test_runs_of_several_seeds_are_one_curve_of_means_at_the_steps_that_all_have(tmp_path):
-    long, short = ([(1.0, 5.0), (2.0, 4.0)], [(10.0, 5.0), (20.0, 4.0)]), ([(2.0, 3.0)], [(24.0, 3.0)])
-    assert mean_curve([long]) == long[1]
-    assert mean_curve([long, short]) == [(22.0, 3.5)]
+    long, short, lost = (
+        DataFrame(lines, columns=["step", "seconds", "loss"])
+        for lines in ([(1.0, 10.0, 5.0), (2.0, 20.0, 4.0)], [(2.0, 24.0, 3.0)], [(2.0, 24.0, math.nan)])
+    )
+    assert points(mean_curve([long]), "seconds") == [(10.0, 5.0), (20.0, 4.0)]
+    assert points(mean_curve([long, short]), "seconds") == [(22.0, 3.5)]
+    [(place, loss)] = points(mean_curve([long, lost]), "seconds")
+    assert place == 22.0 and math.isnan(loss), "it was not the mean of those that are left"
     seeds = [made(tmp_path, f"none-{seed}", on=3.0 + seed, seed=seed) for seed in range(2)]
     over_steps, *others = loss_charts({"none": seeds, "four": [made(tmp_path, "four", codec="q(4)")]})
     assert "none: training" in over_steps.svg and "none-0" not in over_steps.svg and len(others) == 2
@@ -307,11 +313,11 @@ def test_an_evaluation_is_placed_by_its_step_where_the_log_lacks_steps(tmp_path)
     lines = [{"step": n, "loss": 5.0, "seconds": 1.0, "samples": 8, "bytes": 100} for n in (0, 1, 10, 11, 12, 13)]
     scored = [{"step": step, "on": {"loss": 3.5}} for step in (8, 12)]
     run = replace(run, steps=lines, evaluations=scored, summary=run.summary | {"steps": 12})
-    assert run.held_out_losses("on") == [(8, 3.5), (12, 3.5)]
-    between, after = run.held_out_losses("on", run.progress_in_seconds)
+    assert points(run.scored("on")) == [(8, 3.5), (12, 3.5)]
+    between, after = points(run.scored("on"), "seconds")
     assert 2 < between[0] < 3 and after == (4, 3.5)
     total = 2 * FRAMES * NBYTES["none"] / 1e6
-    assert run.progress_in_megabytes[4] == pytest.approx(total), "two steps came after the summary"
+    assert run.trained["MB"][3] == pytest.approx(total), "two steps came after the summary"
 
 
 @pytest.mark.slow
@@ -322,7 +328,7 @@ def test_what_was_metered_with_the_last_cut_is_divided_by_its_steps(tmp_path):
     early = [late[0] | {"step": n} for n in range(12)]
     cut = replace(cut, steps=[*early, *late], summary=cut.summary | {"steps": 12 + STEPS, "metered_from": 12})
     total = 2 * FRAMES * NBYTES["q(4)"] / 1e6
-    assert cut.progress_in_megabytes[-1] == pytest.approx(total * (12 + STEPS) / STEPS)
+    assert cut.trained["MB"].iloc[-1] == pytest.approx(total * (12 + STEPS) / STEPS)
     found = compare([whole, cut], whole)
     assert " Bytes of cut are those since step 12, where the cut changed." in found.tables[0].note
     assert "busy" not in found.warning

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pandas import Series
 
 from support.tiny_run import SMALL
 from thinwire.launch import cli
@@ -262,6 +263,6 @@ def test_a_loss_that_was_no_number_is_a_gap(folder, tmp_path):
 
 
 def test_a_running_mean_leaves_out_what_is_no_number():
-    points = [(1, 1.0), (2, math.nan), (3, 3.0), (4, 5.0)]
-    assert running_mean(points, 2) == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 4.0)]
-    assert math.isnan(running_mean([(1, math.nan)], 3)[0][1])
+    losses = Series([1.0, math.nan, 3.0, 5.0, math.inf])
+    assert [*running_mean(losses, 2)] == [1.0, 1.0, 3.0, 4.0, 5.0]
+    assert math.isnan(running_mean(Series([math.nan]), 3)[0])
