@@ -115,7 +115,7 @@ def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()
     cells = []
     for seed in scale.seeds or study.seeds:
         for row, content in study.rows_at(scale).items():
-            own = _arguments(study.own_options(scale, row))
+            own = _arguments(content.options)
             common = _arguments({**study.options, **scale.options})
             asked = (scale.recipe or study.recipe, *CHECKPOINTS, *common)
             base = place(content.starts_with, seed) if content.starts_with else None

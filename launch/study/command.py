@@ -72,7 +72,7 @@ def _run(argv: Sequence[str]) -> int:
         write_and_show(study, scale_name, scale, folder)
         return OK
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
-    _refuse_own([study.own_options(scale, cell.row) for cell in chosen], given)
+    _refuse_own([study.all_rows[cell.row].options for cell in chosen], given)
     jobs, states = [], dict[Path | None, State]()
     for checked in check(chosen, PROG, study.score):
         cell = checked.cell

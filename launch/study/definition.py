@@ -70,9 +70,7 @@ class Scale:
     recipe: str = ""
     """Another recipe to begin with; empty keeps that of the study."""
     options: Options = field(default_factory=dict)
-    """What all rows change in the recipe, over the options of the study."""
-    row_options: dict[str, Options] = field(default_factory=dict)
-    """What single rows change at this scale, by their names."""
+    """What all rows change in the recipe, over the options of the study; what a row sets itself stays."""
     rows: list[str] = field(default_factory=list)
     """The rows that are run; empty runs all."""
     seeds: list[int] = field(default_factory=list)
@@ -117,10 +115,6 @@ class Study:
         """The rows that a scale runs, in the order of the study."""
         return {name: row for name, row in self.all_rows.items() if not scale.rows or name in scale.rows}
 
-    def own_options(self, scale: Scale, row: str) -> Options:
-        """The options that a row sets itself, at a scale."""
-        return {**self.all_rows[row].options, **scale.row_options.get(row, {})}
-
     def scaled(self, name: str | None) -> tuple[str, Scale]:
         """A scale and its name: the one asked for, else the first; one without any change where there is none."""
         if not self.scales and name is None:
@@ -155,7 +149,6 @@ def _mistakes(study: Study) -> list[str]:
         **{f"{where}.of": [claim.of.row] for where, claim in claims.items()},
         **{f"{where}.minus": [claim.minus.row] for where, claim in claims.items()},
         **{f"scales.{name}.rows": scale.rows for name, scale in study.scales.items()},
-        **{f"scales.{name}.row_options": list(scale.row_options) for name, scale in study.scales.items()},
     }
     options = {
         **{"options": study.options, "grid": study.grid},

@@ -66,7 +66,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Com
         study.description,
         *([f"Scale {scale_name}: {scale.about}"] if scale.about else []),
         f"{len(runs)} of {len(cells)} cells are finished.{lost}",
-        *circumstances(study, scale, made, sum(run.summary["seconds"] for run in runs.values()) / 3600),
+        *circumstances(rows, made, sum(run.summary["seconds"] for run in runs.values()) / 3600),
     ]
     charts = loss_charts({row: its for row, its in groups.items() if its}) if runs else []
     beside = {"study": study.name, "scale": scale_name, "finished": len(runs), "missing": len(missing)}
@@ -94,7 +94,7 @@ def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
     return missing
 
 
-def circumstances(study: Study, scale: Scale, made: Mapping[Cell, Mapping[str, Any]], hours: float) -> list[str]:
+def circumstances(rows: Mapping[str, Row], made: Mapping[Cell, Mapping[str, Any]], hours: float) -> list[str]:
     """How the finished cells were made, and which should not be compared, a sentence each; empty without cells.
 
     `made` has the values of each cell.json, and `hours` is what all cells took.
@@ -115,7 +115,7 @@ def circumstances(study: Study, scale: Scale, made: Mapping[Cell, Mapping[str, A
     if len(by_data) > 1:
         groups = " | ".join(map("; ".join, by_data.values()))
         said.append(f"There are {len(by_data)} sets of data; compare only rows that have the same: {groups}.")
-    given = [(study.own_options(scale, cell.row), typed(one.get("given", ()))) for cell, one in made.items()]
+    given = [(rows[cell.row].options, typed(one.get("given", ()))) for cell, one in made.items()]
     names = dict.fromkeys(name for _, its in given for name in its if not is_among(name, WITHOUT_EFFECT))
     values = {name: {its.get(name, "not given") for own, its in given if not sets(own, name)} for name in names}
     if differ := [f"{name} ({', '.join(sorted(found))})" for name, found in values.items() if len(found) > 1]:

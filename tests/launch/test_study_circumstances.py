@@ -33,7 +33,7 @@ def said(by_row, given=lambda cell: ()):
         }
         origin |= by_row(cell)
         made[cell] = {"origin": origin, "torch": "2.14", "given": given(cell)}
-    return circumstances(STUDY, Scale(), made, 3.0)
+    return circumstances(STUDY.rows, made, 3.0)
 
 
 def same(cell):
