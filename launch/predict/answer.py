@@ -188,7 +188,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """A document of tables, with all numbers beside them.
 
-        null means unlimited (`bandwidth`), or no schedule (`best`).
+        In JSON null means unlimited (`bandwidth`), or no schedule (`best`).
         """
         workload = self.workload
         everything: dict[str, Any] = {
@@ -199,10 +199,10 @@ class Answer:
                     for (channel, codec), cost in workload.costs.items()
                 ],
             },
-            "predictions": [_finite(one) for one in self.predictions],
+            "predictions": [asdict(one) for one in self.predictions],
             "needed_bandwidth": self.needed,
-            "schedules": [_finite(one) for one in self.schedules],
-            "best": None if self.best is None else _finite(self.best),
+            "schedules": [asdict(one) for one in self.schedules],
+            "best": None if self.best is None else asdict(self.best),
             "verdicts": self.verdicts,
         }
         if self.cuts:
@@ -214,8 +214,3 @@ class Answer:
 def _shares(one: Prediction, stage: int) -> str:
     """Percentages of a step: busy, waiting and idle."""
     return "/".join(f"{100 * part[stage] / one.seconds:.0f}" for part in (one.busy, one.wait, one.bubble))
-
-
-def _finite(one: Prediction) -> dict[str, Any]:
-    """Its fields as JSON, where unlimited is null."""
-    return {**asdict(one), "bandwidth": one.bandwidth if math.isfinite(one.bandwidth) else None}

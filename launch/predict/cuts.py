@@ -133,7 +133,7 @@ def _machines(places: Sequence[MeasuredMachine], prepared: Prepared, limits: Seq
     """What the layers cost each stage; stages alike share one object."""
     pipeline, copies = prepared.recipe.pipeline, numbers_of_a_parameter(prepared.recipe)
     numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
-    held = timetable(pipeline.schedule, *numbers).held_by_stage
+    held = timetable(pipeline.schedule, *numbers).held("stage")
 
     def machine(place: MeasuredMachine, limit: float, waiting: int) -> Machine:
         memory = [cost.memory(parameter_copies=copies, microbatches=waiting) for cost in place.costs]
@@ -190,18 +190,10 @@ def _boundary_costs(prepared: Prepared, compression: CompressionOptions, bandwid
 def _layers_table(place: MeasuredMachine, cuts: Sequence[range]) -> Table:
     columns = ["layer", "forward, ms", "backward, ms", "weights, MB", "kept, MB", "output, kB", "stage"]
     stage_of = _stage_of(cuts)
-    rows: list[list[Value]] = [
-        [
-            cost.name,
-            cost.forward * 1e3,
-            cost.backward * 1e3,
-            cost.parameter_bytes / 1e6,
-            cost.activation_bytes / 1e6,
-            cost.output_bytes / 1e3,
-            stage_of[index],
-        ]
-        for index, cost in enumerate(place.costs)
-    ]
+    rows: list[list[Value]] = []
+    for index, cost in enumerate(place.costs):
+        sizes = [cost.parameter_bytes / 1e6, cost.activation_bytes / 1e6, cost.output_bytes / 1e3]
+        rows.append([cost.name, cost.forward * 1e3, cost.backward * 1e3, *sizes, stage_of[index]])
     return Table(f"layers, for one micro-batch, measured {f'in {place.name}' if place.name else 'here'}", columns, rows)
 
 

@@ -80,7 +80,7 @@ def predict_each(
                 samples_per_second=workload.samples / seconds,
                 speedup=uncompressed / seconds,
                 of_unthrottled=unthrottled / seconds,
-                in_flight=max(course.table.held) / SCHEDULES[schedule].stages_per_process,
+                in_flight=max(course.table.held("process")) / SCHEDULES[schedule].stages_per_process,
                 busy=tuple((passes * course.busy).tolist()),
                 wait=tuple((passes * course.wait).tolist()),
                 bubble=tuple((passes * course.bubble).tolist()),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from thinwire.pipeline.schedules import actions, merge, process_of_stages
 
@@ -35,20 +34,15 @@ class Timetable:
     actions: tuple[Action, ...]
     """Every process's own order kept, and nothing before what it waits for."""
 
-    @property
-    def held(self) -> list[int]:
-        """The most micro-batches whose activations each process keeps at one time, over all its stages."""
-        return self._held([action.process for action in self.actions], self.num_processes)
+    def held(self, by: Literal["process", "stage"]) -> list[int]:
+        """The most micro-batches whose activations each process, over all its stages, or each stage keeps at one time.
 
-    @property
-    def held_by_stage(self) -> list[int]:
-        """The most micro-batches whose activations each stage keeps at one time."""
-        return self._held([action.stage for action in self.actions], self.num_stages)
-
-    def _held(self, holders: Sequence[int], count: int) -> list[int]:
-        """The most forwards of each holder, at any time, whose backward is not complete."""
+        They are forwards whose backward is not complete.
+        """
+        count = self.num_processes if by == "process" else self.num_stages
         kept, most = [0] * count, [0] * count
-        for holder, action in zip(holders, self.actions, strict=True):
+        for action in self.actions:
+            holder: int = getattr(action, by)
             kept[holder] += {FORWARD: 1, BACKWARD_INPUT: 0}.get(action.kind, -1)
             most[holder] = max(most[holder], kept[holder])
         return most

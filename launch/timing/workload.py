@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.compress import CodecError, Method
+from thinwire.compress import CodecError
 from thinwire.launch.shared.links import Network
 from thinwire.launch.timing.step_time import ChannelTiming
 from thinwire.pipeline.errors import OptionsError
@@ -85,12 +85,11 @@ class Workload:
 
     def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
         """One direction over all boundaries, as input of the simulation."""
-        boundaries = self.num_stages - 1
-        methods, forth = compression.methods(boundaries, name), compression.methods(boundaries, "activations")
+        methods = compression.methods(self.num_stages - 1, name)
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
         costs = [found[method] for method in methods]
         return ChannelTiming(
-            nbytes=[_frame_bytes(*given, name) for given in zip(self.boundaries, methods, forth, strict=True)],
+            nbytes=[frame_bytes(examples, compression, index, name) for index, examples in enumerate(self.boundaries)],
             bandwidth=network.bandwidth,
             latency=network.latency,
             duplex=network.duplex,
@@ -101,13 +100,8 @@ class Workload:
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:
     """Bytes of one frame, header and padding included, after the first visit of every row."""
-    methods = compression.method(boundary, channel), compression.method(boundary, "activations")
-    return _frame_bytes(examples, *methods, channel)
-
-
-def _frame_bytes(examples: Examples, method: Method, activations: Method, channel: ChannelName) -> int:
     crossing = [example for example in examples if channel == "activations" or example.requires_grad]
-    return frame_length(crossing, method, activations)
+    return frame_length(crossing, compression.method(boundary, channel), compression.method(boundary, "activations"))
 
 
 def codec_pair(text: str) -> CompressionOptions:

@@ -186,8 +186,8 @@ def test_1f1b_is_held_back_there_and_1f1b_wan_is_not():
     assert unthrottled / plain.seconds == pytest.approx(0.51, abs=0.005)
     assert unthrottled / wide.seconds == pytest.approx(0.81, abs=0.005)
     assert wide.seconds < step("gpipe", forth, back).seconds
-    assert plain.table.held == [8, 7, 6, 5, 4, 3, 2, 1]
-    assert wide.table.held == [15, 13, 11, 9, 7, 5, 3, 1]
+    assert plain.table.held("process") == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert wide.table.held("process") == [15, 13, 11, 9, 7, 5, 3, 1]
 
 
 def test_both_directions_of_a_link_are_used_at_once():
@@ -207,7 +207,7 @@ def test_both_directions_of_a_link_are_used_at_once():
 def test_a_hundred_stages():
     table = timetable("1f1b-wan", 100, 100, 100)
     found = time_step(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))
-    assert table.held[0] == 100
+    assert table.held("process")[0] == 100
     assert found.seconds == pytest.approx(3 * (100 + 100 - 1))
 
 

@@ -46,7 +46,7 @@ def workload(num_stages=4, num_microbatches=8):
     ("schedule", "held"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("1f1b-wan", [7, 5, 3, 1])]
 )
 def test_the_micro_batches_that_a_stage_keeps_are_those_of_its_schedule(schedule, held):
-    assert timetable(schedule, 4, 4, 8).held_by_stage == held
+    assert timetable(schedule, 4, 4, 8).held("stage") == held
 
 
 @pytest.mark.parametrize("codec", [NO_COMPRESSION, QUARTER], ids=["none", "q(8)"])
