@@ -85,17 +85,6 @@ class Cell:
         return (*self.arguments, "--model.weights", weights) if self.base else self.arguments
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A cell that can be run."""
-
-    cell: Cell
-    origin: Origin
-    steps: int
-    """Optimizer steps of the whole run."""
-    threads: int
-
-
 def cells_of(study: Study, scale: Scale, folder: Path, given: Sequence[str] = ()) -> list[Cell]:
     """All cells, seed by seed, so that every row has a result early.
 
@@ -153,8 +142,8 @@ def sets(own: Options, name: str) -> bool:
     return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
-def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
-    """Read every cell's recipe and data, and cut its model; nothing is written.
+def check(cells: Sequence[Cell], prog: str, score: str) -> list[tuple[Origin, Recipe]]:
+    """Read every cell's recipe and data, and cut its model; nothing is written. The origin and the recipe of each.
 
     `score` is the one that they are compared by.
 
@@ -169,10 +158,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[Checked]:
 
     prepared = _each(cells, recipes, prepare, kind)
     _each(cells, prepared, lambda found: _check_score(found.data, score), lambda found: str(id(found)))
-    return [
-        Checked(cell, origin_of(own, cut.data), cut.recipe.training.steps, own.training.threads)
-        for cell, own, cut in zip(cells, recipes, prepared, strict=True)
-    ]
+    return [(origin_of(own, cut.data), cut.recipe) for own, cut in zip(recipes, prepared, strict=True)]
 
 
 def asked_of(cells: Sequence[Cell], prog: str) -> list[Origin]:

@@ -74,16 +74,16 @@ def _run(argv: Sequence[str]) -> int:
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.all_rows[cell.row].options for cell in chosen], given)
     jobs, states = [], dict[Path | None, State]()
-    for checked in check(chosen, PROG, study.score):
-        cell = checked.cell
-        state, changed = find(cell, checked.origin, any_code=options.any_code, base=states.get(cell.base))
+    for cell, (origin, wanted) in zip(chosen, check(chosen, PROG, study.score), strict=True):
+        state, changed = find(cell, origin, any_code=options.any_code, base=states.get(cell.base))
         states[cell.folder] = state
-        jobs.append(Job(checked, state, changed, "finished" if state == "finished" else "waits"))
-    at_once = options.jobs or max(1, cores() // max(job.checked.threads for job in jobs))
+        steps, threads = wanted.training.steps, wanted.training.threads
+        jobs.append(Job(cell, origin, steps, threads, state, changed, "finished" if state == "finished" else "waits"))
+    at_once = options.jobs or max(1, cores() // max(job.threads for job in jobs))
     _print_states(jobs, folder, at_once)
     if options.check:
         for job in jobs:
-            print(f"  {job.name}: {_FATES[job.state]}, {job.checked.steps} steps")
+            print(f"  {job.cell.name}: {_FATES[job.state]}, {job.steps} steps")
         return OK
     _hold(folder)
     with gathered_signals() as came:
@@ -159,7 +159,7 @@ def _print_states(jobs: Sequence[Job], folder: Path, at_once: int) -> None:
     print(f"{len(jobs)} cells in {folder}: {said}; {at_once} at once", flush=True)
     for job in jobs:
         if job.changed:
-            print(f"{job.name} begins anew, because these have changed: {', '.join(job.changed)}", flush=True)
+            print(f"{job.cell.name} begins anew, because these have changed: {', '.join(job.changed)}", flush=True)
 
 
 def _hold(folder: Path) -> None:
@@ -183,6 +183,6 @@ def _conclude(jobs: Sequence[Job], folder: Path, came: Sequence[signal.Signals])
     said = f"{done} of {len(jobs)} cells are finished, in {folder}"
     if came:
         raise StoppedError(f"stopped; {said}; the same command goes on", came[0])
-    if failed := [job.name for job in jobs if job.status == "failed"]:
+    if failed := [job.cell.name for job in jobs if job.status == "failed"]:
         raise FailedError(f"{said}; these failed: {'; '.join(failed)}")
     print(said)

@@ -22,7 +22,7 @@ from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
-from thinwire.launch.study.cells import Checked, State, is_finished, last_line, read_json, weights_digest
+from thinwire.launch.study.cells import Cell, Origin, State, is_finished, last_line, read_json, weights_digest
 from thinwire.launch.study.definition import Study
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.saving.checkpoint_folder import remove_checkpoints
@@ -42,7 +42,11 @@ _ROOM = 1 << 14
 class Job:
     """A cell of a study that runs: what its folder holds at the start, and how far it is now."""
 
-    checked: Checked
+    cell: Cell
+    origin: Origin
+    steps: int
+    """Optimizer steps of the whole run."""
+    threads: int
     state: State
     changed: Sequence[str] = ()
     """What has changed in its origin, if it begins anew."""
@@ -54,17 +58,12 @@ class Job:
     process: subprocess.Popen[bytes] | None = None
     started: float = field(default_factory=time.monotonic)
 
-    @property
-    def name(self) -> str:
-        """The name of its cell."""
-        return self.checked.cell.name
-
     def start(self) -> None:
         """Start its process. OSError if its folder cannot be written, OptionsError if a run still writes there."""
-        cell = self.checked.cell
+        cell = self.cell
         asked = ["simulate", *cell.starting(str(cell.base))]
         cell.folder.mkdir(parents=True, exist_ok=True)
-        made = {"row": cell.row, "seed": cell.seed, "origin": self.checked.origin, **environment("thinwire study")}
+        made = {"row": cell.row, "seed": cell.seed, "origin": self.origin, **environment("thinwire study")}
         made |= {"command": asked, "given": cell.given, "base": weights_digest(cell.base)}
         with held(cell.folder):  # what a cell of a killed study still writes is not of these options
             if self.state != "goes on":
@@ -77,7 +76,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, variables.LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(self.checked.threads)},
+                env={**os.environ, variables.LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(self.threads)},
                 start_new_session=True,  # so that only the study gets Ctrl-C
             )
         self.started, self.status = time.monotonic(), "runs"
@@ -87,7 +86,7 @@ class Job:
         assert self.process is not None, "it runs"
         if (code := self.process.poll()) is None:
             return
-        folder, self.seconds = self.checked.cell.folder, time.monotonic() - self.started
+        folder, self.seconds = self.cell.folder, time.monotonic() - self.started
         if code == 0 and is_finished(folder):
             self.status = "finished"
             remove_checkpoints(folder / "checkpoints")
@@ -98,15 +97,15 @@ class Job:
 
     def ended(self, study: Study) -> str:
         """How it ended, in a sentence."""
-        folder, took = self.checked.cell.folder, duration_text(self.seconds)
+        folder, took = self.cell.folder, duration_text(self.seconds)
         if self.status == "failed":
             see = f"; see {folder / 'log.txt'}" if self.process else ""
-            return f"{self.name} failed after {took}: {self.trouble}{see}"
+            return f"{self.cell.name} failed after {took}: {self.trouble}{see}"
         held_out = read_json(folder / "summary.json").get("held_out", {})
         scores = {mode: held_out.get(mode, {}).get(study.score) for mode in MODES}
         digits, factor = 2 if unit_of(study.score) else 4, factor_of(study.score)
         said = (f"{'-' if one is None else f'{factor * one:.{digits}f}'} {mode}" for mode, one in scores.items())
-        return f"{self.name} finished in {took}: {study.score} {', '.join(said)}"
+        return f"{self.cell.name} finished in {took}: {study.score} {', '.join(said)}"
 
 
 def run_jobs(
@@ -131,7 +130,7 @@ def run_jobs(
                 except OptionsError as error:
                     job.status, job.trouble = "failed", str(error)
                 except OSError as error:  # a full disk, or a file where a folder should be
-                    place = error.filename or job.checked.cell.folder
+                    place = error.filename or job.cell.folder
                     job.status, job.trouble = "failed", f"{place} cannot be written: {error.strerror}"
             for job in coming:
                 if job.status == "runs":
@@ -150,19 +149,19 @@ def run_jobs(
 
 def ready(coming: Sequence[Job], jobs: Sequence[Job]) -> list[Job]:
     """The cells that can start. Those that start with the weights of a failed cell fail."""
-    status: dict[Path | None, Status] = {job.checked.cell.folder: job.status for job in jobs}
+    status: dict[Path | None, Status] = {job.cell.folder: job.status for job in jobs}
     waiting = [job for job in coming if job.status == "waits"]
     for job in waiting:
-        if status.get(job.checked.cell.base) == "failed":
-            job.status, job.trouble = "failed", f"it starts with the weights of {job.checked.cell.base}, which failed"
-    return [job for job in waiting if status.get(job.checked.cell.base, "finished") == "finished"]
+        if status.get(job.cell.base) == "failed":
+            job.status, job.trouble = "failed", f"it starts with the weights of {job.cell.base}, which failed"
+    return [job for job in waiting if status.get(job.cell.base, "finished") == "finished"]
 
 
 def progress(jobs: Sequence[Job]) -> str:
     """How far a study is: the number of finished cells, and the last line of each running one."""
     done = sum(job.status == "finished" for job in jobs)
     running = [job for job in jobs if job.status == "runs"]
-    lines = (f"{job.name}: {last_line(job.checked.cell.folder / 'log.txt')}" for job in running)
+    lines = (f"{job.cell.name}: {last_line(job.cell.folder / 'log.txt')}" for job in running)
     return "; ".join([f"{done} of {len(jobs)} cells are finished", *lines])
 
 

@@ -23,7 +23,7 @@ from thinwire.launch.folder.policy import mark
 from thinwire.launch.recipe.yaml_text import packaged_names
 from thinwire.launch.shared.exit_codes import ended
 from thinwire.launch.study import engine
-from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, weights_digest
+from thinwire.launch.study.cells import asked_of, cells_of, find, weights_digest
 from thinwire.launch.study.definition import PACKAGED, Claim, Row, Scale, Side, parse_study, read_study
 from thinwire.launch.study.engine import Job, progress, run_jobs
 from thinwire.launch.study.judge import judge
@@ -235,8 +235,7 @@ def test_the_studies_on_the_page_can_be_read():
 
 
 def job(cell, status, seconds=0.0):
-    checked = Checked(cell, origin={}, steps=100, threads=1)
-    return Job(checked, "begins", status=status, seconds=seconds)
+    return Job(cell, {}, 100, 1, "begins", status=status, seconds=seconds)
 
 
 def test_a_cell_is_kept_while_what_it_depends_on_is_the_same(tmp_path):
@@ -272,15 +271,14 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     checkpoint = cell.folder / "checkpoints/step-00000001"
     claim(checkpoint, "run")
     (checkpoint / "manifest.json").touch()
-    changed = Checked(cell, {"lr": 2}, steps=100, threads=1)
-    state, _ = find(cell, changed.origin)
+    state, _ = find(cell, {"lr": 2})
     assert state == "begins anew"
     popen = engine.subprocess.Popen
     monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
-    begun = Job(changed, state)
+    begun = Job(cell, {"lr": 2}, 100, 1, state)
     run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
-    assert find(cell, changed.origin) == ("begins", [])
+    assert find(cell, {"lr": 2}) == ("begins", [])
     assert cell in missing_cells([cell], "prog")
 
 
@@ -289,16 +287,15 @@ def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkey
     study = parse_study(STUDY, "s", "s")
     cell = cells_of(study, Scale(), here)[0]
     made(cell, {"lr": 1})
-    changed = Checked(cell, {"lr": 2}, steps=100, threads=1)
     popen = engine.subprocess.Popen
     monkeypatch.setattr(engine.subprocess, "Popen", lambda _, **given: popen(["false"], **given))
     monkeypatch.setattr(policy, "_PATIENCE", 0.0)
-    begun = Job(changed, "begins anew")
+    begun = Job(cell, {"lr": 2}, 100, 1, "begins anew")
     with policy.held(cell.folder):
         run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert f"a run writes to {cell.folder} now" in begun.trouble
-    assert find(cell, changed.origin) == ("begins anew", ["lr"])
+    assert find(cell, {"lr": 2}) == ("begins anew", ["lr"])
 
 
 def test_a_report_takes_no_cell_of_other_options(here):
@@ -379,8 +376,8 @@ def test_progress_has_the_last_line_of_each_running_cell(tmp_path):
 def test_a_cell_that_was_killed_says_so(tmp_path):
     """It failed with its last line of progress, and nobody learnt that the machine had too little memory."""
     one = job(cells_of(parse_study(STUDY, "s", "s"), Scale(), tmp_path)[0], "runs")
-    one.checked.cell.folder.mkdir(parents=True)
-    (one.checked.cell.folder / "log.txt").write_text("step 3: loss 2.5\n")
+    one.cell.folder.mkdir(parents=True)
+    (one.cell.folder / "log.txt").write_text("step 3: loss 2.5\n")
     one.process = SimpleNamespace(poll=lambda: -signal.SIGKILL)
     one.look()
     assert (one.status, one.trouble) == ("failed", ended(-signal.SIGKILL))
@@ -392,7 +389,7 @@ def test_a_cell_that_had_no_room_for_its_last_words_says_so(tmp_path, logged):
     with mounted(tmp_path / "disk", "size=32k") as disk:
         one = job(cells_of(parse_study(STUDY, "s", "s"), Scale(), disk)[0], "runs")
         one.process = SimpleNamespace(poll=lambda: 1)
-        folder = one.checked.cell.folder
+        folder = one.cell.folder
         folder.mkdir(parents=True)
         (folder / "log.txt").write_text(logged)
         one.look()

@@ -8,7 +8,7 @@ import pytest
 from support.commands import THINWIRE, completed
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.study.cells import Checked, asked_of, cells_of, find, is_finished
+from thinwire.launch.study.cells import asked_of, cells_of, find, is_finished
 from thinwire.launch.study.command import _chosen
 from thinwire.launch.study.definition import Scale, parse_study
 from thinwire.launch.study.engine import Job, ready, run_jobs
@@ -47,13 +47,13 @@ def cells():
 
 
 def job(cell, status):
-    return Job(Checked(cell, {}, steps=2, threads=1), "begins", status=status)
+    return Job(cell, {}, 2, 1, "begins", status=status)
 
 
 def test_a_row_waits_for_the_weights_that_it_starts_with():
     first, second = (job(cell, "waits") for cell in cells())
-    assert second.checked.cell.base == first.checked.cell.folder
-    assert second.checked.cell.starting("w")[-2:] == ("--model.weights", "w")
+    assert second.cell.base == first.cell.folder
+    assert second.cell.starting("w")[-2:] == ("--model.weights", "w")
     assert ready([second, first], [first, second]) == [first]
     first.status = "runs"
     assert ready([second], [first, second]) == []
@@ -71,7 +71,7 @@ def test_a_cell_whose_folder_cannot_be_written_fails_and_those_that_need_it_too(
     run_jobs([first, second], 1, study, came=[])
     told = capsys.readouterr().out
     assert "first, seed 0 failed after 0.0 s: " in told and "cannot be written: " in told
-    assert f"it starts with the weights of {first.checked.cell.folder}, which failed" in told
+    assert f"it starts with the weights of {first.cell.folder}, which failed" in told
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"steps": 2}', '{"running": false}'])
