@@ -25,6 +25,8 @@ from thinwire.launch.shared.output import lasting
 @lasting()
 def main(argv: Sequence[str]) -> int:
     """Train a recipe, and return the exit status."""
+    # torch, imported later, logs each connection that it tries again, with a stack of C++; what ends a run is told here
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if "RANK" in os.environ:
         from thinwire.launch.processes import stage
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -16,10 +18,13 @@ from thinwire.launch.shared import variables
 from thinwire.launch.shared.rank import is_spread
 from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes.addresses import joined
 from thinwire.pipeline.processes.backends import TRANSPORTS, group_arguments
 from thinwire.pipeline.processes.transport import reaching
 
 _POLL = 0.02
+_LATER = 5.0
+"""Seconds beyond the time-outs of torch."""
 
 
 def join(prepared: Prepared, rank: int) -> None:
@@ -46,9 +51,8 @@ def join(prepared: Prepared, rank: int) -> None:
     group = group_arguments(wire, found)
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
-            store = _of_launcher(file, found) if file else next(rendezvous("env://", rank, found, timeout=timeout))[0]
-            store.set_timeout(timeout)
-            fresh = store if file else of_this_start(store, rank, found, timeout)
+            fresh = _of_launcher(file, found) if file else _of_torchrun(rank, found, timeout)
+            fresh.set_timeout(timeout)
             # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
             longest = timedelta(seconds=prepared.recipe.replicas.longest_wait(wire.timeout))
             dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
@@ -66,6 +70,29 @@ def _of_launcher(file: str, size: int) -> dist.Store:
     """The store in a file of the launcher. It is opened with Python's lock held, for minutes if its folder is gone."""
     with parent.ending_with_parent():
         return dist.FileStore(file, size)
+
+
+def _of_torchrun(rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """What belongs to this start in the store at MASTER_ADDR.
+
+    torch would wait for ever where a connection is taken, and nothing is said over it.
+    """
+    found: Future[dist.Store] = Future()
+
+    def ask() -> None:
+        try:
+            store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
+            store.set_timeout(timeout)
+            found.set_result(of_this_start(store, rank, size, timeout))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return found.result(2 * timeout.total_seconds() + _LATER)  # to connect, and to be answered
+    except TimeoutError:
+        where = joined(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+        raise dist.DistStoreError(f"{where} takes connections, and says nothing") from None
 
 
 def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:

@@ -13,6 +13,7 @@ from typing import Literal, NoReturn
 
 import torch.distributed as dist
 
+from thinwire.errors.calls import first_line
 from thinwire.launch.folder.policy import all_held, refusal, set_aside, what_is_left
 from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
@@ -116,6 +117,8 @@ class Worker:
 
     def fail(self, error: Exception) -> NoReturn:
         """End this process, and leave a report of the error."""
+        if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):  # whoever wrote into the store or read it
+            error = PeerError(f"the rendezvous store cannot be reached: {first_line(error)}")
         # 1. let a checkpoint that is being written become whole; of a peer that is gone its part may never come
         if self.run is not None:
             seconds = _GRACE if isinstance(error, PeerError) else self._prepared.recipe.wire.timeout

@@ -196,7 +196,10 @@ _unrecorded = _Unrecorded()
 
 
 class reaching:
-    """Turns failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass."""
+    """Turns failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass.
+
+    C++ raises ValueError or MemoryError where a length was damaged on the way.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -204,11 +207,11 @@ class reaching:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
+        if isinstance(error, (RuntimeError, ValueError, MemoryError)) and not isinstance(error, PipelineError):
             raise PeerError(f"{self._what}: {_reason(error)}") from error
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Gloo's message without its source line and its general advice."""
-    first_line = str(error).splitlines()[0]
-    return re.sub(r"\[[^\]]*\.cc:\d+\] ", "", first_line).split(". This is typically")[0]
+    first_line = (str(error) or repr(error)).splitlines()[0]
+    return re.sub(r"\[[^\]]*\.(cc|h):\d+\] ", "", first_line).split(". This is typically")[0]

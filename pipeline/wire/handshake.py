@@ -64,7 +64,7 @@ class Handshake:
         store = self._store
         with reaching(what):
             store.wait([name], self._timeout)
-        return bytes(store.get(name))
+            return bytes(store.get(name))
 
     @property
     def _store(self) -> dist.Store:

@@ -13,20 +13,20 @@ import torch.distributed as dist
 
 from thinwire.launch.folder.policy import mark
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.processes import worker
+from thinwire.launch.processes import rendezvous, worker
 from thinwire.launch.processes.rendezvous import join, of_this_start
 from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.control_groups import allow_many_files
-from thinwire.pipeline.errors import MismatchError, OptionsError
+from thinwire.pipeline.errors import MismatchError, OptionsError, PeerError
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.options.replicas import ReplicaOptions, SyncOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 
 
-def prepared(num_processes, **replicas):
-    wire = WireOptions(timeout=10)
+def prepared(num_processes, timeout=10, **replicas):
+    wire = WireOptions(timeout=timeout)
     return SimpleNamespace(
         recipe=SimpleNamespace(num_processes=num_processes, wire=wire, replicas=ReplicaOptions(**replicas))
     )
@@ -46,6 +46,19 @@ def test_a_port_in_use_is_named_with_what_to_set(monkeypatch):
         f"the port of the rendezvous must be free, but another program uses {port}; set MASTER_PORT to another "
         "one (torchrun: --master-port), the same on every machine"
     )
+
+
+@pytest.mark.slow
+def test_a_host_that_takes_connections_and_is_silent_is_named(monkeypatch):
+    """As a process that was stopped while the run began, or a tunnel without an end: torch waited for ever."""
+    monkeypatch.setattr(rendezvous, "_LATER", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        given = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in given.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(PeerError, match=rf"127\.0\.0\.1:{port} takes connections, and says nothing"):
+            join(prepared(2, timeout=0.5), rank=1)
 
 
 def started(store, generation, rank, said):

@@ -257,7 +257,7 @@ def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: time
         f"wire.transport zmq"
     ):
         store.wait([str(rank) for rank in others], wait)
-    return {rank: _read(store.get(str(rank)), rank, keys) for rank in others}
+        return {rank: _read(store.get(str(rank)), rank, keys) for rank in others}
 
 
 def _read(text: bytes, rank: int, keys: Keys) -> Address:
