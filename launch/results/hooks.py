@@ -71,7 +71,8 @@ class Hooks:
 
         folder = recipe.folder / "tensorboard"
         claim(folder, run_of(recipe.folder) or "")
-        writer = SummaryWriter(str(folder), purge_step=first + 1 if first else None)  # the evaluation at `first` stays
+        # the evaluation at `first` stays; a first start is written too, or TensorBoard takes the next one for it
+        writer = SummaryWriter(str(folder), purge_step=first + 1 if first else 0)
         writer.add_text("recipe", f"```yaml\n{dump(recipe)}```")
         self._ends["tensorboard"] = writer.close
 

@@ -11,6 +11,8 @@ import pytest
 from support.own_code import add_module
 from support.tiny_run import prepared, ran
 from thinwire.errors import ThinwireError
+from thinwire.launch.recipe import recipe
+from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.log_file import read_lines
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -124,6 +126,29 @@ def test_tensorboard_keeps_the_points_of_a_run_that_goes_on(monkeypatch):
     assert {2, 4} <= {point.step for point in events.Scalars("held-out/loss compression off")}
     [recipe] = events.Tensors("recipe/text_summary")[-1:]
     assert (folder / "recipe.yaml").read_text() in recipe.tensor_proto.string_val[0].decode()
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_each_step_once_wherever_a_run_goes_on(monkeypatch):
+    """Its page showed steps twice: a first start must be written, or the next one is taken for it."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    wanted = recipe.parse(["tiny.yaml", "--logging", "[tensorboard]"])
+    wanted.folder.mkdir(parents=True)
+    starts = [(0, 5), (3, 6), (0, 4), (2, 7)]  # the third found no checkpoint
+    for number, (first, last) in enumerate(starts):
+        monkeypatch.setattr(time, "time", lambda number=number: 1.8e9 + number)  # names of files have the seconds
+        hooks = Hooks(wanted, "id", first)
+        for step in range(first + 1, last + 1):
+            hooks(step, {"train/loss": float(number)})
+        hooks.close()
+        assert hooks.news() is None
+    events = EventAccumulator(str(wanted.folder / "tensorboard")).Reload().Tensors("train/loss")
+    assert [(point.step, point.tensor_proto.float_val[0]) for point in events] == [
+        *((step, 2.0) for step in (1, 2)),
+        *((step, 3.0) for step in (3, 4, 5, 6, 7)),
+    ]
 
 
 @pytest.mark.slow
