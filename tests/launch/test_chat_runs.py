@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from support.commands import THINWIRE, completed
-from support.data_files import CHAT, WORDS, write_json, write_tokenizer
+from support.data_files import CHAT, WORDS, write_tokenizer
 from support.pages import DOCS, blocks
+from support.recipe_files import with_routers, write_chats
 from support.recipe_runs import simulate
 from support.run_files import summary
 from support.tiny_run import alone
@@ -26,34 +26,11 @@ from thinwire.launch.run.run import Run
 from thinwire.models.data.templates import today
 from thinwire.pipeline.training.trainer import Trainer
 
-RECIPE = """
-model: {name: llama, config: {vocab_size: 22, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2,
-  num_key_value_heads: 1, intermediate_size: 24, max_position_embeddings: 32}}
-data: {name: chats.jsonl, kind: chat, tokenizer: words, block_size: 24, held_out: 0, shuffle: never}
-pipeline: {num_stages: 2, num_microbatches: 3, microbatch_size: 2}
-compression: {activations: none, gradients: none}
-optimizer: {name: sgd, lr: 0.5, momentum: 0, schedule: constant}
-training: {steps: 1}
-"""
-
 
 @pytest.fixture
 def chats(tmp_path, monkeypatch, hub_cache):
-    """A folder with a recipe, a tokenizer and conversations of one to three answers, of unlike lengths."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "chat.yaml").write_text(RECIPE)
-    write_tokenizer(tmp_path / "words", pairs=False, chat=CHAT)
-    draw = torch.Generator().manual_seed(0)
-
-    def words(most):
-        count = int(torch.randint(1, most, (), generator=draw))
-        return " ".join(WORDS[index] for index in torch.randint(len(WORDS), (count,), generator=draw).tolist())
-
-    rows = [
-        [{"role": role, "content": words(6)} for _ in range(turns) for role in ("user", "assistant")]
-        for turns in (1, 3, 1, 2, 2, 1)
-    ]
-    write_json(tmp_path / "chats.jsonl", [{"messages": messages} for messages in rows])
+    write_chats(tmp_path)
 
 
 def trained(*options):
@@ -89,18 +66,6 @@ def unsplit_step(ready, start):
     (sum(losses) / count).backward()
     with torch.no_grad():
         return {name: p - 0.5 * p.grad for name, p in model.named_parameters()}
-
-
-EXPERTS = {
-    **{"vocab_size": 22, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1},
-    **{"intermediate_size": 24, "num_local_experts": 4, "output_router_logits": True, "initializer_range": 0.3},
-}
-ROUTERS = ("--model.name", "mixtral", "--pipeline.num_stages", "3", "--model.config")
-"""Options of a model in three stages whose routers have a loss; its configuration follows."""
-
-
-def with_routers(weight):
-    return [*ROUTERS, json.dumps(EXPERTS | {"router_aux_loss_coef": weight})]
 
 
 @pytest.mark.slow
@@ -191,28 +156,6 @@ def test_padding_behind_the_longest_of_a_micro_batch_does_not_cross(chats, monke
     _, whole, sent = trained()
     assert sent == {"activations": 3 * 24 * number, "gradients": 3 * 24 * number}
     assert all(torch.equal(whole[name], tensor) for name, tensor in after.items())
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("more", [[], with_routers(0.5)], ids=["llama", "routers"])
-def test_processes_train_on_conversations_as_a_simulation_does(chats, tmp_path, more):
-    given = [
-        *more,
-        "--codec",
-        "q(4)/q(8)",
-        "--training.steps",
-        "2",
-        "--data.held_out",
-        "0.4",
-        "--pipeline.num_microbatches",
-        "1",
-    ]
-    simulated = simulate("chat.yaml", tmp_path / "simulated", *given)
-    run = completed([*THINWIRE, "train", "chat.yaml", "--output", "real", *given], tmp_path)
-    assert run.status == 0, run.stderr
-    wanted, got = summary(simulated), summary(tmp_path / "real")
-    for name in ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent"):
-        assert got[name] == wanted[name]
 
 
 @pytest.mark.slow

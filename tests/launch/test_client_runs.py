@@ -5,27 +5,13 @@ from itertools import chain
 
 import pytest
 
-from support.commands import THINWIRE, completed
-from support.recipe_runs import simulate
-from support.run_files import losses, summary
 from support.tiny_run import prepared, ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.recipe import recipe
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import OptionsError
 
-THREE = [
-    "--clients.count",
-    "3",
-    "--clients.turn",
-    "2 steps",
-    "--codec",
-    "aqsgd(q(4))/q(8)",
-    "--optimizer.schedule",
-    "constant",
-]
 OUTLINES = ["--clients.outlines", "[a.json, b.json]", "--clients.count", "2", "--clients.division", "order"]
-TO_27 = ["--training.steps", "27", "--checkpoint.every", "27 steps"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,21 +20,6 @@ def here(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.processes
-def test_clients_in_processes_train_as_in_a_simulation_that_stopped_within_a_turn(here):
-    """99 samples make three clients with 8 steps an epoch each; behind step 24, AQ-SGD sends differences."""
-    first = simulate("tiny.yaml", here / "simulated", *THREE, *TO_27)
-    assert recipe.parse(["--resume", str(first)]).clients.count == 3
-    simulate(str(first / "recipe.yaml"), first, "--checkpoint.resume", "always", "--training.steps", "30")
-    run = completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *THREE, "--training.steps", "30"], here)
-    assert run.status == 0, run.stderr
-    wanted, got = summary(first), summary(here / "real")
-    for name in ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps"):
-        assert got[name] == wanted[name]
-    assert losses(here / "real") == losses(first)
-    assert max(row["full_share"] for row in got["channels"]) < 1, "no sample came a second time"
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
-"""How stages compute, in whole runs: the same numbers simulated, in processes and after a stop."""
-
-import json
+"""How stages compute, in whole runs: the same numbers, computed again or after a stop."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from support.commands import THINWIRE, completed
 from support.recipe_runs import SHORT, export, simulate
-from support.run_files import losses, summary, weights_of
+from support.run_files import numbers, summary, weights_of
 from support.tiny_run import prepared, write_recipe
 from thinwire.launch.recipe import recipe
 from thinwire.models.errors import ModelError
@@ -16,7 +13,6 @@ from thinwire.pipeline.errors import OptionsError
 
 pytestmark = pytest.mark.slow
 
-SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")
 DROPOUT = (
     "--model.config={vocab_size: 256, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 16, resid_pdrop: 0.2, "
     "embd_pdrop: 0.2, attn_pdrop: 0.2}"
@@ -29,11 +25,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_recipe(tmp_path)
     return tmp_path
-
-
-def numbers_of(run):
-    """What two runs with the same numbers have in common."""
-    return [{name: summary(run)[name] for name in SAME}, losses(run)]
 
 
 def mistakes_of(*options):
@@ -55,7 +46,7 @@ def test_blocks_that_are_computed_again_change_no_bit_of_a_run(here, options):
     given = [DROPOUT, *STOCHASTIC, *options]
     plain = simulate("tiny.yaml", here / "plain", *given)
     again = simulate("tiny.yaml", here / "again", *given, "--training.recompute", "block")
-    assert numbers_of(plain) == numbers_of(again)
+    assert numbers(plain) == numbers(again)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-zero-bubble", "zbv-zero-bubble", "dualpipev"])
@@ -64,40 +55,6 @@ def test_a_schedule_that_splits_the_backward_computes_nothing_again(schedule):
     recipe.parse(["tiny.yaml", *options])
     [mistake] = mistakes_of(*options, "--training.recompute", "block")
     assert f"training.recompute must be none for {schedule}, which splits the backward" in mistake
-
-
-LOUD = """
-from torch import nn
-
-class Loud(nn.Module):
-    def forward(self, x):
-        return 512 * x
-
-def layers():
-    quiet = nn.Sequential(nn.Embedding(256, 16), nn.Linear(16, 16), nn.Dropout(0.2))
-    return [quiet, nn.Sequential(Loud(), nn.Linear(16, 256))]
-"""
-"""Two stages; gradients between them overflow in float16 unless the loss scale is small."""
-
-
-@pytest.mark.processes
-def test_fp16_skips_the_same_steps_on_all_stages_and_after_a_stop(here):
-    """The first factor is too large. The run stops between two steps that are skipped, and goes on with its factor."""
-    (here / "loud.py").write_text(LOUD)
-    codecs = ["--codec", "aqsgd(q(4))/q(8, round='stochastic')", "--training.recompute", "block"]
-    options = ["--model.name", "loud:layers", "--model.config", "{}", "--training.precision", "fp16", *codecs]
-    options += ["--optimizer.schedule", "constant", "--checkpoint.every", "2 steps"]
-    simulated = simulate("tiny.yaml", here / "simulated", *options, "--training.steps", "8")
-    skipped = [json.loads(line)["skipped"] for line in (simulated / "metrics.jsonl").read_text().splitlines()]
-    assert skipped[:3] == [True, True, True] and not skipped[-1], skipped
-    assert summary(simulated)["loss_scale"] == {"factor": 2.0 ** (16 - sum(skipped)), "skipped": sum(skipped)}
-    first = [*options, "--training.steps", "2", "--output", "real"]
-    assert completed([*THINWIRE, "train", "tiny.yaml", *first], here).status == 0
-    again = completed([*THINWIRE, "train", "--resume", "real", "--training.steps", "8"], here)
-    assert again.status == 0, again.stderr
-    assert f"fp16: {sum(skipped)} of 8 steps were skipped" in again.stdout
-    assert numbers_of(here / "real") == numbers_of(simulated)
-    assert summary(here / "real")["loss_scale"] == summary(simulated)["loss_scale"]
 
 
 def test_uncompressed_frames_are_those_of_16_bits(here):
@@ -126,22 +83,13 @@ def test_what_fp16_does_not_go_with_is_one_sentence_each():
     assert "got ef(q(8)); take q(8), or" in mistake
 
 
-@pytest.mark.processes
-def test_processes_with_weights_in_bfloat16_that_compute_again_have_the_numbers_of_a_simulation(here):
-    narrow = ["--model.dtype", "bf16", "--training.precision", "bf16"]
-    options = [DROPOUT, *STOCHASTIC, *narrow, "--training.recompute", "block"]
-    simulated = simulate("tiny.yaml", here / "simulated", *options)
-    assert completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *options], here).status == 0
-    assert numbers_of(here / "real") == numbers_of(simulated)
-
-
 def test_weights_in_bfloat16_go_on_from_a_checkpoint_and_are_exported(here):
     options = [DROPOUT, *STOCHASTIC, "--model.dtype", "bf16", "--optimizer.schedule", "constant"]
     options += ["--optimizer.max_grad_norm", "1.0", "--checkpoint.every", "2 steps"]
     whole = simulate("tiny.yaml", here / "whole", *options, "--training.steps", "4")
     simulate("tiny.yaml", here / "parts", *options, "--training.steps", "2")
     again = simulate("tiny.yaml", here / "parts", *options, "--training.steps", "4", "--training.recompute", "block")
-    assert numbers_of(again) == numbers_of(whole)
+    assert numbers(again) == numbers(whole)
     weights = weights_of(again, 1)
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     exported = load_file(export(again, here / "exported") / "model.safetensors")
@@ -165,35 +113,6 @@ def test_what_weights_in_bfloat16_do_not_go_with_is_one_sentence_each():
     assert mistakes_of("--model.dtype", "bf16", "--replicas.count", "2") == [
         "model.dtype must be fp32 for replicas.count 2, got bf16"
     ]
-
-
-FEW_PROGRAMS = """
-from torch import nn
-
-def layers():
-    return [nn.Sequential(nn.Embedding(256, 8), nn.Dropout(0.2)), nn.Linear(8, 256)]
-"""
-"""Two stages, of which a compiler makes few programs: each takes it seconds."""
-
-
-@pytest.mark.processes
-def test_compiled_processes_have_the_numbers_of_a_simulation_and_go_on_without(here):
-    (here / "few.py").write_text(FEW_PROGRAMS)
-    options = ["--model.name", "few:layers", "--model.config", "{}", "--codec", "q(8)"]
-    options += ["--optimizer.schedule", "constant"]
-    options += ["--training.recompute", "block", "--checkpoint.every", "2 steps", "--data.held_out", "0"]
-    compiled = [*options, "--training.compile", "true", "--training.steps", "2"]
-    first = completed([*THINWIRE, "train", "tiny.yaml", "--output", "real", *compiled], here)
-    assert first.status == 0, first.stderr
-    simulated = simulate("tiny.yaml", here / "simulated", *compiled)
-    assert numbers_of(here / "real") == numbers_of(simulated)
-    plain = simulate("tiny.yaml", here / "plain", *options, "--training.steps", "2")
-    [before, after] = (weights_of(run, 0) for run in (plain, simulated))
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        torch.testing.assert_close(after[name], tensor, rtol=0, atol=0.01)
-    again = simulate("tiny.yaml", simulated, *options, "--training.steps", "3")
-    assert summary(again)["steps"] == 3
 
 
 def test_a_missing_compiler_is_one_sentence(here, monkeypatch):

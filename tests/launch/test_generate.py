@@ -8,10 +8,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.commands import THINWIRE, completed
 from support.data_files import write_tokenizer
 from support.recipe_runs import export, simulate
-from support.run_files import summary
+from support.run_files import numbers
 from support.tiny_model import layers
 from support.tiny_run import TEXT, alone
 from thinwire.launch import cli
@@ -259,25 +258,18 @@ def lines(path):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
-def test_prompts_are_answered_at_each_evaluation_in_processes_as_in_one(folder, capsys):
+def test_prompts_are_answered_at_each_evaluation_as_the_command_answers_them(folder, capsys):
     often = ["--training.steps", "2", "--training.evaluate_every", "1 step", "--data.limit", "900"]
     here = simulate("qwen3.yaml", folder / "asked", *ASKED, *often)
     quiet = simulate("qwen3.yaml", folder / "quiet", *ASKED[-2:], *often)
-    there = folder / "apart"
-    trained = completed([*THINWIRE, "train", "qwen3.yaml", *ASKED, *often, "--output", str(there)], folder)
-    assert trained.status == 0, trained.stderr
     found = lines(here / "answers.jsonl")
     assert [(line["step"], line["prompt"]) for line in found] == [
         (step, prompt) for step in (1, 2) for prompt in ("Where is it?", "And you?")
     ]
-    assert found == lines(there / "answers.jsonl")
     assert any(line["on"] != line["off"] for line in found)
     assert visible(found[2]["on"]) == generated(capsys, here, tokens=3)
     assert visible(found[2]["off"]) == generated(capsys, here, "--codec", "none", tokens=3)
-    assert lines(here / "evaluations.jsonl") == lines(quiet / "evaluations.jsonl") == lines(there / "evaluations.jsonl")
-    digests = {summary(run)["weights_digest"] for run in (here, quiet, there)}
-    assert len(digests) == 1, "answers change nothing in training"
+    assert numbers(here) == numbers(quiet) | {"answers": found}, "answers change nothing in training"
     assert cli.main(["report", str(here), "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text()
     assert "And you?" in page

@@ -1,11 +1,8 @@
 """The look of a run at one held-out batch before a pretrained model trains, as a user meets it."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from support.commands import THINWIRE, completed
 from support.recipe_runs import simulate
 from support.run_files import losses, summary
 from thinwire.launch import cli
@@ -68,16 +65,6 @@ def test_the_run_is_as_without_the_look(run, tmp_path, monkeypatch):
     without = summary(simulate("tiny.yaml", tmp_path / "without"))
     assert without["look"] is None
     assert of_training(without) == of_training(told)
-
-
-@pytest.mark.processes
-def test_processes_see_what_the_simulation_sees(run, here, tmp_path):
-    _, _, told = run
-    trained = completed([*THINWIRE, "train", "tiny.yaml", "--output", tmp_path / "trained"], Path.cwd())
-    assert trained.status == 0, trained.stderr
-    found = summary(tmp_path / "trained")
-    assert found["look"] == told["look"] and of_training(found) == of_training(told)
-    assert SAID in trained.stdout
 
 
 @pytest.mark.parametrize(

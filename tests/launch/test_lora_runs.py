@@ -12,17 +12,15 @@ from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    LlamaConfig,
     LlamaForCausalLM,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
-from support.commands import THINWIRE, completed
 from support.data_files import write_reviews
+from support.recipe_files import LORA, WITH_DROPOUT, write_lora, written
 from support.recipe_runs import evaluated, export, loaded_as_its_readme_says, simulate
-from support.run_files import losses, metrics, summary, weights_of
-from support.tiny_run import TEXT
+from support.run_files import losses, summary, weights_of
 from thinwire.launch import cli
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe import recipe
@@ -33,37 +31,12 @@ from thinwire.models.lora import for_peft
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = pytest.mark.slow
 
-RECIPE = """
-model: {name: tiny, weights: pretrained, lora: {rank: 4}}
-data: {name: text, block_size: 16, held_out: 0.08}
-pipeline: {num_stages: 3, num_microbatches: 2, microbatch_size: 2}
-compression: {activations: none, gradients: none}
-optimizer: {name: sgd, momentum: 0, weight_decay: 0, lr: 0.5, schedule: constant}
-training: {steps: 4}
-"""
-COMPRESSED = [
-    "--codec",
-    "q(4)/q(8)",
-    "--model.lora.dropout",
-    "0.2",
-    "--optimizer.name",
-    "adamw",
-    "--optimizer.lr",
-    "0.01",
-]
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with a tiny pretrained model, `tiny`, its recipe, and a run without compression, `trained`."""
     folder = tmp_path_factory.mktemp("lora")
-    sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True)).save_pretrained(folder / "tiny")
-    (folder / "lora.yaml").write_text(RECIPE)
-    (folder / "text").write_bytes(TEXT)
+    write_lora(folder)
     with chdir(folder):
         simulate("lora.yaml", folder / "trained")
     return folder
@@ -119,22 +92,10 @@ def test_stages_without_an_adapter_are_clipped_and_scaled_with_the_others(folder
     assert losses(half)[-1] == pytest.approx(losses(folder / "trained")[-1], abs=0.02)
 
 
-@pytest.mark.processes
-def test_real_processes_train_as_a_simulation_with_dropout_too(folder):
-    simulate("lora.yaml", folder / "simulated", *COMPRESSED)
-    completed([*THINWIRE, "train", "lora.yaml", "--output", folder / "real", *COMPRESSED], folder)
-    real, simulated = summary(folder / "real"), summary(folder / "simulated")
-    for name in ("train_loss", "held_out", "weights_digest", "bytes_sent"):
-        assert real[name] == simulated[name], name
-    sent = [line["bytes"] for line in metrics(folder / "real")]
-    assert sent == [line["bytes"] for line in metrics(folder / "simulated")]
-    assert sum(sent) == sum(channel["bytes"] for channel in real["channels"]), "both boundaries count in each step"
-
-
 def test_a_run_that_stops_goes_on_as_if_it_had_not(folder):
     checkpoints = ["--checkpoint.every", "2 steps", "--optimizer.schedule", "constant"]
-    simulate("lora.yaml", folder / "whole", *COMPRESSED, *checkpoints)
-    simulate("lora.yaml", folder / "stopped", *COMPRESSED, *checkpoints, "--training.steps", "2")
+    simulate("lora.yaml", folder / "whole", *WITH_DROPOUT, *checkpoints)
+    simulate("lora.yaml", folder / "stopped", *WITH_DROPOUT, *checkpoints, "--training.steps", "2")
     [*_, saved] = sorted((folder / "stopped" / "checkpoints").glob("step-*"))
     assert not any("base_layer" in name for path in saved.rglob("*.safetensors") for name in load_file(path))
     for stages in ("3", "2"):
@@ -191,7 +152,7 @@ def test_a_classifier_with_an_adapter_has_the_classes_of_the_data(tmp_path, monk
     config = RobertaConfig(**sizes, intermediate_size=24, max_position_embeddings=32, **before)
     RobertaForSequenceClassification(config).save_pretrained("tiny")
     write_reviews(tmp_path / "text.parquet", names)
-    (tmp_path / "lora.yaml").write_text(RECIPE)
+    written(tmp_path, LORA, "lora.yaml")
     reviews = ["--data.name", "text.parquet", "--data.kind", "pairs", "--data.held_out", "0.2"]
     run = simulate("lora.yaml", tmp_path / "run", *reviews)
     adapter = loaded_as_its_readme_says(export(run, tmp_path / "adapter"))

@@ -4,7 +4,7 @@ import pytest
 
 from support.commands import TORCHRUN, TRAIN, started
 from support.hosts import WIRE, hosts
-from support.run_files import losses, summary
+from support.run_files import numbers, summary
 from support.wire_bytes import bytes_sent
 from thinwire.launch import cli
 
@@ -55,7 +55,4 @@ def test_the_wire_carries_the_metered_bytes_and_the_numbers_are_those_of_a_simul
 
     monkeypatch.chdir(tmp_path)
     assert cli.main(["simulate", "wired.yaml", "--output", "simulated"]) == 0
-    simulated = summary(tmp_path / "simulated")
-    for same in ("weights_digest", "held_out", "bytes_sent"):
-        assert told[same] == simulated[same], same
-    assert losses(tmp_path / "wired") == losses(tmp_path / "simulated")
+    assert numbers(tmp_path / "wired") == numbers(tmp_path / "simulated")

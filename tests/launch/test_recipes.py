@@ -6,10 +6,9 @@ import pytest
 import torch
 from torchvision.models import ResNet, VisionTransformer
 
-from support.commands import THINWIRE, completed
 from support.data_files import WORDS, random_pixels, write_images, write_rows, write_tokenizer
 from support.recipe_runs import SHORT, TINY, evaluated, export, loaded_as_its_readme_says, outputs_of, simulate
-from support.run_files import losses, summary, weights_of
+from support.run_files import losses, summary
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe import recipe
@@ -61,22 +60,6 @@ def test_an_evaluation_of_the_export_repeats_the_runs_scores(runs, name, tmp_pat
     assert scores["off"] == expected["off"]
     assert scores["on"] == expected["on"]
     assert (scores["on"] == scores["off"]) == (name in STATEFUL), "AQ-SGD sends a first visit as it is"
-
-
-@pytest.mark.processes
-def test_real_processes_have_the_numbers_of_the_simulation_where_stages_share_weights(runs, tmp_path):
-    simulated, _ = runs("deberta-tiny")
-    options = [*TINY["deberta-tiny"], *SHORT]
-    command = completed([*THINWIRE, "train", "deberta-tiny", "--output", "run", *options], tmp_path)
-    assert command.status == 0, command.stderr
-    assert "of the 84 x 96 tokens are padding, which crosses the wire too" in command.stdout
-    run = tmp_path / "run"
-    assert losses(run) == losses(simulated)
-    assert summary(run)["held_out"] == summary(simulated)["held_out"]
-    assert summary(run)["weights_digest"] == summary(simulated)["weights_digest"]
-    shared = "deberta.encoder.rel_embeddings.weight"
-    copies = [weights_of(run, index).get(shared) for index in range(4)]
-    assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
 # --- those that download ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from support.commands import THINWIRE, TIMEOUT, completed, started
-from support.run_files import metrics, summary
+from support.run_files import metrics, numbers
 from support.tiny_run import write_recipe
 
 KILLS = int(os.environ.get("THINWIRE_KILLS", "5"))
@@ -33,11 +33,6 @@ def tiny(tmp_path):
         *("--training.steps", 100_000, "--training.evaluate_every", "7 steps", "--optimizer.schedule", "constant"),
         *("--compression.activations", 'aqsgd(q(3), store="disk")', "--compression.gradients", "ef(topk(0.2))"),
     ]
-
-
-def numbers(run):
-    found = summary(run)
-    return {name: found[name] for name in ("weights_digest", "held_out", "train_loss", "channels", "bytes_sent")}
 
 
 def lines(path):

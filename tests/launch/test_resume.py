@@ -8,7 +8,7 @@ import pytest
 
 from support.data_files import png, random_pixels
 from support.recipe_runs import simulate
-from support.run_files import losses, summary
+from support.run_files import losses, numbers, summary
 from thinwire.launch import cli
 from thinwire.launch.folder.weights import find_checkpoint
 from thinwire.launch.run.parts import evaluation
@@ -28,7 +28,6 @@ TINY = [
 ]
 """An epoch has two steps, an evaluation two batches."""
 OFTEN = ["--training.evaluate_every", "2 steps", "--checkpoint.every", "2 steps"]
-SAME = ("train_loss", "held_out", "channels", "weights_digest", "bytes_sent", "steps")
 CODECS = {
     "plain": ["--codec", "q(4)/q(8)"],
     "quantized-adam": [
@@ -115,10 +114,7 @@ def test_a_run_that_is_stopped_in_an_evaluation_has_it_again_and_ends_as_one_tha
     assert checkpoints(tmp_path / "stopped")[-1] == f"step-{done:08d}"
     assert [line["step"] for line in evaluations(tmp_path / "stopped")] == list(range(2, done, 2))
     assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
-    assert evaluations(tmp_path / "stopped") == evaluations(whole_run)
-    found, wanted = summary(tmp_path / "stopped"), summary(whole_run)
-    assert {name: found[name] for name in SAME} == {name: wanted[name] for name in SAME}
-    assert found["traffic"] == wanted["traffic"]
+    assert numbers(tmp_path / "stopped") == numbers(whole_run)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -129,10 +125,7 @@ def test_a_run_that_stopped_ends_as_one_that_did_not(tmp_path, codec):
     assert not (tmp_path / "stopped/summary.json").exists()
     assert checkpoints(tmp_path / "stopped") == ["step-00000002", "step-00000004"]
     assert cli.main(["simulate", "--resume", str(tmp_path / "stopped")]) == 0
-    wanted, got = summary(whole), summary(tmp_path / "stopped")
-    assert {name: got[name] for name in SAME} == {name: wanted[name] for name in SAME}
-    assert losses(tmp_path / "stopped") == losses(whole)
-    assert evaluations(tmp_path / "stopped") == evaluations(whole)
+    assert numbers(tmp_path / "stopped") == numbers(whole)
     assert checkpoints(tmp_path / "stopped") == ["step-00000006", "step-00000007"]
 
 
@@ -231,14 +224,6 @@ def test_checkpoints_of_the_release_before_are_refused_in_a_sentence(stopped_run
     said = capsys.readouterr().err
     assert said.count("is damaged, or of another release") == 2 and "Traceback" not in said, said
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
-
-
-def test_there_is_nothing_to_resume(tmp_path, stopped_run, capsys):
-    assert cli.main(["simulate", "--resume", str(tmp_path / "nowhere")]) == 2
-    assert "--resume must name the folder of a run" in capsys.readouterr().err
-    shutil.rmtree(stopped_run / "checkpoints")
-    assert cli.main(["simulate", "--resume", str(stopped_run)]) == 2
-    assert "--resume needs a whole checkpoint" in capsys.readouterr().err
 
 
 def test_other_samples_for_evaluation_are_another_run(folder, capsys):

@@ -16,7 +16,6 @@ from thinwire.launch import cli
 pytestmark = pytest.mark.processes
 
 ZMQ = ["--wire.transport", "zmq", "--wire.timeout", "120"]
-FOUR = ["--pipeline.num_stages", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,6 @@ def simulated(folder, monkeypatch, *options):
     monkeypatch.chdir(folder)
     assert cli.main(["simulate", "tiny.yaml", "--output", "simulated", "--overwrite", *options]) == 0
     return digest(folder / "simulated")
-
-
-def test_four_processes_end_with_the_digest_of_their_simulation(folder, monkeypatch):
-    """The tests below are of two."""
-    command = completed([*THINWIRE, "train", "tiny.yaml", "--output", "run", "--overwrite", *FOUR, *ZMQ], folder)
-    assert command.status == 0, command.stderr
-    assert digest(folder / "run") == simulated(folder, monkeypatch, *FOUR, *ZMQ)
 
 
 @needs_ss

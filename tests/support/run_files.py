@@ -10,6 +10,12 @@ from thinwire.launch.folder.weights import newest
 from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, SavedStage
 
+SAME = (
+    *("steps", "samples", "train_loss", "held_out", "look", "loss_scale"),
+    *("channels", "replicas", "shared", "traffic", "bytes_sent", "weights_digest"),
+)
+OF_A_STEP = ("step", "loss", "grad_norm", "lr", "samples", "skipped")
+
 
 def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
@@ -20,9 +26,20 @@ def digest(run: Path) -> str:
     return summary(run)["weights_digest"]
 
 
+def numbers(run: Path) -> dict[str, Any]:
+    """What runs of one training have in common, bit for bit, however they ran: scores, weights, losses and bytes."""
+    told = summary(run)
+    steps = [{name: line[name] for name in OF_A_STEP} for line in metrics(run)]
+    logs = {name: _lines(run / f"{name}.jsonl") for name in ("evaluations", "answers")}
+    return {name: told[name] for name in SAME} | {"each step": steps} | logs
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics so far, without one that is just being written; empty before the first."""
-    path = run / "metrics.jsonl"
+    return _lines(run / "metrics.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
