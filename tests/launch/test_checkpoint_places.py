@@ -34,18 +34,6 @@ def test_a_run_without_checkpoints_leaves_their_folder_alone(folder):
     assert snapshot(folder / "kept") == before
 
 
-@pytest.mark.parametrize("name", ["base", "step-00000001", "step-00000012"])
-def test_what_stands_in_the_way_of_checkpoints_is_refused_before_training(folder, capsys, name):
-    (folder / "kept" / name).mkdir(parents=True)
-    (folder / "kept" / name / "img").touch()
-    assert simulate("run", *SAVING) == 2
-    assert capsys.readouterr().err == (
-        f"checkpoint.folder must name a folder where checkpoints have room: no run made kept/{name}/img; move that "
-        f"away, or name another folder\n"
-    )
-    assert (folder / "kept" / name / "img").exists() and not list((folder / "run").iterdir())
-
-
 def test_checkpoints_stand_beside_what_is_somebody_elses(folder):
     for name in ("step-12", "film"):
         (folder / "kept" / name).mkdir(parents=True)

@@ -282,24 +282,6 @@ def test_on_a_terminal_a_run_says_what_it_prepares(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.splitlines() == ["reading the data ...", "cutting the model ..."]
 
 
-@pytest.mark.slow
-def test_an_output_that_cannot_be_written_is_told_before_anything_starts(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    assert cli.main(["simulate", "quickstart", "--output", str(tmp_path / "file" / "run")]) == 2
-    assert "output must name a folder that can be written" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_simulation_that_cannot_keep_its_stores_says_so_in_a_sentence(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    where = ["--output", str(tmp_path / "run"), "--compression.store_folder", str(tmp_path / "file")]
-    method = ["--compression.activations", 'aqsgd(q(4), store="disk")']
-    short = ["--data.limit", "5000", "--training.steps", "1", "--data.held_out", "0.3"]
-    assert cli.main(["simulate", "gpt2-tiny", *where, *method, "--compression.gradients", "q(8)", *short]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"compression.store_folder must name a folder that can be written, got {tmp_path / 'file'}")
-
-
 OWN = """
 def main(arguments):
     return len(arguments)

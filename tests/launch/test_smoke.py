@@ -9,7 +9,6 @@ from support.data_files import write_tokenizer
 from support.recipe_runs import TINY
 from thinwire.errors.files import MARK
 from thinwire.launch import cli
-from thinwire.launch.folder.policy import replacing
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.recipe.recipe import SMOKE_STEPS, dump, parse
 
@@ -82,17 +81,6 @@ def test_a_tokenizer_with_several_chat_templates_is_exported(folder, capsys):
     exported = AutoTokenizer.from_pretrained(folder / "exported")
     assert exported.chat_template == tokenizer.chat_template
     assert MARK not in [path.name for path in (folder / "exported").iterdir()]
-
-
-@pytest.mark.slow
-def test_it_replaces_no_other_run(folder, capsys):
-    assert cli.main(["simulate", "tiny.yaml", "--output", "run-smoke", "--training.steps", "1"]) == 0
-    assert cli.main(["simulate", "tiny.yaml", "--output", "run", "--smoke"]) == 2
-    assert "a smoke run must not replace run-smoke, which holds another run" in capsys.readouterr().err
-    assert replacing(parse(["tiny.yaml", "--output", "other", "--smoke"])) is None
-    for text in ("a: [", "[]", "debug: 3"):  # each was a traceback
-        (folder / "run-smoke" / "recipe.yaml").write_text(text)
-        assert "a smoke run must not replace" in replacing(parse(["tiny.yaml", "--output", "run", "--smoke"]))
 
 
 @pytest.mark.slow
