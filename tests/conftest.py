@@ -12,28 +12,23 @@ from hypothesis import settings
 
 from support import no_sync  # noqa: F401 - it acts when it is imported
 from support.needs import left_out
-from support.unwanted import nothing_wanted
 
 # properties are tried on the same examples in every run, however slow the machine is
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-def pytest_configure(config):
-    """Hide the GPUs of this machine from all but the tests that ask for one (`make test-gpu`).
+# Before its first program each process that compiles would try the vector instructions out, which takes three programs
+# and three imports of torch, and then compile the headers by themselves, which pays from many programs on. torch reads
+# both when it is imported, as tests/launch/conftest.py does before `pytest_configure`.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
-    Before its first program each process that compiles would try the vector instructions out, which takes three
-    programs and three imports of torch, and then compile the headers by themselves, which pays from many programs on.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+
+def pytest_configure(config):
+    """Hide the GPUs of this machine from all but the tests that ask for one (`make test-gpu`)."""
     if "gpu" not in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Do not import a file of which no test is wanted, as in `-m "not slow"`."""
-    return True if nothing_wanted(collection_path, config.option.markexpr or "") else None
 
 
 def pytest_collection_modifyitems(items):
