@@ -140,12 +140,18 @@ def test_a_class_of_ones_own_counts_where_its_base_class_has_a_shorter_way(rule,
     assert torch.equal(coder.buffers.store("train").read(torch.tensor([0])), error)
 
 
-def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch):
-    monkeypatch.setattr(cpu, "encode", lambda *_: None)
+@pytest.fixture
+def untried():
+    """No kernel has been tried out, neither here nor for the tests that follow."""
     work.cache_clear()
+    yield
+    work.cache_clear()
+
+
+def test_a_kernel_that_gives_other_bytes_is_not_used_and_that_is_said_once(monkeypatch, untried):
+    monkeypatch.setattr(cpu, "encode", lambda *_: None)
     with pytest.warns(UserWarning, match="for the CPU do not work here, so codecs are slower: they gave other") as said:
         assert not any(work("numba", "the CPU", cpu._agree, AbsMaxGrid(4, False)) for _ in range(2))
-    work.cache_clear()
     assert len(said) == 1
 
 
