@@ -47,6 +47,8 @@ class Case:
     """A folder of the run that is removed between its parts."""
     turn: int = 0
     """The step at which the simulation stops and goes on, if not 0."""
+    needs: str = ""
+    """A package that not everybody has."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ CASES = {
         recipe="chat.yaml",
         write=write_chats,
     ),
-    "an adapter with dropout": Case(WITH_DROPOUT, steps=4, recipe="lora.yaml", write=write_lora),
+    "an adapter with dropout": Case(WITH_DROPOUT, steps=4, recipe="lora.yaml", write=write_lora, needs="peft"),
     # 99 samples make three clients with 8 steps an epoch each; behind step 24, AQ-SGD sends differences
     "clients in turn": Case(
         ["--clients.count", "3", "--clients.turn", "2 steps", "--codec", "aqsgd(q(4))/q(8)", *CONSTANT],
@@ -192,6 +194,7 @@ CASES = {
         steps=3,
         recipe="resnet-tiny",
         write=lambda folder: None,
+        needs="sklearn",
     ),
 }
 
@@ -203,6 +206,8 @@ def both(tmp_path_factory):
 
     def runs_of(name):
         if name not in made:
+            if CASES[name].needs:
+                pytest.importorskip(CASES[name].needs, reason=f"needs {CASES[name].needs}")
             made[name] = ran(CASES[name], tmp_path_factory.mktemp("case"))
         return made[name]
 
