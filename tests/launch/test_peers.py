@@ -155,8 +155,9 @@ def pair():
 
 def test_a_stranger_is_hung_up_on_and_one_of_the_list_gets_no_more_than_it_may(pair):
     first, second, places = pair
+    asks = json.dumps({"peers": places, "join": None, "versions": "", "time": 0}).encode()
     for source, sent in (
-        ("127.0.0.9", b'{"peers": []}\n'),
+        ("127.0.0.9", asks + b"\n"),
         ("127.0.0.2", b"x" * (1 << 17)),
         ("127.0.0.2", b"[" * 60000),
     ):
