@@ -275,7 +275,7 @@ def _refuse_sizes(name: str, fields: Mapping[str, Any]) -> None:
         f"{field} {value}"
         for field, value in fields.items()
         for part, most in _LARGEST.items()
-        if part in field and isinstance(value, int) and value > most
+        if part in field.replace("per_layer", "") and isinstance(value, int) and value > most
     ]
     most = ", ".join(f"{part} up to {most}" for part, most in _LARGEST.items())
     require((not large, f"the configuration of {name} must have {most}, got {', '.join(large)}"))

@@ -94,6 +94,12 @@ def config_of(tmp_path, **fields):
     return ModelOptions(name=str(tmp_path))
 
 
+def test_a_vocabulary_for_each_layer_is_no_number_of_layers(tmp_path):
+    """Every Gemma 4 and Gemma 3n in a folder has this field, and was refused as of 262,144 layers."""
+    fields = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 262_144}
+    assert find_model(config_of(tmp_path, **fields)).config.vocab_size_per_layer_input == 262_144
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"num_hidden_layers": 10**9}, {"num_labels": 90_000_001}, {"max_position_embeddings": 10**12}],
