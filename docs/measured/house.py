@@ -7,16 +7,24 @@ count the longest chain of arrows, rooms that import each other in a circle bein
 read as text. Then processes import what is in FOLDER: one trains a step of quickstart as `thinwire simulate` does, and
 counts the functions of Thinwire that are called before; others measure the processor's seconds that an import takes,
 which other work on the machine changes little. With --lines it only counts lines.
+
+Of `prepare` it counts stays, files and climbs. A stay is a function that launch calls before `prepare` returns, or that
+calls one of launch, once for each caller: a method, a property and a lambda, too. A file is one that a stay is in. A
+climb is a stay in a file that imports the caller's, directly or through others, as that of a callback does.
+
+Another commit is measured as today's: `git worktree add ../before 6d675f28`, and FOLDER is ../before, with what
+its setup.cfg asks for installed.
 """
 
 import ast
+import json
 import os
 import resource
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,16 +74,18 @@ def rooms_of(graph: Graph, found: Mapping[str, Path]) -> dict[str, set[str]]:
     return rooms
 
 
+def _below(graph: Graph, begin: str) -> frozenset[str]:
+    """What is reached from a room or a module by its arrows, itself included."""
+    reached, new = set[str](), {begin}
+    while new:
+        reached |= new
+        new = {target for each in new for target in graph.get(each, ())} - reached
+    return frozenset(reached)
+
+
 def floors(rooms: Graph) -> int:
     """The longest chain of arrows between rooms that do not import each other, directly or through others."""
-
-    @cache
-    def below(room: str) -> frozenset[str]:
-        reached, new = set[str](), {room}
-        while new:
-            reached |= new
-            new = {target for each in new for target in rooms.get(each, ())} - reached
-        return frozenset(reached)
+    below = cache(partial(_below, rooms))
 
     @cache
     def height(room: str) -> int:
@@ -86,38 +96,66 @@ def floors(rooms: Graph) -> int:
 
 
 WALK = """
-import sys
+import json, sys
 from pathlib import Path
 from thinwire.launch import cli
-root, called, files = str(Path(sys.argv[1]).resolve()), set(), set()
+root, called, files, calls, preparing = str(Path(sys.argv[1]).resolve()), set(), set(), [], False
+def is_ours(code):
+    return "/thinwire/" in code.co_filename and (code.co_name[0] != "<" or code.co_name == "<lambda>")
+def place(code):
+    return code.co_filename.rpartition("/thinwire/")[2], id(code)
 def profile(frame, event, argument):
+    global preparing
     code = frame.f_code
-    path = str(Path(code.co_filename).resolve()) if event == "call" and "/thinwire/" in code.co_filename else ""
-    if not path or code.co_name.startswith("<"):
+    if event not in ("call", "return") or not is_ours(code):
         return
+    if code.co_name == "prepare":
+        preparing = event == "call"
+    if event == "return":
+        return
+    path = str(Path(code.co_filename).resolve())
     if code.co_name == "train_step":
         sys.setprofile(None)
         deep = 0
         while frame is not None:
             deep, frame = deep + ("/thinwire/" in frame.f_code.co_filename), frame.f_back
-        print("functions", len(called), len(files), deep, file=sys.stderr)
+        print("functions", json.dumps([len(called), len(files), deep, calls]), file=sys.stderr)
+    if preparing and code.co_flags & 1:  # the body of a class is no function
+        above = frame.f_back
+        while not is_ours(above.f_code):
+            above = above.f_back
+        calls.append((place(above.f_code), place(code)))
     called.add((path, code.co_firstlineno))
     files.add(path)
 sys.setprofile(profile)
 cli.main(["simulate", "quickstart", "--training.steps", "1", "--data.limit", "40000", "--output", sys.argv[2]])
 """
-"""Trains a step, and prints how many functions of how many files were called before, and how many are under way."""
+"""Trains a step, and prints how many functions of how many files were called before, how many are under way, and the
+calls of `prepare`: caller and called, each a file and a number."""
 IMPORTS = {
     "import thinwire.pipeline": "import thinwire.pipeline",
     "thinwire --help": "from thinwire.launch import cli; cli.main(['--help'])",
 }
 
 
-def steps_to_the_first_step(layout: Path, root: Path) -> list[int]:
-    """Functions called before the first step, their files, and the functions that call each other to begin it."""
+Place = tuple[str, int]
+"""The file of a function, from the folder of the packages on, and a number that is its own."""
+
+
+def to_the_first_step(layout: Path, root: Path) -> tuple[int, int, int, set[tuple[Place, Place]]]:
+    """Functions called before the first step, their files, those that call each other to begin it; the stays."""
     done = _python(layout, "-c", WALK, str(root), str(layout / "run"))
     said = next(line for line in done.stderr.splitlines() if line.startswith("functions "))
-    return [int(number) for number in said.split()[1:]]
+    called, files, deep, calls = json.loads(said.partition(" ")[2])
+    pairs = {((*caller,), (*function,)) for caller, function in calls}
+    return called, files, deep, {pair for pair in pairs if any(file.startswith("launch/") for file, _ in pair)}
+
+
+def climbs(stays: set[tuple[Place, Place]], graph: Graph, found: Mapping[str, Path], root: Path) -> int:
+    """How many stays are in a file that imports the caller's, directly or through others."""
+    module = {str(path.relative_to(root)): name for name, path in found.items()}
+    ways = [(module[caller], module[function]) for (caller, _), (function, _) in stays if caller != function]
+    return sum(low in _below(graph, high) for low, high in ways)
 
 
 def processor_seconds(layout: Path, code: str, repetitions: int = 5) -> float:
@@ -174,8 +212,10 @@ def main(words: list[str]) -> None:
     print(f"all: {sum(lines.values()):,} lines in {len(found)} files, {once} of which one other file imports")
     with TemporaryDirectory() as folder:
         lay_out(root, Path(folder))
-        called, files, deep = steps_to_the_first_step(Path(folder), root)
+        called, files, deep, stays = to_the_first_step(Path(folder), root)
         print(f"to the first step: {called:,} functions of {files} files, {deep} of them under way when it begins")
+        inside = len({file for _, (file, _) in stays})
+        print(f"prepare: {len(stays)} stays in {inside} files, {climbs(stays, graph, found, root)} climbs")
         for name, code in IMPORTS.items():
             print(f"{name}: {processor_seconds(Path(folder), code):.2f} s of a processor")
 
