@@ -223,9 +223,11 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
             those of an adapter.
         ModelError: the matrices of the adapter mean something else there.
     """
+    start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
+    if start is None and adapter is None:
+        return model
     from thinwire.models.lora import CONFIG_FILE, check_config
 
-    start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
     if start is not None and (start.run / "model" / CONFIG_FILE).is_file():
         raise OptionsError(
             f"model.weights must name whole weights, but {model.weights} is a run that trained an adapter; give that "

@@ -10,55 +10,76 @@ from contextlib import suppress
 from dataclasses import replace
 
 from thinwire.errors import ThinwireError, attempt
+from thinwire.errors.names import first_of
 from thinwire.launch.folder.weights import with_run_weights
-from thinwire.launch.plan.cut import cut
 from thinwire.launch.plan.host_data import data_of, with_own_task
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.plan.shared_weights import notes_on_shared
+from thinwire.launch.plan.prompts import read_prompts
+from thinwire.launch.plan.shared_weights import check_shared, notes_on_shared
 from thinwire.launch.recipe.recipe import PACKAGED, Recipe
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
+from thinwire.models.cut import layers_of_stages, outputs_of_stages
+from thinwire.models.data.kinds import more_samples
 from thinwire.models.data.samples import Data
+from thinwire.models.errors import require
+from thinwire.models.fit import fitted
+from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
-from thinwire.models.source import ModelSource
+from thinwire.models.source import ModelSource, Use
 from thinwire.pipeline.devices.device import choose
+from thinwire.pipeline.replicas.exchange import check_fit
 
 
 def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
-    """Find the model, read the data and cut the model. The epochs of the recipe become steps.
+    """Find the model, read the data and cut the model. The recipe says then what was left to them.
 
-    `given` are the data where they are read already; `rank` is that of a stage process, None for a launcher and for
-    what runs in one process. A stage process may have an outline in place of the data, and shares them on its host.
-    This machine must have the memory to train so many `copies` of the model; 0 trains elsewhere, or not at all.
+    That is whether a tied head stays one weight, the date of chats, and steps in place of epochs. `given` are the data
+    where they are read already; `rank` is that of a stage process, None for a launcher and for what runs in one
+    process. A stage process may have an outline in place of the data, and shares them on its host. This machine must
+    have the memory to train so many `copies` of the model; 0 trains elsewhere, or not at all.
 
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
         OptionsError: there is no GPU where one is wanted, or too little memory.
     """
-    device = choose(recipe.training.device)
+    device, pipeline, training = choose(recipe.training.device), recipe.pipeline, recipe.training
     recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
-            lambda: with_own_task(given or data_of(recipe, rank), recipe.training),
+            lambda: with_own_task(given or data_of(recipe, rank), training),
             lambda: _source(recipe, copies),
             lambda: check_hooks(recipe.logging),
-            lambda: check_precision(recipe.training.precision, device),
-            lambda: check_compiler(device) if recipe.training.compile else None,
+            lambda: check_precision(training.precision, device),
+            lambda: check_compiler(device) if training.compile else None,
         )
-    recipe = replace(recipe, data=replace(recipe.data, date=data.date or recipe.data.date))
+    micro_batch = data.training, pipeline.microbatch_size, training.precision
     with showing("cutting the model"):
-        prepared = cut(recipe, source, data)
-    if prepared.blueprint.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
+        model, data = fitted(source.blueprint(_use(recipe, data)), data)
+        recipe = _decided(recipe, data, model)
+        cuts, _, unread = attempt(
+            lambda: layers_of_stages(model, pipeline.layers, pipeline.num_stages, *micro_batch),
+            lambda: _check_samples(data, recipe),
+            lambda: check_weights(model),
+        )
+        outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
+        check_fit(model, recipe.replicas)
+        check_shared(model, recipe.compression)
+        prompts = read_prompts(recipe, model, outputs) if training.prompts else None
+    prepared = Prepared(recipe, source, model, cuts, data, outputs, prompts)
+    said = "the files of the weights hold tensors that this model does not read"
+    notes = [f"{said}: {first_of(unread)}"] if unread else []
+    if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
-            found = prepared.blueprint.compare(packed=recipe.data.packing)
-        notes = [*prepared.data.notes, found, *_notes(prepared)]
-        prepared = replace(prepared, data=replace(prepared.data, notes=tuple(notes)))
+            notes.append(model.compare(packed=recipe.data.packing))
+        notes += _notes(prepared)
+    prepared = replace(prepared, data=replace(data, notes=(*data.notes, *notes)))
     return _counted_in_steps(prepared)
 
 
@@ -79,6 +100,44 @@ def _source(recipe: Recipe, copies: int) -> ModelSource:
     if copies:
         check_memory(recipe, source.parameters, copies)
     return source
+
+
+def _use(recipe: Recipe, data: Data) -> Use:
+    """What a recipe and its data ask of the model."""
+    common = Use(task=recipe.data.task, num_labels=data.num_labels)
+    if data.vocab_size is None:
+        return replace(common, channels=data.training.example(1).shape[1])
+    length = recipe.data.block_size
+    tokens = recipe.pipeline.batch_size * length
+    return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=tokens)
+
+
+def _decided(recipe: Recipe, data: Data, model: Blueprint) -> Recipe:
+    """The recipe with what it left to the data and the model: the date of chats, and whether a tied head stays one."""
+    dated = replace(recipe.data, date=data.date or recipe.data.date)
+    return replace(recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head))
+
+
+def _check_samples(data: Data, recipe: Recipe) -> None:
+    """Raise ModelError if training or evaluation has fewer samples than one batch needs."""
+    pipeline = recipe.pipeline
+    one_pass = pipeline.pass_size
+    fewer = "lower pipeline.num_microbatches or microbatch_size"
+    fewer_replicas = ", or replicas.count" if recipe.replicas.count > 1 else ""
+    require(
+        (
+            len(data.training) >= recipe.batch_size,
+            f"a batch must not hold a sample twice: a step needs {recipe.batch_size} samples, and there are "
+            f"{len(data.training)} to train on; "
+            + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation{fewer_replicas}"]),
+        ),
+        (
+            data.held_out is None or len(data.held_out) >= one_pass,
+            f"an evaluation pass is as large as a training pass, and must not hold a sample twice: it needs {one_pass} "
+            f"samples, and there are {len(data.held_out or ())} held out; "
+            + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
+        ),
+    )
 
 
 def _notes(prepared: Prepared) -> list[str]:

@@ -18,17 +18,18 @@ _REST_ERASED = "\x1b[K"
 _COUNTER = "thinwire seconds"
 
 
-def show(doing: str) -> None:
-    """Print what happens now, if the output is a terminal, in the first process alone."""
-    if _is_watched():
+def show(doing: str) -> bool:
+    """Print what happens now, if the output is a terminal, in the first process alone; whether it is."""
+    watched = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
+    if watched:
         print(f"{doing} ...", flush=True)
+    return watched
 
 
 @contextmanager
 def showing(doing: str) -> Iterator[None]:
     """Print what happens inside, as `show` does. After some seconds, the line below counts them until the end."""
-    show(doing)
-    with counting(_is_watched()):
+    with counting(show(doing)):
         yield
 
 
@@ -71,7 +72,3 @@ def _count(ended: threading.Event) -> None:
         written = True
     if written:
         print(_REST_ERASED, end="", flush=True)
-
-
-def _is_watched() -> bool:
-    return sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"

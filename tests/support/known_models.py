@@ -2,23 +2,34 @@
 
 from pathlib import Path
 
-from thinwire.launch.plan import cut
+from thinwire.launch.plan import prepare
 from thinwire.models.architectures.configuration import LibrarySource
 from thinwire.models.source import ModelSource
 
-_outputs, _count, _model, _found = cut._outputs, LibrarySource.parameters.fget, ModelSource.blueprint, {}
+_outputs, _count, _model, _found = (
+    prepare.outputs_of_stages,
+    LibrarySource.parameters.fget,
+    ModelSource.blueprint,
+    {},
+)
 
 
 def remember():
     """From now on, this process and its forks look once at each model that is a type with fresh weights or a folder."""
-    cut._outputs, LibrarySource.parameters, ModelSource.blueprint = _outputs_once, property(_count_once), _model_once
+    prepare.outputs_of_stages = _outputs_once
+    LibrarySource.parameters, ModelSource.blueprint = property(_count_once), _model_once
 
 
-def _outputs_once(prepared):
-    tensors = {"": prepared.inputs, **prepared.side}
+def _outputs_once(model, cuts, samples, rows, precision, task):
+    tensors = {"": samples.example(rows), **samples.side_example(rows)}
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    task = (prepared.recipe.data.task, prepared.data.num_labels, prepared.recipe.training.precision)
-    return _once(lambda: _outputs(prepared), "outputs", prepared.recipe.model, prepared.cuts, shapes, task)
+    given = (model, cuts, samples, rows, precision, task)
+    if not any(model is known for known in _found.values()):
+        return _outputs(*given)
+    case = repr(("outputs", id(model), cuts, shapes, precision, type(task), getattr(task, "num_labels", None)))
+    if case not in _found:
+        _found[case] = _outputs(*given)
+    return _found[case]
 
 
 def _count_once(source):

@@ -1,4 +1,4 @@
-"""What a model is asked before it is cut: whether samples go through it as they would by themselves."""
+"""Whether samples go through a model as they would by themselves."""
 
 from dataclasses import dataclass, field
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.launch.plan.cut import require_one_way
 from thinwire.models.errors import ModelError
+from thinwire.models.fit import require_one_way
 
 
 @dataclass
