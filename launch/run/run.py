@@ -21,9 +21,9 @@ from thinwire.launch.run.parts.loss_scaling import LossScaling
 from thinwire.launch.run.parts.notes import Notes
 from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.parts.results import Results, summarize
+from thinwire.launch.run.parts.room import Room
 from thinwire.launch.run.parts.saving import Saving
 from thinwire.launch.run.resume import resumption_of
-from thinwire.launch.run.room import Room
 from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.progress import counting
 from thinwire.pipeline.errors import EvaluationStoppedError
@@ -64,11 +64,12 @@ class Run:
         self.checkpoints = Checkpointing(self.assembly, runs, self.log, self._states)
         self.parts: tuple[RunPart, ...] = (
             self.log,
-            Notes(self.assembly, room, found.notes, best),
+            Notes(self.assembly, found.notes, best),
+            room,
             self.evaluation,
             best,
             EqualityCheck(self.assembly),
-            LossScaling(self.trainer.update.scale),
+            LossScaling(self.assembly),
             # last: they must hold the changes by this step's evaluation
             self.weights,
             self.checkpoints,

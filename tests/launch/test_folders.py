@@ -43,7 +43,7 @@ from thinwire.launch.recipe.fields import read_fields
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.results.figures import read_summary
 from thinwire.launch.results.outputs import OutputError
-from thinwire.launch.run.room import Room
+from thinwire.launch.run.parts.room import Room
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared import scratch
 from thinwire.pipeline.errors import OptionsError

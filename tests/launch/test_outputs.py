@@ -15,7 +15,7 @@ from thinwire.launch.comparison.runs import read
 from thinwire.launch.results.log_file import LogFile, keep_lines, read_lines
 from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError
-from thinwire.launch.run.room import Room
+from thinwire.launch.run.parts.room import Room
 from thinwire.pipeline.training.trainer import StepRecord
 
 

@@ -30,9 +30,8 @@ class Best(RunPart):
     name = "best"
 
     def __init__(self, assembly: Assembly, log: Log, evaluation: Evaluation, weights: Saving) -> None:
-        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
-        self._recipe, self._log = assembly.prepared.recipe, log
-        self._evaluation, self._weights = evaluation, weights
+        super().__init__(assembly)
+        self._log, self._evaluation, self._weights = log, evaluation, weights
         self._best: dict[str, Any] | None = None
         """What the score is of, its step, the score, and how many evaluations since then were not better."""
         self.note: str | None = None

@@ -32,15 +32,14 @@ class Checkpointing(RunPart):
 
     def __init__(self, assembly: Assembly, runs: Sequence[str], log: Log, states: Callable[[], dict[str, Any]]) -> None:
         """`runs` are the ids of the run's folders on all hosts; `states` gives the state of each part by its name."""
-        prepared, where = assembly.prepared, assembly.trainer.placement
-        self._trainer, self._where, self._recipe = assembly.trainer, where, prepared.recipe
-        self._steps_per_epoch, self._log, self._states = prepared.steps_per_epoch, log, states
+        super().__init__(assembly)
+        self._log, self._states, where = log, states, self._where
         self.saver = Checkpoints(
             checkpoint_folder(self._recipe),
             stages=[where.part(stage.stage_index) for stage in self._trainer.stages],
             num_stages=where.num_parts,
             keep=self._recipe.checkpoint.keep,
-            header=header(prepared, where),
+            header=header(self._prepared, where),
             words=words_of_run(),
             runs=runs,
             timeout=self._recipe.replicas.longest_wait(self._recipe.wire.timeout),
@@ -78,7 +77,7 @@ class Checkpointing(RunPart):
             NonFiniteError: a parameter of this process is not finite.
         """
         self.saver.check()
-        if self._last != done and is_due(self._recipe.checkpoint.every, done, self._steps_per_epoch):
+        if self._last != done and is_due(self._recipe.checkpoint.every, done, self._prepared.steps_per_epoch):
             with self._log.times.spent_on("saving"):
                 compare_replicas(self._trainer)
                 self._write(done)

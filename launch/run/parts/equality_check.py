@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from thinwire.launch.results.summary import module_of
-from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.part import RunPart
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
@@ -13,13 +12,9 @@ from thinwire.pipeline.training.trainer import StepRecord, Trainer
 class EqualityCheck(RunPart):
     """After each epoch and at the end, compares the buffers of all ends, and the replicas, where the recipe asks."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._trainer, self._recipe = assembly.trainer, assembly.prepared.recipe
-        self._steps_per_epoch = assembly.prepared.steps_per_epoch
-
     def after_step(self, done: int, record: StepRecord | None) -> None:
         """Raise MismatchError, in every process, if what must be equal is not."""
-        ends = done % self._steps_per_epoch == 0 or done == self._recipe.training.steps
+        ends = done % self._prepared.steps_per_epoch == 0 or done == self._recipe.training.steps
         if self._recipe.debug.check_buffers and ends:
             digests = {stage.stage_index: stage.digests() for stage in self._trainer.stages}
             collectives.compare(self._trainer.placement, digests)

@@ -31,8 +31,8 @@ class Evaluation(RunPart):
 
     def __init__(self, assembly: Assembly, resumption: Resumption, log: Log, asked: Callable[[], bool]) -> None:
         """`asked` says whether this process was asked to stop."""
-        self._prepared, self._trainer, self._generator = assembly.prepared, assembly.trainer, assembly.generator
-        self._recipe, self._log, self._first = assembly.prepared.recipe, log, resumption.first
+        super().__init__(assembly)
+        self._log, self._first = log, resumption.first
         self.unfinished, self.fresh = False, False
         self.scores: dict[Compression, Score] | None = None
         self._look: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class Evaluation(RunPart):
 
     def _answers(self) -> list[tuple[str, dict[Compression, str]]]:
         """Each prompt with its answers; empty except in the process that reports. Collective."""
-        asked, generator = self._prepared.prompts, self._generator
+        asked, generator = self._prepared.prompts, self._assembly.generator
         if asked is None or generator is None:
             return []
         prompts = list(zip(asked.tokens, asked.most, strict=True))

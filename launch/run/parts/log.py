@@ -39,9 +39,8 @@ class Log(RunPart):
 
     def __init__(self, assembly: Assembly, runs: Sequence[str], resumption: Resumption) -> None:
         """`runs` are the ids of the run's folders on all hosts."""
-        self._prepared, self._trainer = assembly.prepared, assembly.trainer
-        self._recipe, self._runs = assembly.prepared.recipe, runs
-        self._first, self._same_parts = resumption.first, resumption.same_parts
+        super().__init__(assembly)
+        self._runs, self._first, self._same_parts = runs, resumption.first, resumption.same_parts
         self.times, self.began = Times({}), ""
         self.evaluated: int | None = None
         self.metered_from = self._first
@@ -51,7 +50,7 @@ class Log(RunPart):
     def begin(self) -> None:
         """Write what a run has before its first step. Lines after its checkpoint go: those steps come again."""
         if not self.began:
-            self.began = collectives.everyone(self._trainer.placement, uuid.uuid4().hex)[0]
+            self.began = collectives.everyone(self._where, uuid.uuid4().hex)[0]
         folder = self._recipe.folder
         with writing(folder):
             if self._trainer.reports:

@@ -9,7 +9,6 @@ from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.part import RunPart
-from thinwire.launch.run.room import Room
 from thinwire.launch.shared.tables import say
 from thinwire.models.batch_norm import batch_norm_warning, batch_norms
 from thinwire.models.lora import note_on_lora
@@ -19,17 +18,18 @@ from thinwire.pipeline.processes import collectives
 
 
 class Notes(RunPart):
-    """Notes on where the run goes on, the data, batch normalization and stores."""
+    """Notes on where the run goes on, the data and batch normalization."""
 
-    def __init__(self, assembly: Assembly, room: Room, found: Sequence[str], best: Best) -> None:
+    def __init__(self, assembly: Assembly, found: Sequence[str], best: Best) -> None:
         """`found` are sentences on the checkpoint that the run goes on from."""
-        self._assembly, self._room, self._found, self._best = assembly, room, found, best
+        super().__init__(assembly)
+        self._found, self._best = found, best
 
     def begin(self) -> None:
         """Print the notes, in the process that reports."""
-        trainer, prepared, recipe = self._assembly.trainer, self._assembly.prepared, self._assembly.prepared.recipe
+        trainer, prepared, recipe = self._trainer, self._prepared, self._recipe
         norms = collectives.gather(
-            trainer.placement, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
+            self._where, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
         )
         if norms is not None and trainer.reports:
             steps, per_epoch = recipe.training.steps, prepared.steps_per_epoch
@@ -48,4 +48,3 @@ class Notes(RunPart):
                 arithmetic_note(recipe.training.precision, recipe.model.dtype == "bf16", trainer.stages[0].device.type),
                 batch_norm_warning([*chain(*norms)], recipe.pipeline.microbatch_size),
             )
-        self._room.show_stores()

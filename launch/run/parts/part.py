@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from thinwire.launch.run.assembly import Assembly
 from thinwire.pipeline.training.trainer import StepRecord
 
 
@@ -13,6 +14,10 @@ class RunPart:
 
     name = ""
     """That of its state in checkpoints; a part without a name has none."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly, self._prepared, self._recipe = assembly, assembly.prepared, assembly.prepared.recipe
+        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
 
     def begin(self) -> None:
         """Before the first step of this process, once the state of a checkpoint is loaded."""

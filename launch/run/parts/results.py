@@ -23,8 +23,8 @@ class Results(RunPart):
     """The process that reports writes and prints the final results."""
 
     def __init__(self, assembly: Assembly, log: Log, weights: Saving) -> None:
-        self._assembly, self._trainer = assembly, assembly.trainer
-        self._recipe, self._log, self._weights = assembly.prepared.recipe, log, weights
+        super().__init__(assembly)
+        self._log, self._weights = log, weights
 
     def end(self, done: int) -> None:
         """Close the stages, and show the results; whatever could be lost is saved."""

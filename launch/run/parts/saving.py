@@ -31,8 +31,8 @@ class Saving(RunPart):
 
     def __init__(self, assembly: Assembly, log: Log, summarize: Callable[[int], Summary | None]) -> None:
         """`summarize` gives the summary after so many steps in the process that reports; collective."""
-        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
-        self._recipe, self._log, self._summarize = assembly.prepared.recipe, log, summarize
+        super().__init__(assembly)
+        self._log, self._summarize = log, summarize
         self.summary: Summary | None = None
         self._newest: int | None = None
         """The step of the weights in weights/, if this process has saved any."""

@@ -12,18 +12,14 @@ from thinwire.launch.folder.weights import newest
 from thinwire.launch.plan.memory import copies
 from thinwire.launch.results.console import show_stores
 from thinwire.launch.results.summary import module_of
-from thinwire.launch.run.assembly import Assembly
+from thinwire.launch.run.parts.part import RunPart
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint_folder import manifests
 
 
-class Room:
+class Room(RunPart):
     """The room that one process of a run needs."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._trainer, self._where = assembly.trainer, assembly.trainer.placement
-        self._recipe, self._steps_per_epoch = assembly.prepared.recipe, assembly.prepared.steps_per_epoch
 
     @property
     def stores(self) -> list[tuple[StoreLayout, Path | None]]:
@@ -34,7 +30,7 @@ class Room:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
         check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
 
-    def show_stores(self) -> None:
+    def begin(self) -> None:
         """Print the final size of the stores of all processes before training fills them; collective."""
         here = tuple(stage.stage_index for stage in self._trainer.stages)
         gathered = collectives.gather(self._where, dict.fromkeys(here, (here, by_medium(self.stores))))
@@ -72,7 +68,7 @@ class Room:
         if not options.wanted:
             return []
         # and one at the end, where none is due there
-        written = -(-self._recipe.training.steps // in_steps(options.every, self._steps_per_epoch))
+        written = -(-self._recipe.training.steps // in_steps(options.every, self._prepared.steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = 2 * sum(by_medium(self.stores).values())
         nbytes = count * (copies(self._recipe.optimizer) + self._of_replicas()) * self._weight_bytes() + rows
