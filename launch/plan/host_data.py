@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from thinwire.launch.plan.places import real_placement
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.rank import processes_of_host
@@ -30,7 +31,6 @@ from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
 from thinwire.models.tasks import own_task
 from thinwire.pipeline.options import TrainingOptions
-from thinwire.pipeline.schedules import process_of_stages
 
 _PREFIX = "data-"
 
@@ -116,9 +116,7 @@ def _has_loss(recipe: Recipe, rank: int | None) -> bool:
 
 
 def _has_stage(recipe: Recipe, rank: int, stage: int) -> bool:
-    pipeline = recipe.pipeline
-    where = process_of_stages(pipeline.schedule, pipeline.num_stages, pipeline.num_processes)
-    return where[stage] == rank % pipeline.num_processes
+    return stage in real_placement(recipe, rank).stages_of(rank)
 
 
 def keep(data: Data, options: DataOptions, seed: int, folder: Path) -> None:
