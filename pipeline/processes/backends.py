@@ -1,6 +1,7 @@
-"""The transports: what carries the messages of a pipeline, by their names in `wire.transport`. A row adds one.
+"""The transports: what carries the messages of a pipeline, by their names in `wire.transport`.
 
-Over NCCL go frames from GPU to GPU alone (wire/nccl.py); all else goes over gloo.
+A name in `TransportName` and a row of `TRANSPORTS` add one. Over NCCL go frames from GPU to GPU alone (wire/nccl.py);
+all else goes over gloo.
 """
 
 from __future__ import annotations
