@@ -21,7 +21,6 @@ from support.recipe_runs import SHORT, TINY, export, simulate
 from support.run_files import digest, losses, metrics, numbers, summary, weights_of
 from support.tiny_run import write_recipe
 from thinwire.compress import parse
-from thinwire.launch import cli
 from thinwire.launch.recipe import recipe
 from thinwire.launch.shared.tables import size_text
 from thinwire.models.digest import tensor_lines, weights_digest
@@ -282,8 +281,7 @@ def test_a_compiled_run_is_near_a_plain_one_and_goes_on_without(both, tmp_path, 
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=0.01)
-    assert cli.main(["simulate", "--resume", str(run), *plain, "--training.steps", "3"]) == 0
-    assert summary(run)["steps"] == 3
+    assert summary(simulate("tiny.yaml", run, *plain, "--training.steps", "3"))["steps"] == 3
 
 
 def test_prompts_are_answered_at_each_evaluation(both):
