@@ -23,7 +23,7 @@ TYPES = $(MYPY) $(PACKAGES:%=-p thinwire.%) && $(MYPY) examples && $(MYPY) docs/
 # compile what has changed since the installation
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart test browser test-fast test-newest newest test-gpu bench-gpu drill damage fuzz soak lint format types docs clean
+.PHONY: help quickstart test browser test-fast test-newest newest test-gpu bench-gpu drill damage torn fuzz soak lint format types docs clean
 
 help: ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -72,6 +72,9 @@ drill: $(VENV)/compiled-dev ## Kill KILLS (100) stages of one run at random; it 
 
 damage: $(VENV)/compiled-dev ## Damage COUNT (1000) checkpoints: the run goes on from one that is whole, or says what is wrong.
 	THINWIRE_DAMAGED=$(or $(COUNT),1000) $(BIN)/pytest -rP tests/launch/test_damage.py
+
+torn: $(VENV)/compiled-dev ## Damage the links of COUNT (100) runs of split learning: right weights at both ends, or a sentence. As root.
+	THINWIRE_TORN=$(or $(COUNT),100) THINWIRE_FIRST_SEED=$(or $(FIRST),0) $(BIN)/pytest -rP tests/launch/test_damaged_links.py
 
 fuzz: $(VENV)/compiled-dev ## Train under SEEDS (10000) plans of faults in links, disk and process, and mutate FRAMES (100000) frames.
 	THINWIRE_SEEDS=$(or $(SEEDS),10000) THINWIRE_FIRST_SEED=$(or $(FIRST),0) THINWIRE_FRAMES=$(or $(FRAMES),100000) \
