@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from thinwire.launch.folder.policy import what_is_left
 from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes import failures, forks, heartbeat, stage_processes
+from thinwire.launch.processes.rendezvous import damage
 from thinwire.launch.processes.stage_processes import Start
 from thinwire.launch.processes.worker import work
-from thinwire.launch.shared import scratch
+from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.exit_codes import FailedError, StoppedError
 from thinwire.launch.shared.progress import show
 from thinwire.launch.shared.signals import gathered_signals
@@ -44,15 +46,16 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
                 given = [{**environment, **keys} for environment in given]
+                wrong = partial(damage, Path(given[0][variables.RENDEZVOUS]))
                 end = stage_processes.run(
-                    start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves
+                    start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves, wrong=wrong
                 )
                 reports = failures.read_reports(folder) | failures.silences(end.silent, where)
             if end.finished:
                 return
             if came:
                 raise StoppedError(failures.explain_stopped(came[0], reports.values(), what_is_left(wanted)), came[0])
-            told = failures.explain(reports, end.failed, where, end.hung)
+            told = "\n".join(filter(None, [end.wrong, failures.explain(reports, end.failed, where, end.hung)]))
             if left == 0 or any(report.lasting for report in reports.values()):
                 began, told = left < wanted.checkpoint.restarts, "\n".join(filter(None, [told, what_is_left(wanted)]))
                 raise FailedError(told) if began else failures.failure(reports, end.failed, end.hung, told)

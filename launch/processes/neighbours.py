@@ -6,7 +6,8 @@ starts all of them again.
 
 The process of the lower rank listens on the interface of the run, until its neighbours have called. A message is 21
 bytes: the token of the run, the rank of its sender, and what the sender does. A connection that sends anything
-else is closed. A connection that ends is no silence: gloo notices an end itself.
+else is closed. A connection that ends is no silence: in training, gloo notices an end itself. Before its first step a
+stage waits in the rendezvous store, which notices nothing. So there a neighbour whose connection ends is lost.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _TOKEN_BYTES = 16
 _MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sIc")
 _SAID = {doing.value for doing in Doing}
 _POLL = 0.1
+_ENDED = (
+    "closed its connection before the first step: its process has ended, and its own output says why, or the link was "
+    "cut"
+)
 _MOST_STRANGERS = 16
 """Connections that have not named themselves yet; the oldest goes for a new one."""
 
@@ -55,6 +60,7 @@ class Neighbours:
         self._ranks: dict[socket.socket, int] = {}
         self._waiting = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
+        self._ended: list[int] = []
         store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
         self._token = _token(store, rank)
         pairs = where.watched(rank)
@@ -110,9 +116,10 @@ class Neighbours:
                 self._waiting.unregister(self._listener)
                 self._listener.close()
                 self._listener = None
-            for rank, said in self._silence.too_long().items():
+            for rank, said in (*((rank, _ENDED) for rank in self._ended), *self._silence.too_long().items()):
                 self._silence.forget(rank)
                 lost(rank, said)
+            self._ended.clear()
 
     def _add(self, connection: socket.socket) -> None:
         strangers = [known for known in self._buffers if known not in self._ranks]
@@ -163,6 +170,8 @@ class Neighbours:
         rank = self._ranks.pop(connection, None)
         if rank is not None:
             self._silence.forget(rank)
+            if self._pulse.doing() is Doing.BUILDING:
+                self._ended.append(rank)
         connection.close()
 
 

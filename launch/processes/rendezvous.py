@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -93,6 +96,25 @@ def _of_torchrun(rank: int, size: int, timeout: timedelta) -> dist.Store:
     except TimeoutError:
         where = joined(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
         raise dist.DistStoreError(f"{where} takes connections, and says nothing") from None
+
+
+def damage(file: Path) -> str:
+    """What is wrong with the file of a launcher's store, in a sentence; empty if nothing is, or nobody may look now.
+
+    Its words stand one behind the other, each after its length (uint32). torch waits for the rest of a word for ever.
+    """
+    words, end = b"", 0
+    with suppress(OSError), file.open("rb") as opened:  # it is not there yet, or a process writes
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        words = opened.read()
+    while end < len(words):
+        end += 4 + int.from_bytes(words[end : end + 4], "little")
+    if end == len(words):
+        return ""
+    return (
+        f"the rendezvous of a run must hold what its stages wrote, but {file} was damaged: it has {len(words)} bytes, "
+        f"and its lengths say {end}; start the run again, and see that nothing else writes there"
+    )
 
 
 def of_this_start(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:

@@ -45,6 +45,8 @@ class End:
     """By rank, a sentence without subject on each process that was killed for its silence."""
     finished: bool = field(default=False, compare=False)
     """Whether all ended well, even if a signal came."""
+    wrong: str = ""
+    """What was wrong with what the processes share, in a sentence."""
 
 
 def environments(num_processes: int, threads: int, folder: Path) -> list[dict[str, str]]:
@@ -123,12 +125,12 @@ class StageProcesses:
             self._processes[rank].wait()
         return bool(self._silent)
 
-    def end(self, *, expected: bool) -> End:
+    def end(self, wrong: str, *, expected: bool) -> End:
         """Stop the processes that still run, and say how all ended; `expected` if a signal ends them."""
         if not expected and self.failed:
             time.sleep(_SETTLE)
         finished = all(process.poll() == 0 for process in self._processes)
-        return End({} if expected else self.failed, self._stop(), self._silent, finished)
+        return End({} if expected else self.failed, self._stop(), self._silent, finished, wrong)
 
     def close(self) -> None:
         """Kill what still runs, and wait for it."""
@@ -154,21 +156,22 @@ def run(
     heartbeat: float = math.inf,
     timeout: float = 0.0,
     saves: bool = False,
+    wrong: Callable[[], str] = str,
 ) -> End:
     """Start a process in each environment, wait, and return how they ended.
 
     The first of the signals that `came` stops the processes; with `saves` it is passed on, so that they write a
     checkpoint and end by themselves, and a second one stops them. One that is silent for too long is killed; `Silence`
-    says what heartbeat and timeout mean.
+    says what heartbeat and timeout mean. All are stopped once `wrong` says what is wrong with what they share.
     """
     with closing(StageProcesses(heartbeat, timeout)) as processes:
         processes.start(start, given)
-        _wait(processes, came, saves)
-        return processes.end(expected=bool(came))
+        said = _wait(processes, came, saves, wrong)
+        return processes.end(said, expected=bool(came))
 
 
-def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool) -> None:
-    """Wait until all have ended or there is a reason to stop them."""
+def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool, wrong: Callable[[], str]) -> str:
+    """Wait until all have ended or there is a reason to stop them; what `wrong` said, if that is the reason."""
     asked = False
     while processes.runs:
         if came and saves and not asked:
@@ -177,7 +180,10 @@ def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool
             processes.signal(signal.SIGTERM)
         ended = processes.failed.values()
         if len(came) > asked or any(not asked or code != parent.STOPPED for code in ended):
-            return
+            return ""
         if processes.lose_silent():
-            return
+            return ""
+        if said := wrong():
+            return said
         time.sleep(_POLL)
+    return ""

@@ -60,7 +60,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         # 2. join before building: to build a run, the processes exchange messages
         worker.join(pulse)
         worker.train()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module of the user may call sys.exit
         worker.fail(error)
     return 0
 
@@ -78,6 +78,7 @@ class Worker:
         self._prepared, self._rank = prepared, rank
         self._where = real_placement(prepared.recipe, rank)
         self.run: Run | None = None
+        self._ends = False
         self.leaving, self._locks = threading.Lock(), ExitStack()
         self._leave = once(self._leave_report)
         self._has_launcher = variables.LAUNCHER in os.environ
@@ -85,6 +86,8 @@ class Worker:
     @property
     def doing(self) -> Doing:
         """What the heartbeat of this process reports."""
+        if self._ends:  # the run may have had no step left
+            return Doing.ENDING
         return Doing.BUILDING if self.run is None else self.run.doing_now
 
     def join(self, pulse: Pulse) -> None:
@@ -109,13 +112,14 @@ class Worker:
         where = collectives.connected(self._where, timedelta(seconds=timeout), timedelta(seconds=across))
         self.run = Run(self._prepared, where, self.leaving)
         self.run.go()
+        self._ends = True
         _say_done(self._prepared, self._where, self._rank)
         # wait for all before leaving: to its neighbours, a process that leaves early looks like one that failed
         with reaching(f"process {self._rank} was waiting for all others to finish"):
             dist.barrier()
         dist.destroy_process_group()
 
-    def fail(self, error: Exception) -> NoReturn:
+    def fail(self, error: Exception | SystemExit) -> NoReturn:
         """End this process, and leave a report of the error."""
         if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):  # whoever wrote into the store or read it
             error = PeerError(f"the rendezvous store cannot be reached: {first_line(error)}")

@@ -166,6 +166,20 @@ def test_an_address_that_is_none_is_one_sentence(alone, told):
 
 
 @pytest.mark.slow
+def test_a_neighbour_that_closes_before_the_first_step_is_lost(alone):
+    lost, pulse = queue.Queue(), Pulse()
+    pulse.doing = lambda: Doing.BUILDING
+    Neighbours(CHAIN, 0, pulse, Noted(), TIMEOUT).begin(lambda rank, said: lost.put((rank, said)))
+    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
+    token = posts.read(store.get("token"), "").encode()
+    with called(tuple(posts.read(store.get("0"), ""))) as neighbour:
+        neighbour.sendall(message(token, 1, b"b"))
+        assert neighbour.recv(1)
+    rank, said = lost.get(timeout=TIMEOUT)
+    assert (rank, said.partition(":")[0]) == (1, "closed its connection before the first step")
+
+
+@pytest.mark.slow
 def test_a_neighbour_that_closes_is_no_longer_expected(heard):
     address, token, lost = heard
     with called(address) as neighbour:

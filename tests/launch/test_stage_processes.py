@@ -67,6 +67,11 @@ def test_a_killed_process_is_told_by_its_signal(run):
 
 
 @pytest.mark.slow
+def test_what_is_wrong_with_what_they_share_ends_all(run):
+    assert run("import time; time.sleep(600)", "a", "b", wrong=lambda: "it is damaged") == End(wrong="it is damaged")
+
+
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(stage_processes, "GRACE", 0.5)
     script = """

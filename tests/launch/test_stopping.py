@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, started
+from support.commands import THINWIRE, TORCHRUN, TRAIN, completed, free_port, node_of_two, started
 from support.run_files import digest
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
@@ -132,6 +132,37 @@ def test_a_crash_names_the_newest_checkpoint_and_the_command_that_goes_on(folder
         f"the newest checkpoint is of step {max(whole_checkpoints(folder))}; thinwire train --resume run goes on "
         f"from there"
     )
+
+
+DYING = """
+import os, signal
+import torch.distributed as dist
+from torch import nn
+
+def layers():
+    if dist.is_initialized() and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [nn.Embedding(256, 16), nn.Linear(16, 256)]
+"""
+"""A model whose second stage dies when it is built, behind the rendezvous and before the handshake."""
+PATIENT = ["tiny.yaml", "--model.name", "dying:layers", "--model.config", "{}", "--wire.timeout", 100_000]
+
+
+def test_a_stage_that_dies_before_the_handshake_ends_the_run(folder):
+    (folder / "dying.py").write_text(DYING)
+    command = completed([*THINWIRE, "train", *PATIENT, "--output", "run"], folder)
+    assert command.status == 1
+    assert command.stderr.splitlines()[0] == f"stage 1 {ended(-signal.SIGKILL)}"
+
+
+def test_a_stage_of_another_host_that_dies_before_the_handshake_ends_its_neighbour(folder):
+    """torchrun of a host knows nothing of another, and a stage waited in the rendezvous store until its time-out."""
+    (folder / "dying.py").write_text(DYING)
+    port = free_port()
+    words = [node_of_two(rank, *PATIENT, "--output", f"host-{rank}", port=port) for rank in range(2)]
+    with started(words[0], folder) as lives, started(words[1], folder) as dies:
+        assert lives.wait() != 0 and dies.wait() != 0
+    assert "stage 0 lost a peer: stage 1 closed its connection before the first step" in lives.stderr
 
 
 def test_a_folder_of_the_run_that_vanishes_is_told_at_once_and_a_restart_makes_another(folder):

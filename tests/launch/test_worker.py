@@ -1,5 +1,6 @@
 """What a stage process says where it cannot join the others."""
 
+import fcntl
 import random
 import resource
 import socket
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from thinwire.launch.folder.policy import mark
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes import rendezvous, worker
-from thinwire.launch.processes.rendezvous import join, of_this_start
+from thinwire.launch.processes.rendezvous import damage, join, of_this_start
 from thinwire.launch.recipe import recipe
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.control_groups import allow_many_files
@@ -87,6 +88,25 @@ def test_what_an_earlier_start_left_in_the_store_is_not_read():
 def test_who_does_not_come_is_named():
     with pytest.raises(dist.DistStoreError, match=r"no word of 1, 2 within 0.1 s"):
         of_this_start(dist.HashStore(), 0, 3, timedelta(seconds=0.1))
+
+
+def test_a_length_that_was_damaged_in_the_file_of_the_rendezvous_is_told(tmp_path):
+    """torch waits without end for the rest of the word: no time-out of a run ended it."""
+    path = tmp_path / "rendezvous"
+    assert damage(path) == ""
+    store = dist.FileStore(str(path), 2)
+    store.set("name", "x" * 100)
+    assert damage(path) == ""
+    whole = path.read_bytes()
+    for bit in range(32):
+        changed = bytearray(whole)
+        changed[whole.index(b"x") - 4 + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        said = damage(path)
+        assert said.startswith(f"the rendezvous of a run must hold what its stages wrote, but {path} was damaged"), bit
+    with path.open("rb") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        assert damage(path) == "", "a process that writes has not written all"
 
 
 def test_a_stage_may_open_as_many_files_as_the_system_allows():
