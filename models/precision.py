@@ -1,4 +1,4 @@
-"""The arithmetic of a stage: float32, or products of 16 bits by autocast while the weights stay float32."""
+"""The arithmetic of a stage: float32, or products in bfloat16 by autocast while the weights stay float32."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from thinwire.models.errors import ModelError
 
-Precision = Literal["fp32", "bf16", "fp16"]
-NARROW: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+Precision = Literal["fp32", "bf16"]
+NARROW: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16})
 """The type of the products, where it is not float32."""
 
 
@@ -44,7 +44,7 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
     On a GPU fp32 may mean TF32, which has 10 bits of digits; a CPU without instructions for 16 bits emulates them.
     """
     if device_type == "cpu":
-        return _emulated_note("bf16" if narrow_weights and precision == "fp32" else precision)
+        return _emulated_note() if narrow_weights or precision == "bf16" else None
     if precision != "fp32" or device_type != "cuda":
         return None
     rounds = {
@@ -55,14 +55,12 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
     return f"fp32 on a GPU: {', '.join(said)}"
 
 
-def _emulated_note(precision: Precision) -> str | None:
-    if precision == "fp32" or not torch.backends.mkldnn.is_available():
-        return None
-    if getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")():
+def _emulated_note() -> str | None:
+    if not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     return (
-        f"this CPU has no instructions for {precision}, so torch emulates it, which can make a step ten times slower; "
-        f"--training.precision fp32 --model.dtype fp32 is faster here"
+        "this CPU has no instructions for bf16, so torch emulates it, which can make a step ten times slower; "
+        "--training.precision fp32 --model.dtype fp32 is faster here"
     )
 
 
@@ -85,5 +83,5 @@ def check_precision(precision: Precision, device: torch.device) -> None:
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"training.precision must be one that torch {torch.__version__} can compute on this CPU, got "
-                f"{precision}: {reason}; take bf16 or fp32"
+                f"{precision}: {reason}; take fp32"
             ) from error

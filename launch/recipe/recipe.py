@@ -101,11 +101,7 @@ class Recipe:
         mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer, self.num_boundaries)
         mistakes += together.of_clients(self.clients, self.replicas)
         mistakes += together.of_keys(self.wire)
-        gradients = self.compression.methods(self.num_boundaries, "gradients")
-        gradients.append(self.compression.method_of_shared)
-        mistakes += together.of_computing(
-            self.model, self.training, self.pipeline, self.optimizer, self.replicas, gradients
-        )
+        mistakes += together.of_computing(self.model, self.training, self.pipeline, self.optimizer, self.replicas)
         if mistakes:
             raise OptionsError(mistakes)
 

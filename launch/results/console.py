@@ -129,7 +129,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     scores = figures.scores(summary)
     say(SMOKE_NOTE if summary["smoke"] else "", "" if scores else figures.title_of(summary))
     show([scores] if scores else [])
-    say(_apart(summary), _scaled(summary) if summary["loss_scale"] else "")
+    say(_apart(summary))
     channels, codecs = _named_once(figures.channels(summary), Console().width)
     show([channels], notes=False)
     say(*codecs)
@@ -161,15 +161,6 @@ def _apart(summary: Mapping[str, Any]) -> str:
     return (
         f"evaluations: {duration_text(summary['evaluation_seconds'])} and {size_text(sent)}; "
         f"saves: {duration_text(summary['saving_seconds'])}; the whole run: {duration_text(summary['seconds'])}"
-    )
-
-
-def _scaled(summary: Mapping[str, Any]) -> str:
-    """The loss scale of fp16, and the steps that it cost, in a sentence."""
-    scale, steps = summary["loss_scale"], summary["steps"]
-    return (
-        f"fp16: {scale['skipped']} of {steps} steps were skipped, because a gradient was not finite; the loss scale is "
-        f"{scale['factor']:g}"
     )
 
 

@@ -93,7 +93,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
         sampler=prepared.sampler(),
         task=data.task,
         sync=sync_of(stages, where, replicas, pipeline, recipe.optimizer, shared, training.steps),
-        update=Update(stages, where, recipe.optimizer, training, shared),
+        update=Update(stages, where, recipe.optimizer, training.steps, shared),
         causal=prepared.blueprint.compare is not None and data.num_labels is None,
     )
     generator = None
@@ -146,8 +146,7 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
         holders,
         where,
         method_of_shared(recipe),
-        # gradients of fp16 may overflow, and then no stage steps
-        recipe.wire if recipe.training.precision != "fp16" else replace(recipe.wire, nonfinite="send"),
+        recipe.wire,
         lambda progress: recipe.compression.warms_up(progress.step, progress.steps_per_epoch),
         real_placement(recipe) if where == simulated_placement(recipe) else None,
     )

@@ -17,7 +17,6 @@ from thinwire.launch.run.parts.checkpoints import Checkpointing
 from thinwire.launch.run.parts.equality_check import EqualityCheck
 from thinwire.launch.run.parts.evaluation import Evaluation
 from thinwire.launch.run.parts.log import Log
-from thinwire.launch.run.parts.loss_scaling import LossScaling
 from thinwire.launch.run.parts.notes import Notes
 from thinwire.launch.run.parts.part import RunPart
 from thinwire.launch.run.parts.results import Results, summarize
@@ -69,7 +68,6 @@ class Run:
             self.evaluation,
             best,
             EqualityCheck(self.assembly),
-            LossScaling(self.assembly),
             # last: they must hold the changes by this step's evaluation
             self.weights,
             self.checkpoints,

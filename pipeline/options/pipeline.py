@@ -34,8 +34,8 @@ class WireOptions:
     """Whether a CRC-32 protects whole frames; false protects only their headers."""
     nonfinite: Literal["raise", "send"] = "raise"
     """What to do with NaN or infinity in a tensor, a loss or a gradient norm: "raise" stops the run and names it, at
-    the sender and where a payload decodes to such numbers; "send" passes them on. Gradients in float16 always go on:
-    they overflow now and then, and the step is skipped."""
+    the sender and where a payload decodes to such numbers; "send" passes them on. In a loop of your own, gradients in
+    float16 always go on: its scaler skips a step in which they overflow."""
 
     def __post_init__(self) -> None:
         mistakes = [

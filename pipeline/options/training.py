@@ -237,9 +237,9 @@ class TrainingOptions:
     """Passes over the training data, in place of `steps`; null uses `steps`. Of two options, the later one counts."""
     seed: int = 0
     """Seed of weights, order of samples, dropout and stochastic rounding."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the passes: fp32, or bf16 or fp16 by autocast, with weights that stay float32. With 16 bits, so are
-    the tensors at the boundaries. fp16 scales the loss, and skips a step whose gradients are not finite."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the passes: fp32, or bf16 by autocast, with weights that stay float32. In bf16 the tensors at the
+    boundaries have 16 bits too."""
     recompute: Literal["none", "block"] = "none"
     """What the backward pass computes again so that a waiting micro-batch takes less memory: none, or each block, which
     then keeps only its inputs. Gradients are the same; the backward pass takes longer by one forward. A

@@ -1,10 +1,4 @@
-"""The loss of the whole batch, and what follows the passes: optimizer, learning rate, and the norm over all stages.
-
-In float16 small gradients become zero. So the loss is multiplied by a factor, and the gradients of weights are divided
-by it before anything reads them. If the gradient of any stage is not finite, the factor was too large: no stage steps,
-and the factor halves. After many good steps it doubles. All stages see the same norm, so all decide alike. The factor
-is a power of two: it changes the exponents of numbers, never their digits.
-"""
+"""The loss of the whole batch, and what follows the passes: optimizer, learning rate, and the norm over all stages."""
 
 from __future__ import annotations
 
@@ -22,81 +16,17 @@ from thinwire.compress import Progress
 from thinwire.errors.calls import first_line
 from thinwire.models.layers import Stage
 from thinwire.models.tasks import Task, WithLoss
-from thinwire.pipeline.errors import NonFiniteError, OptionsError
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import Meter
-from thinwire.pipeline.options import OptimizerOptions, TrainingOptions
+from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.processes.collectives import StageNumbers
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
-FIRST_SCALE = 2.0**16
-"""The first factor, as in torch's GradScaler."""
-SCALE_GROWS_AFTER = 2000
-"""Good steps in a row before the factor doubles, as there."""
 _PART = 2**19
 """The elements of a gradient that are copied at a time: 4 MiB in float64."""
-LEAST_SCALE = 1.0
-"""The least factor: if gradients are not finite even so, the training itself diverges."""
-
-
-class LossScale:
-    """The factor of the loss.
-
-    Args:
-        active: whether there is one; else the factor is 1 and nothing is skipped.
-
-    Attributes:
-        factor: what the loss is multiplied by.
-        skipped: steps that were skipped so far.
-    """
-
-    def __init__(self, *, active: bool) -> None:
-        self.active = active
-        self.factor = FIRST_SCALE if active else 1.0
-        self.skipped = 0
-        self._good = 0
-
-    def undo(self, losses: Sequence[Tensor]) -> list[Tensor]:
-        """The losses without the factor."""
-        return [loss / self.factor for loss in losses] if self.active else list(losses)
-
-    def undo_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Divide the gradients of parameters by the factor, in place."""
-        if self.active:
-            _scale_gradients(parameters, 1 / self.factor)
-
-    def allows(self, norm: float) -> bool:
-        """Whether the stages may step with gradients of this norm; the factor follows. Call it once a step.
-
-        Raises:
-            NonFiniteError: the gradients are not finite even with the least factor.
-        """
-        if math.isfinite(norm):
-            self._good += 1
-            if self._good == SCALE_GROWS_AFTER:
-                self.factor, self._good = 2 * self.factor, 0
-            return True
-        if self.factor <= LEAST_SCALE:
-            raise NonFiniteError(
-                "the gradients hold NaN or infinity even with a loss scale of 1; lower optimizer.lr, or set "
-                "training.precision to bf16"
-            )
-        self.factor, self._good, self.skipped = self.factor / 2, 0, self.skipped + 1
-        return False
-
-    def told(self) -> dict[str, Any] | None:
-        """The factor and the number of skipped steps; None without a factor."""
-        return {"factor": self.factor, "skipped": self.skipped} if self.active else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as JSON values."""
-        return {"factor": self.factor, "good": self._good, "skipped": self.skipped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state that `state_dict` returned."""
-        self.factor, self._good, self.skipped = float(state["factor"]), int(state["good"]), int(state["skipped"])
 
 
 class WholeBatchLoss:
@@ -109,18 +39,17 @@ class WholeBatchLoss:
 
     def __init__(self, task: Task, meter: Meter) -> None:
         self._task, self._meter = task, meter
-        self._denominator, self._factor = 1, 1.0
+        self._denominator = 1
         self._observed: list[Tensor] | None = None
 
-    def begin(self, num_targets: int, observed: list[Tensor] | None = None, factor: float = 1.0) -> None:
+    def begin(self, num_targets: int, observed: list[Tensor] | None = None) -> None:
         """Set the values for the coming passes, before the first of them.
 
         Args:
             num_targets: valid targets of the whole batch; 0 counts as 1.
             observed: the list that gets what the task observes of each micro-batch; None observes nothing.
-            factor: a power of two that every share is multiplied by.
         """
-        self._denominator, self._observed, self._factor = max(1, num_targets), observed, factor
+        self._denominator, self._observed = max(1, num_targets), observed
 
     def __call__(self, given: Tensor | WithLoss, target: Tensor) -> Tensor:
         """The share of one micro-batch."""
@@ -132,7 +61,7 @@ class WholeBatchLoss:
             loss = self._task.loss_sum(output, target)
             if trains and own is not None:
                 loss = loss + own * self._task.num_valid(target)
-            return loss / self._denominator * self._factor
+            return loss / self._denominator
 
 
 class Update:
@@ -140,12 +69,10 @@ class Update:
 
     Args:
         options: the course of the learning rate, and the largest norm.
-        training: how many steps there are, and the precision.
+        steps: of the whole training.
         shared: weights that several stages hold, or None.
 
     Attributes:
-        steps: of the whole training.
-        scale: the factor of the loss, alike on all stages.
         before_step: called before weights and moments change.
     """
 
@@ -154,16 +81,14 @@ class Update:
         stages: Sequence[CompressedStage],
         where: Placement,
         options: OptimizerOptions,
-        training: TrainingOptions,
+        steps: int,
         shared: SharedWeights | None = None,
     ) -> None:
-        self.steps, self.shared = training.steps, shared
+        self.steps, self.shared = steps, shared
         self.before_step: Callable[[], None] = lambda: None
-        self.scale = LossScale(active=training.precision == "fp16")
         self._stages, self._options = list(stages), options
         timeout = timedelta(seconds=stages[0].wire.options.timeout)
         self._squares = StageNumbers(where, "the gradient norm", timeout)
-        self._takes_norm = options.max_grad_norm is not None or self.scale.active
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -171,7 +96,7 @@ class Update:
 
     def expect(self) -> None:
         """Make room for the norms of other stages, in the step that begins."""
-        if self._takes_norm:
+        if self._options.max_grad_norm is not None:
             self._squares.expect()
 
     def to_momentum(self, progress: Progress, optimizers: Sequence[Optimizer]) -> None:
@@ -185,21 +110,17 @@ class Update:
     def step(self, progress: Progress, optimizers: Sequence[Optimizer], replicas: int = 1) -> Mapping[int, float]:
         """Step the optimizer of each stage, and clear the gradients: the squares of their norms, by stage.
 
-        Those of all stages where the step needs the norm, elsewhere of the stages here: scalars that a GPU may still
+        Those of all stages where the step clips, elsewhere of the stages here: scalars that a GPU may still
         compute. `replicas` is how many of this process take the step together.
         """
         # 1. Sum shared gradients before the norm, which counts the sum once.
         if self.shared is not None:
             self.shared.sum_gradients(progress, replicas)
-        # 2. Take the factor of the loss out before the norm. Clip before the step, by the norm over all stages.
-        for stage in self._stages:
-            self.scale.undo_gradients(stage.submod.parameters())
+        # 2. Clip before the step, by the norm over all stages.
         most = self._options.max_grad_norm
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
-        if self._takes_norm:
+        if most is not None:
             squares = self._of_all(squares)
-        steps = not self.scale.active or self.scale.allows(norm_of(squares))
-        if most is not None and steps:
             for stage in self._stages:
                 clip(stage.submod.parameters(), norm_of(squares), most)
         # 3. Step, then clear the gradients for the next batch.
@@ -208,8 +129,7 @@ class Update:
             with stage.meter.section("compute", "optimizer"), stage.in_memory():
                 for group in optimizer.param_groups:
                     _set_lr(group, self.lr(progress.step))
-                if steps:
-                    optimizer.step()
+                optimizer.step()
                 optimizer.zero_grad()
         return squares
 
@@ -387,11 +307,6 @@ def _rows(gradient: Tensor) -> Sequence[Tensor]:
 
 def clip(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:
     """Scale the gradients of one stage so that the norm over all stages, `norm`, becomes at most `max_norm`."""
-    if norm > max_norm:
-        _scale_gradients(parameters, max_norm / norm)
-
-
-def _scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
-    """Multiply the gradients of parameters in place; of LoRA, a stage may have none."""
-    if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
-        torch._foreach_mul_(gradients, factor)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients and norm > max_norm:  # of LoRA, a stage may have none
+        torch._foreach_mul_(gradients, max_norm / norm)

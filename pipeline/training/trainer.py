@@ -51,8 +51,6 @@ class StepRecord:
     the stages there sent. In a simulation those of all replicas."""
     uncompressed: int
     """Bytes of the tensors in those frames, uncompressed."""
-    skipped: bool = False
-    """Whether no stage stepped, because a gradient of fp16 was not finite."""
     exchanged: Sequence[StageExchanged] = ()
     """What each stage of the first replica exchanged with the others, in the process that reports; empty if nothing."""
 
@@ -139,7 +137,7 @@ class Trainer:
 
     def train_step(self, step: int) -> StepRecord:
         """Take one optimizer step, counted from 0."""
-        self.done, scale, skipped = step, self.update.scale, self.update.scale.skipped
+        self.done = step
         meters = [stage.meter for stage in self.stages]
         started, before = time.perf_counter(), spending(meters)
         # 1. Make room for what other processes send in this step: it arrives while this one works.
@@ -153,10 +151,10 @@ class Trainer:
         squares: list[Mapping[int, float]] = []
         for own in self.sync.batches(kind, batch.ids, targets):
             if own.counted is not None:
-                self.runner.loss.begin(self.task.num_valid(own.counted), factor=scale.factor)
+                self.runner.loss.begin(self.task.num_valid(own.counted))
             losses = self._forward_and_backward(kind, own, batch.epoch)
             self.update.to_momentum(self.progress, self.sync.optimizers)
-            self.sync.after_backward(own, scale.undo(losses))
+            self.sync.after_backward(own, losses)
             squares += self._step(own.pipeline)
         # 3. Make room for the next step's activations: what follows waits for other processes, one latency or more.
         for stage in self.stages if step + 1 < self.update.steps else ():
@@ -188,7 +186,6 @@ class Trainer:
             sections={name: spent[name] - before[name] for name in spent},
             bytes=nbytes,
             uncompressed=uncompressed,
-            skipped=scale.skipped > skipped,
             exchanged=exchanged_by_stages(exchanges for exchanges, _ in beside) if self.reports else (),
         )
 
@@ -206,7 +203,7 @@ class Trainer:
 
         The weights have moved, but no checkpoint of this step has been written yet.
         """
-        if self.update.scale.active or self.stages[0].wire.options.nonfinite == "send":
+        if self.stages[0].wire.options.nonfinite == "send":
             return
         if bad := [number for number in numbers if not math.isfinite(number)]:
             raise NonFiniteError(

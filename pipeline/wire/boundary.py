@@ -245,7 +245,7 @@ class Sender(ChannelEnd):
 def refuses_nonfinite(options: WireOptions, channel: Channel) -> bool:
     """Whether NaN or infinity stops the run at a channel.
 
-    Gradients in float16 overflow now and then, because the loss is scaled up; then all stages skip the step. Feedback
+    Gradients in float16 overflow now and then, because a scaler multiplies the loss; then it skips the step. Feedback
     would keep what overflowed, for all steps to come.
     """
     scaled = channel.name == "gradients" and any(example.dtype == torch.float16 for example in channel.examples)

@@ -49,7 +49,6 @@ def summary(*codecs):
         "channels": channels,
         "replicas": [],
         "samples": [6_400],
-        "loss_scale": None,
         "timed": "all",
         "stages": [{"stage": index, **stage} for index in range(2)],
         "weights_digest": "0123456789abcdef",
@@ -227,13 +226,6 @@ def test_scores_are_shown_while_training(capsys):
     ProgressLine(10).evaluation(4, scores)
     said = "held out after step 4, compression on loss 1.5000, accuracy 0.2500; off loss 1.5000, accuracy 0.2500\n"
     assert capsys.readouterr().out == said
-
-
-def test_skipped_steps_of_fp16_are_told(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    show_summary(summary("q(4)", "q(8)") | {"loss_scale": {"factor": 8192.0, "skipped": 3}})
-    said = " ".join(capsys.readouterr().out.split())
-    assert "fp16: 3 of 100000 steps were skipped" in said and "the loss scale is 8192" in said
 
 
 def test_the_peak_on_a_gpu_has_a_column_where_there_is_a_gpu(capsys, monkeypatch):

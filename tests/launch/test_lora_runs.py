@@ -79,8 +79,8 @@ def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
         torch.testing.assert_close(tensor, of_peft[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_stages_without_an_adapter_are_clipped_and_scaled_with_the_others(folder, tmp_path):
-    """Embedding and head alone have no gradient to clip, nor one of fp16 to scale back, and the last stage failed."""
+def test_stages_without_an_adapter_are_clipped_with_the_others(folder, tmp_path):
+    """Embedding and head alone have no gradient to clip, and the last stage failed."""
     options = ["--optimizer.max_grad_norm", "0.05"]
     alone = simulate("lora.yaml", tmp_path / "alone", *options, "--pipeline.layers", "[1, 4, 1]")
     together = simulate("lora.yaml", tmp_path / "together", *options, "--pipeline.layers", "[2, 2, 2]")
@@ -88,8 +88,6 @@ def test_stages_without_an_adapter_are_clipped_and_scaled_with_the_others(folder
     for name, expected in adapter_of(together).items():
         torch.testing.assert_close(adapter_of(alone)[name], expected)
         assert "lora_B" not in name or not expected.allclose(unclipped[name]), "clipped"
-    half = simulate("lora.yaml", tmp_path / "half", "--pipeline.layers", "[1, 4, 1]", "--training.precision", "fp16")
-    assert losses(half)[-1] == pytest.approx(losses(folder / "trained")[-1], abs=0.02)
 
 
 def test_a_run_that_stops_goes_on_as_if_it_had_not(folder):

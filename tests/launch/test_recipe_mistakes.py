@@ -100,7 +100,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--training.steps", "0.5"], "training.steps must be a whole number, got 0.5"),
         (["quickstart", "--optimizer.lr", "fast"], "optimizer.lr must be a number, got fast"),
         (["quickstart", "--wire.checksum", "maybe"], "wire.checksum must be true or false, got maybe"),
-        (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, fp16, got fp8"),
+        (["quickstart", "--training.precision", "fp8"], "training.precision must be one of fp32, bf16, got fp8"),
+        (["quickstart", "--training.precision", "fp16"], "training.precision must be one of fp32, bf16, got fp16"),
         (
             ["quickstart", "--optimizer.schedule", "linaer"],
             "optimizer.schedule must be one of constant, linear, cosine, wsd, got linaer (did you mean linear?)",

@@ -62,25 +62,6 @@ class Runs:
     """By the last command that started processes."""
 
 
-LOUD = """
-from torch import nn
-
-class Loud(nn.Module):
-    def forward(self, x):
-        return 512 * x
-
-def layers():
-    quiet = nn.Sequential(nn.Embedding(256, 16), nn.Linear(16, 16), nn.Dropout(0.2))
-    return [quiet, nn.Sequential(Loud(), nn.Linear(16, 256))]
-"""
-"""Two stages; gradients between them overflow in float16 unless the loss scale is small."""
-
-
-def write_loud_layers(folder):
-    write_recipe(folder)
-    (folder / "loud.py").write_text(LOUD)
-
-
 FEW_PROGRAMS = """
 from torch import nn
 
@@ -140,17 +121,6 @@ CASES = {
             "block",
         ],
         steps=2,
-    ),
-    # the first factor is too large; the run stops between two steps that are skipped
-    "fp16": Case(
-        [
-            *("--model.name", "loud:layers", "--model.config", "{}", "--training.precision", "fp16", *CONSTANT),
-            *("--codec", "aqsgd(q(4))/q(8, round='stochastic')", "--training.recompute", "block"),
-        ],
-        steps=8,
-        write=write_loud_layers,
-        first=["--checkpoint.every", "2 steps"],
-        stop=2,
     ),
     "compiled stages": Case(
         [*FEW, "--training.recompute", "block", "--training.compile", "true"],
@@ -261,14 +231,6 @@ def test_the_bytes_of_a_tied_head_are_those_that_were_said_before_training(both)
     assert sum(row["bytes"] for row in told["shared"]) == 4 * nbytes
     said = f"each step sends {size_text(nbytes)} to sum its gradients over them through ef(q(4))"
     assert f"2 stages hold transformer.wte: {said}\n" in runs.said
-
-
-def test_fp16_skips_the_same_steps_on_all_stages(both):
-    runs = both("fp16")
-    skipped = [line["skipped"] for line in metrics(runs.simulated)]
-    assert skipped[:3] == [True, True, True] and not skipped[-1], skipped
-    assert summary(runs.simulated)["loss_scale"] == {"factor": 2.0 ** (16 - sum(skipped)), "skipped": sum(skipped)}
-    assert f"fp16: {sum(skipped)} of 8 steps were skipped" in runs.said
 
 
 def test_a_compiled_run_is_near_a_plain_one_and_goes_on_without(both, tmp_path, monkeypatch):

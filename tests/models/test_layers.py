@@ -421,7 +421,7 @@ def test_layers_that_are_not_there_are_an_error(layers, message):
 
 
 def test_an_unknown_precision_and_an_empty_model_are_errors():
-    with pytest.raises(ModelError, match="one of fp32, bf16, fp16, got 'fp8'"):
+    with pytest.raises(ModelError, match="one of fp32, bf16, got 'fp8'"):
         Stage([], precision="fp8")
     with pytest.raises(ModelError, match="at least one layer, got none"):
         Blueprint((), initialize)

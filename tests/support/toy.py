@@ -241,7 +241,7 @@ def make_trainer(rank, *, where=None, **options):
         sampler=Sampler(setting.batch_size()),
         task=task,
         sync=sync_of(stages, where, replicas, setting.pipeline, optimizer, shared, training.steps),
-        update=Update(stages, where, optimizer, training, shared),
+        update=Update(stages, where, optimizer, training.steps, shared),
     )
     for stage in stages:
         stage.connect()
