@@ -13,7 +13,7 @@ from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.log_file import LogFile, keep_lines
 from thinwire.launch.shared.strict_json import dumps, with_nan
 from thinwire.pipeline.evaluation import Compression, Score, error_of_difference
-from thinwire.pipeline.replicas.step_exchanges import StageExchanged
+from thinwire.pipeline.measuring.step_traffic import StageExchanged
 from thinwire.pipeline.training.trainer import StepRecord
 
 _GROWN = 1000.0

@@ -7,42 +7,67 @@ before, because gloo moves bytes only once there is room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from thinwire.pipeline.measuring.meters import Meter, Traffic
 from thinwire.pipeline.processes.collectives import AsyncNotes, NoteKind, in_words
 from thinwire.pipeline.processes.placement import Placement
 
 
-class StepTraffic:
-    """The bytes that the stages of a pipeline send, step by step."""
+@dataclass(frozen=True)
+class StageExchanged:
+    """What one stage exchanged with other replicas in a step."""
 
-    def __init__(self, meters: Sequence[Meter], where: Placement, timeout: timedelta) -> None:
+    stage: int
+    bytes: int
+    """Bytes of the frames that it sent to other replicas and got from them."""
+    seconds: float
+    """Seconds of the step that the exchange took."""
+
+
+class StepTraffic:
+    """The bytes that the stages of a pipeline send and exchange, step by step; `meters` are of the stages here."""
+
+    def __init__(self, meters: Mapping[int, Meter], where: Placement, timeout: timedelta) -> None:
         self._meters = meters
         told = in_words(where, "reporting a step to the last stage", "the report on a step")
         self._notes = AsyncNotes(where.pipeline, NoteKind.STEP, told, timeout, where.last_process)
-        self._before = (0, 0)
+        self._before = self._spent()
 
     def begin(self) -> None:
         """Say that a step begins."""
-        self._before = self._sent()
+        self._before = self._spent()
         self._notes.expect()
 
-    def end(self, beside: Any = None) -> tuple[int, int, list[Any]]:
+    def end(self, squares: Mapping[int, float]) -> tuple[int, int, list[StageExchanged], dict[int, float]]:
         """Say that a step is over: bytes of the frames sent in it, and of the tensors in them, uncompressed.
 
-        Those of all stages in the process of the last one, elsewhere those of the stages there. The third is what the
-        same processes gave as `beside`, JSON values. PeerError if a process is gone or silent.
+        Then what each stage exchanged, empty if none did; and the squares of the gradient norms by stage. In the
+        process of the last stage all these are of all stages, elsewhere of the stages there. PeerError if a process is
+        gone or silent.
         """
-        mine = [*(now - before for now, before in zip(self._sent(), self._before, strict=True)), beside]
-        self._notes.send(mine)
-        with self._meters[0].section("neighbour", "waiting for the reports of all stages on a step"):
-            told = [mine, *self._notes.receive()]
-        nbytes, uncompressed, others = zip(*told, strict=True)
-        return sum(nbytes), sum(uncompressed), list(others)
+        spent = [
+            [stage, *(now - before for now, before in zip(after, self._before[stage], strict=True))]
+            for stage, after in self._spent().items()
+        ]
+        self._notes.send([spent, [*squares.items()]])
+        with next(iter(self._meters.values())).section("neighbour", "waiting for the reports of all stages on a step"):
+            told = [(spent, squares.items()), *self._notes.receive()]
+        rows = sorted(row for rows, _ in told for row in rows)
+        exchanged = [StageExchanged(stage, nbytes, seconds) for stage, _, _, nbytes, seconds in rows]
+        return (
+            sum(row[1] for row in rows),
+            sum(row[2] for row in rows),
+            exchanged if any(each.bytes or each.seconds for each in exchanged) else [],
+            {stage: square for _, pairs in told for stage, square in pairs},
+        )
 
-    def _sent(self) -> tuple[int, int]:
-        sent = sum((traffic for meter in self._meters for traffic in meter.sent.values()), Traffic())
-        return sent.bytes, sent.uncompressed
+    def _spent(self) -> dict[int, tuple[int, int, int, float]]:
+        """Of each stage here, so far: bytes sent, their tensors' bytes, and bytes and seconds of exchanges."""
+        sent = {stage: sum(meter.sent.values(), Traffic()) for stage, meter in self._meters.items()}
+        return {
+            stage: (sent[stage].bytes, sent[stage].uncompressed, meter.exchanged, sum(meter.exchange.values()))
+            for stage, meter in self._meters.items()
+        }

@@ -26,7 +26,6 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import LocalSteps
 from thinwire.pipeline.replicas.shared import SharedWeights
-from thinwire.pipeline.replicas.step_exchanges import StepExchanges
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import ends_of, make_optimizer
@@ -56,11 +55,7 @@ class PipelineBatch:
 
 @dataclass(eq=False)
 class Sync:
-    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one.
-
-    Attributes:
-        exchanges: what the stages spent on exchanges.
-    """
+    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one."""
 
     stages: Sequence[CompressedStage]
     """Those of this process."""
@@ -73,7 +68,6 @@ class Sync:
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
 
     def __post_init__(self) -> None:
-        self.exchanges = StepExchanges(self.stages, self.where, self.replicas.count)
         self._progress = Progress(0, 1)
         self._losses: list[Tensor] = []
 
@@ -84,7 +78,6 @@ class Sync:
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
         self._progress, self._losses = progress, []
-        self.exchanges.begin()
 
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
         """The samples of each replica here, in turn; after each one comes `after_backward`.

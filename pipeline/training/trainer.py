@@ -20,10 +20,9 @@ from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.measuring.meters import Section, spending
-from thinwire.pipeline.measuring.step_traffic import StepTraffic
+from thinwire.pipeline.measuring.step_traffic import StageExchanged, StepTraffic
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.replicas.step_exchanges import StageExchanged, exchanged_by_stages
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import Update, norm_of
 from thinwire.pipeline.training.runner import Runner
@@ -105,7 +104,8 @@ class Trainer:
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
         timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
-        self.traffic = StepTraffic([stage.meter for stage in runner.stages], placement, timeout)
+        meters = {stage.stage_index: stage.meter for stage in runner.stages}
+        self.traffic = StepTraffic(meters, placement, timeout)
         self.done, self.stopped = 0, False
 
     @property
@@ -169,9 +169,8 @@ class Trainer:
         if self.asked is not None:  # here, for its wait belongs to the step: another stage may be slower
             with meters[0].section("neighbour", "waiting for the step of all stages"):
                 self.anyone_asked = collectives.anyone(self.placement, self.asked())
-        told = self.sync.exchanges.report(), [(stage, float(square)) for stage, square in squares[0].items()]
-        nbytes, uncompressed, beside = self.traffic.end(told)
-        of_stages = {stage: square for _, pairs in beside for stage, square in pairs}
+        here = {stage: float(square) for stage, square in squares[0].items()}
+        nbytes, uncompressed, exchanged, of_stages = self.traffic.end(here)
         grad_norm = norm_of(of_stages) if len(of_stages) == self.placement.num_stages else None
         self._require_finite(step, "gradient norm", [] if grad_norm is None else [grad_norm])
         seconds, spent = time.perf_counter() - started, spending(meters)
@@ -186,7 +185,7 @@ class Trainer:
             sections={name: spent[name] - before[name] for name in spent},
             bytes=nbytes,
             uncompressed=uncompressed,
-            exchanged=exchanged_by_stages(exchanges for exchanges, _ in beside) if self.reports else (),
+            exchanged=exchanged if self.reports else (),
         )
 
     def _step(self, pipeline: int | None) -> list[Mapping[int, float]]:
