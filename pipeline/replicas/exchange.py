@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 from thinwire.compress import Progress
 from thinwire.models.batch_norm import running_statistics
@@ -31,7 +32,7 @@ from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTI
 from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, ToAll, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
-from thinwire.pipeline.replicas.statistics import StageStatistics, Statistics
+from thinwire.pipeline.replicas.statistics import Statistics
 from thinwire.pipeline.saving.state import trained
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.channel import AS_IT_IS
@@ -85,9 +86,6 @@ class Replicas:
                 exchange.finish(progress)
 
 
-ALONE = Replicas()
-
-
 def connect(
     stages: Sequence[CompressedStage],
     where: Placement,
@@ -106,7 +104,7 @@ def connect(
     """
     count, method = options.count, options.method
     if count == 1:
-        return ALONE
+        return Replicas()
     here = range(where.replica, where.replica + 1) if where.num_replicas > 1 else range(count)
     wire = stages[0].wire
     times = {
@@ -141,18 +139,23 @@ def _statistics(
     links: LaneEnds,
 ) -> Statistics:
     """The running statistics of these stages; their buckets have numbers behind those of the exchanges of weights."""
-    found: dict[int, StageStatistics] = {}
-    for stage in stages:
-        if buffers := running_statistics(stage.submod):
-            plain = replace(_setting_of(stage, options), method=AS_IT_IS, layout=FLAT)
-            setting = replace(plain, channels=("statistics", "sums"), carries=STATISTICS)
-            first = exchanges[stage.stage_index].next_bucket
-            # all statistics are there in each step, so nobody asks the others which
-            make = partial(
-                StageExchange, setting=setting, here=here, links=links, member=ToAll, everyone=lambda mine: [mine]
-            )
-            found[stage.stage_index] = StageStatistics(buffers, here, partial(make, first_bucket=first))
-    return Statistics(found)
+    settings = {
+        stage.stage_index: replace(
+            _setting_of(stage, options),
+            method=AS_IT_IS,
+            layout=FLAT,
+            channels=("statistics", "sums"),
+            carries=STATISTICS,
+        )
+        for stage in stages
+    }
+
+    def make(stage: int, carriers: Mapping[str, Parameter]) -> StageExchange:
+        # all statistics are there in each step, so nobody asks the others which
+        first = exchanges[stage].next_bucket
+        return StageExchange(carriers, settings[stage], here, links, ToAll, lambda mine: [mine], first)
+
+    return Statistics({stage.stage_index: running_statistics(stage.submod) for stage in stages}, here, make)
 
 
 def _setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull = never) -> Setting:
