@@ -121,56 +121,42 @@ def connect(
         for stage, both in parts.items()
     }
     _compare(where, {**agreement, **shapes, "gradients of replicas": str(method), "checksum": wire.options.checksum})
-    member = ToAll if options.step_alone else ByParts
-    make = partial(
-        StageExchange, here=here, links=links, member=member, everyone=partial(collectives.everyone_across, where)
-    )
-    exchanges = {
-        stage.stage_index: make(trained(stage.submod), _setting_of(stage, options, in_full)) for stage in stages
-    }
-    return Replicas(options, here, exchanges, _statistics(stages, exchanges, options, here, links))
-
-
-def _statistics(
-    stages: Sequence[CompressedStage],
-    exchanges: Mapping[int, StageExchange],
-    options: ReplicaOptions,
-    here: Sequence[int],
-    links: LaneEnds,
-) -> Statistics:
-    """The running statistics of these stages; their buckets have numbers behind those of the exchanges of weights."""
     settings = {
-        stage.stage_index: replace(
-            _setting_of(stage, options),
+        stage.stage_index: Setting(
+            stage=stage.stage_index,
+            replicas=count,
+            here=here,
+            member=ToAll if options.step_alone else ByParts,
+            links=links,
+            everyone=partial(collectives.everyone_across, where),
+            method=method,
+            seed=wire.seed,
+            options=wire.options,
+            meter=stage.meter,
+            layout=TILES if options.step_alone else FLAT,
+            carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
+            in_full=in_full,
+        )
+        for stage in stages
+    }
+    exchanges = {stage: StageExchange(weights, settings[stage]) for stage, (weights, _) in parts.items()}
+
+    def make(stage: int, carriers: Mapping[str, Parameter]) -> StageExchange:
+        """The exchange of the statistics of a stage; its buckets have numbers behind those of the weights."""
+        plain = replace(
+            settings[stage],
+            member=ToAll,
+            everyone=lambda mine: [mine],  # all statistics are there in each step, so nobody asks the others which
             method=AS_IT_IS,
+            in_full=never,
             layout=FLAT,
             channels=("statistics", "sums"),
             carries=STATISTICS,
         )
-        for stage in stages
-    }
+        return StageExchange(carriers, plain, exchanges[stage].next_bucket)
 
-    def make(stage: int, carriers: Mapping[str, Parameter]) -> StageExchange:
-        # all statistics are there in each step, so nobody asks the others which
-        first = exchanges[stage].next_bucket
-        return StageExchange(carriers, settings[stage], here, links, ToAll, lambda mine: [mine], first)
-
-    return Statistics({stage.stage_index: running_statistics(stage.submod) for stage in stages}, here, make)
-
-
-def _setting_of(stage: CompressedStage, options: ReplicaOptions, in_full: InFull = never) -> Setting:
-    """What all buckets of a stage have in common."""
-    return Setting(
-        stage=stage.stage_index,
-        replicas=options.count,
-        method=options.method,
-        seed=stage.wire.seed,
-        options=stage.wire.options,
-        meter=stage.meter,
-        layout=TILES if options.step_alone else FLAT,
-        carries=OUTER_GRADIENTS if options.step_alone else GRADIENTS,
-        in_full=in_full,
-    )
+    statistics = Statistics({stage: found for stage, (_, found) in parts.items()}, here, make)
+    return Replicas(options, here, exchanges, statistics)
 
 
 def _compare(where: Placement, mine: Mapping[str, Any]) -> None:

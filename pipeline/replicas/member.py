@@ -37,6 +37,8 @@ from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 InFull = Callable[[Progress], bool]
 """Whether nothing is compressed in the exchange of a step."""
+Everyone = Callable[[Sequence[bool]], Sequence[Sequence[bool]]]
+"""Gives the answers of a stage in each process that has it; collective."""
 
 
 def never(progress: Progress) -> bool:
@@ -50,6 +52,13 @@ class Setting:
 
     stage: int
     replicas: int
+    here: Sequence[int]
+    """Those in this process."""
+    member: type[Member]
+    """What each is in the exchange of a bucket."""
+    links: LaneEnds
+    """Makes the ways of the frames."""
+    everyone: Everyone
     method: Method
     seed: int
     options: WireOptions
@@ -75,11 +84,10 @@ class Member(ABC):
         setting: what all buckets of the stage have in common.
         replica: which one it is.
         bucket: the rows, and who owns them.
-        links: make the ways of the frames.
     """
 
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
-        self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, links
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
+        self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, setting.links
         self._everyone = range(setting.replicas)
 
     @abstractmethod
@@ -148,8 +156,8 @@ class Member(ABC):
 class ByParts(Member):
     """A replica that sends each part to its owner."""
 
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
-        super().__init__(setting, replica, bucket, links)
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
+        super().__init__(setting, replica, bucket)
         (channel, of_sums), everyone, parts = setting.channels, self._everyone, bucket.parts
         # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
         turns = [*everyone[replica + 1 :], *everyone[: replica + 1]]
@@ -203,8 +211,8 @@ class ByParts(Member):
 class ToAll(Member):
     """A replica that sends all of a bucket to every other, and adds up for itself what others sent."""
 
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket, links: LaneEnds) -> None:
-        super().__init__(setting, replica, bucket, links)
+    def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
+        super().__init__(setting, replica, bucket)
         (channel, _), everyone = setting.channels, self._everyone
         self._to_all = self._sender(channel, bucket.rows, everyone)
         self._from_all = [self._receiver(channel, bucket.rows, source, everyone) for source in everyone]

@@ -70,6 +70,10 @@ class SharedWeights:
             Setting,
             stage=holders[0],
             replicas=len(holders),
+            member=ByParts,
+            links=links,
+            # what another stage has used gets a gradient here too
+            everyone=lambda mine: [[True] * len(mine)],
             method=method,
             seed=wire.seed,
             options=options,
@@ -79,11 +83,10 @@ class SharedWeights:
             names=tuple(f"stage {stage}" for stage in self._members),
             copies=self._crossings,
         )
-        # what another stage has used gets a gradient here too
-        make = partial(StageExchange, links=links, member=ByParts, everyone=lambda mine: [[True] * len(mine)])
         meters = {stage.stage_index: stage.meter for stage in stages}
         self._exchanges = {
-            stage: make(copies[stage], setting(meter=meters[stage]), [member]) for stage, member in here.items()
+            stage: StageExchange(copies[stage], setting(meter=meters[stage], here=[member]))
+            for stage, member in here.items()
         }
 
     def _crossings(self, source: int, to: int) -> int:

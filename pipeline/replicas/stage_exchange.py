@@ -6,7 +6,7 @@ between them go through memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +16,8 @@ from thinwire.compress import Progress
 from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.replicas.division import BUCKET, divide
-from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import StageRows
-from thinwire.pipeline.replicas.member import Member, Setting
-
-Everyone = Callable[[Sequence[bool]], Sequence[Sequence[bool]]]
-"""Gives the answers of this stage in each process that has it; collective."""
+from thinwire.pipeline.replicas.member import Setting
 
 
 class StageExchange:
@@ -30,10 +26,6 @@ class StageExchange:
     Args:
         parameters: those of the stage by name, in an order that all replicas have.
         setting: what all buckets have in common.
-        here: the replicas in this process.
-        links: makes the ways of the frames.
-        member: what each replica is in the exchange of a bucket.
-        everyone: gives the answers of this stage in each process that has it; collective.
         first_bucket: the number of its first bucket; another exchange of the stage may have those before.
 
     Attributes:
@@ -41,16 +33,7 @@ class StageExchange:
         next_bucket: the number behind its last bucket.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, Parameter],
-        setting: Setting,
-        here: Sequence[int],
-        links: LaneEnds,
-        member: type[Member],
-        everyone: Everyone,
-        first_bucket: int = 0,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Parameter], setting: Setting, first_bucket: int = 0) -> None:
         self.parameters: Sequence[Parameter] = list(parameters.values())
         self._rows = StageRows({name: parameter.shape for name, parameter in parameters.items()}, setting.layout)
         buckets = divide(self._rows.count, setting.replicas, BUCKET // setting.layout.row, first_bucket)
@@ -58,8 +41,10 @@ class StageExchange:
         self._buckets = buckets
         self._longest = max((len(bucket.rows) for bucket in buckets), default=0)
         self._given: Sequence[Tensor | None] = []
-        self._members = {replica: [member(setting, replica, bucket, links) for bucket in buckets] for replica in here}
-        self._everyone = everyone
+        self._members = {
+            replica: [setting.member(setting, replica, bucket) for bucket in buckets] for replica in setting.here
+        }
+        self._everyone = setting.everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
         self._seen = torch.zeros(len(self.parameters), dtype=torch.bool)

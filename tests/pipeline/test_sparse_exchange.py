@@ -46,13 +46,17 @@ def make(shapes):
     setting = Setting(
         stage=0,
         replicas=REPLICAS,
+        here=range(REPLICAS),
+        member=ToAll,
+        links=ends,
+        everyone=list,
         method=parse(PUBLISHED),
         seed=0,
         options=WireOptions(),
         meter=meter,
         layout=TILES,
     )
-    exchange = StageExchange(parameters, setting, range(REPLICAS), ends, ToAll, list)
+    exchange = StageExchange(parameters, setting)
     return exchange, list(parameters.values()), ends.frames, meter
 
 

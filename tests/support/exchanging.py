@@ -43,6 +43,10 @@ class Replica:
         setting = Setting(
             stage=1,
             replicas=options.count,
+            here=here,
+            member=member,
+            links=links,
+            everyone=everyone,
             method=options.method,
             seed=3,
             options=WireOptions(),
@@ -50,7 +54,7 @@ class Replica:
             in_full=in_full,
             layout=layout,
         )
-        self.exchange = StageExchange(self.parameters, setting, here, links, member, everyone)
+        self.exchange = StageExchange(self.parameters, setting)
 
     @property
     def flat(self):
