@@ -21,17 +21,17 @@ from thinwire.pipeline.errors import PeerError, PipelineError
 
 
 class Pool:
-    """Lends buffers of `capacity` bytes, pinned for copies to and from a GPU; a new one only if none is free."""
+    """Lends buffers of `capacity` bytes on a device, pinned for copies to and from a GPU; a new one if none is free."""
 
-    def __init__(self, capacity: int, *, pinned: bool = False) -> None:
-        self.capacity, self._pinned = capacity, pinned
+    def __init__(self, capacity: int, *, pinned: bool = False, device: torch.device | None = None) -> None:
+        self.capacity, self._pinned, self._device = capacity, pinned, device
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
         """A uint8 buffer of `capacity` bytes, contents undefined."""
         if self._free:
             return self._free.pop()
-        return torch.empty(self.capacity, dtype=torch.uint8, pin_memory=self._pinned)
+        return torch.empty(self.capacity, dtype=torch.uint8, pin_memory=self._pinned, device=self._device)
 
     def give(self, buffer: Tensor) -> None:
         """A buffer that `take` lent."""

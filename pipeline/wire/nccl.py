@@ -33,7 +33,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.processes.transport import Seal, complete, reaching
+from thinwire.pipeline.processes.transport import Pool, Seal, complete, reaching
 from thinwire.pipeline.wire.boundary import FramePlan, Receiver
 from thinwire.pipeline.wire.channel import Channel
 
@@ -146,29 +146,27 @@ def sealed_bytes(nbytes: int) -> int:
     return math.ceil(nbytes / _SUM_BYTES) * _SUM_BYTES + _SUM_BYTES
 
 
-class GpuSender:
+class GpuSender(Pool):
     """The way of frames to another GPU. A frame is written again only when it has left."""
 
     def __init__(
         self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int, sums: PayloadSums | None
     ) -> None:
-        self._capacity, self._device, self._group, self._sums = sealed_bytes(capacity), device, group, sums
+        super().__init__(sealed_bytes(capacity), device=device)
+        self._group, self._sums, self._pins = group, sums, device.type != "cpu"
         self._peer = dist.get_group_rank(group, peer)
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
-        self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
         """A frame on the GPU, contents undefined."""
         if self._sent and self._sent[0][0].is_completed():
-            self._free.append(self._sent.popleft()[1])
-        if self._free:
-            return self._free.pop()
-        return torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
+            self.give(self._sent.popleft()[1])
+        return super().take()
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Put header and sum into the frame and enqueue its send, behind the compute that was asked for until now."""
         # torch gives pinned memory out again only when its copy is done, which nothing here waits for
-        head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._device.type != "cpu")
+        head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._pins)
         seal(head)
         buffer[:HEADER_BYTES].copy_(head, non_blocking=True)
         if self._sums is not None:
@@ -184,17 +182,18 @@ class GpuSender:
             work, frame = self._sent.popleft()
             with reaching("sending frames from GPU to GPU"):
                 work.wait()
-            self._free.append(frame)
+            self.give(frame)
 
 
-class GpuArrivals:
-    """The receiving end of frames from another GPU: one buffer, because one receive is enqueued at a time."""
+class GpuArrivals(Pool):
+    """The receiving end of frames from another GPU: one buffer, because one receive is enqueued at a time.
+
+    It is given back when compute will not read it after what it was asked for until now.
+    """
 
     def __init__(self, capacity: int, device: torch.device, group: dist.ProcessGroup, peer: int) -> None:
-        self._capacity, self._device, self._group = sealed_bytes(capacity), device, group
-        self._peer = dist.get_group_rank(group, peer)
-        self._free: list[Tensor] = []
-        self._nbytes = 0
+        super().__init__(sealed_bytes(capacity), device=device)
+        self._group, self._peer, self._nbytes = group, dist.get_group_rank(group, peer), 0
 
     def expect(self, nbytes: int) -> None:
         """Say how long the next frame is."""
@@ -205,16 +204,12 @@ class GpuArrivals:
 
     def receive(self, what: str) -> Tensor:
         """Enqueue the next receive, and have later compute wait for it on the GPU."""
-        frame = self._free.pop() if self._free else torch.empty(self._capacity, dtype=torch.uint8, device=self._device)
+        frame = self.take()
         with reaching(what):
             work = dist.irecv(frame[: self._nbytes], group=self._group, group_src=self._peer)
             assert work is not None, "this process is a member"
             work.wait()
         return frame
-
-    def give(self, buffer: Tensor) -> None:
-        """A frame that compute will not read after what it was asked for until now."""
-        self._free.append(buffer)
 
 
 class GpuReceiver(Receiver):
