@@ -98,7 +98,7 @@ class Recipe:
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
         mistakes += self.compression.mistakes_of_boundaries(self.pipeline.num_stages)
-        mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer, self.num_boundaries)
+        mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer)
         mistakes += together.of_clients(self.clients, self.replicas)
         mistakes += together.of_keys(self.wire)
         mistakes += together.of_computing(self.model, self.training, self.pipeline, self.optimizer, self.replicas)

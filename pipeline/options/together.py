@@ -49,25 +49,22 @@ def _of_narrow_weights(model: ModelOptions, optimizer: OptimizerOptions, replica
 
 def of_keys(wire: WireOptions) -> list[str]:
     """A sentence if there are keys for messages that nothing encrypts."""
-    if wire.keys is None or TRANSPORTS[wire.transport].encrypts:
-        return []
     encrypting = names_of(lambda transport: transport.encrypts)
-    return [
-        f"wire.keys needs wire.transport {encrypting}, because {wire.transport} encrypts nothing, got {wire.keys}; set "
-        f"wire.transport to {encrypting}, or drop the keys"
-    ]
+    return broken(
+        (
+            wire.keys is None or TRANSPORTS[wire.transport].encrypts,
+            f"wire.keys needs wire.transport {encrypting}, because {wire.transport} encrypts nothing, got {wire.keys}; "
+            f"set wire.transport to {encrypting}, or drop the keys",
+        )
+    )
 
 
-def of_replicas(
-    replicas: ReplicaOptions,
-    compression: CompressionOptions,
-    optimizer: OptimizerOptions,
-    num_boundaries: int,
-) -> list[str]:
+def of_replicas(replicas: ReplicaOptions, compression: CompressionOptions, optimizer: OptimizerOptions) -> list[str]:
     """A sentence for each way in which replicas cannot train as these options say."""
     if replicas.count == 1:
         return []
-    mistakes = broken(
+    by_sample = compression.by_sample if replicas.shuffle == "across" else []
+    return broken(
         (
             optimizer.name != "quantized-adam" or replicas.sync.every == 1,
             f"replicas.sync.every must be 1 for quantized-adam, because each step exchanges its momentum, got "
@@ -78,28 +75,20 @@ def of_replicas(
             f"compression.shared must be none where replicas step alone, got {compression.shared}; drop it, or lower "
             f"replicas.sync.every from {replicas.sync.every} to 1",
         ),
+        (
+            not by_sample,  # another replica may have a sample next
+            f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
+            f"with one replica; got across beside {', '.join(by_sample)}",
+        ),
     )
-    return [
-        *mistakes,
-        *_of_samples(compression.by_sample if replicas.shuffle == "across" else []),
-    ]
-
-
-def _of_samples(fields: list[str]) -> list[str]:
-    """A sentence if these fields keep a buffer for each sample, where another replica may have it next."""
-    if not fields:
-        return []
-    return [
-        f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay with "
-        f"one replica; got across beside {', '.join(fields)}"
-    ]
 
 
 def of_clients(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:
     """A sentence if clients cannot train beside these replicas."""
-    if clients.count == 1 or replicas.count == 1:
-        return []
-    return [
-        f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
-        f"clients.count to 1"
-    ]
+    return broken(
+        (
+            clients.count == 1 or replicas.count == 1,
+            f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
+            f"clients.count to 1",
+        )
+    )
