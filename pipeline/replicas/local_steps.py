@@ -25,17 +25,13 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from thinwire.compress import Progress
 from thinwire.pipeline.devices.device import copy_to_host
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import SyncOptions
-from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.saving.state import beside, check_optimizer, parameters_of
-from thinwire.pipeline.stages.compressed_stage import CompressedStage
+from thinwire.pipeline.saving.state import beside, check_optimizer
 
-_HELD = "held by all"
+HELD = "held by all"
 """How checkpoints call the steps after which the common weights were exchanged."""
 _JSON = ".json"
 """The end of the names of what an optimizer keeps that is no tensor, such as a number of steps."""
@@ -144,88 +140,3 @@ def _as_tensors(kept: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             if isinstance(value, Tensor)
             else (key + _JSON, torch.tensor([*json.dumps(value).encode()]).byte())
         )
-
-
-class LocalSteps:
-    """All stages of this process between two exchanges."""
-
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        replicas: Replicas,
-        make_optimizer: MakeOptimizer,
-        shared: SharedWeights | None,
-    ) -> None:
-        self._replicas, self._shared = replicas, shared
-        self._sync = replicas.options.sync
-        self._held = 0  # steps after which the common weights here were exchanged
-        self._copies = {
-            stage.stage_index: StageCopies(trained_names(stage), replicas.here, make_optimizer, self._sync)
-            for stage in stages
-        }
-
-    @property
-    def outer(self) -> list[Optimizer]:
-        """The outer optimizer of each stage."""
-        return [copies.outer for copies in self._copies.values()]
-
-    def optimizers(self, replica: int) -> list[Optimizer]:
-        """The optimizers of a replica, one for each stage."""
-        return [copies.optimizers[replica] for copies in self._copies.values()]
-
-    def use(self, replica: int | None) -> None:
-        """Give the modules the weights and statistics of a replica, or with None the common ones."""
-        for copies in self._copies.values():
-            copies.use(replica)
-        self._replicas.statistics.use(replica)
-
-    def after_step(self, done: int, steps: int, progress: Progress) -> None:
-        """Exchange what replicas moved, if that is due after `done` of all `steps`; collective then."""
-        if done % self._sync.every == 0 or done == steps:
-            self._send(progress)
-            self._land(progress)
-            self._held = done
-
-    def is_behind(self, done: int) -> bool:
-        """Whether the replicas have moved since the last exchange, after `done` steps."""
-        return self._held != done
-
-    def _send(self, progress: Progress) -> None:
-        """Send what all replicas here moved their weights by, and their statistics."""
-        for replica in self._replicas.here:
-            self._replicas.statistics.submit(replica, progress)
-            for copies in self._copies.values():
-                copies.put_moves(replica)
-            self._replicas.submit(replica, progress)
-
-    def _land(self, progress: Progress) -> None:
-        """Move the common weights by the average of what was sent, and give them to all; collective."""
-        with torch.no_grad():
-            self._replicas.add_up(progress)
-            for copies in self._copies.values():
-                copies.average(self._replicas.count)
-            # copies of shared weights went through codecs apart, and must stay equal
-            if self._shared is not None:
-                self._shared.average_gradients(progress, len(self._replicas.here))
-            for copies in self._copies.values():
-                copies.step()
-            self._replicas.statistics.average(progress, self._replicas.count)
-
-    def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """Copies of the weights, optimizers and statistics of the replicas here, without the outer optimizer."""
-        held = {_HELD: torch.tensor(self._held)}
-        return self._copies[stage].state_dict() | self._replicas.statistics.state_dict(stage) | held
-
-    def load_state_dict(self, stage: int, saved: Sequence[SavedStage]) -> None:
-        """Take what `state_dict` returned in any process. CheckpointError if something is missing."""
-        self._copies[stage].load_state_dict(saved)
-        self._replicas.statistics.load_state_dict(stage, saved)
-        found = [each for part in saved for each in part.tensors("replicas/", {_HELD}).values()]
-        if not found:
-            raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
-        self._held = int(found[0])
-
-
-def trained_names(stage: CompressedStage) -> dict[str, Parameter]:
-    """The parameters that a stage trains, by all their names in the unsplit model."""
-    return {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad}

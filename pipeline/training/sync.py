@@ -7,26 +7,29 @@ StepAlone      each replica takes steps of its own; after every so many, all exc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress import PassKind, Progress
+from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.options import OptimizerOptions, PipelineOptions
 from thinwire.pipeline.processes.collectives import AsyncNotes, NoteKind
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.exchange import Replicas
-from thinwire.pipeline.replicas.local_steps import LocalSteps
+from thinwire.pipeline.replicas.local_steps import HELD, StageCopies
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
+from thinwire.pipeline.saving.state import parameters_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import ends_of, make_optimizer
 
@@ -198,17 +201,25 @@ class SumEachStep(Sync):
 class StepAlone(Sync):
     """Each replica takes steps of its own, and no one waits for another before the exchange."""
 
-    local: LocalSteps
-    """The weights and optimizers of each replica here, and the exchange."""
+    copies: Mapping[int, StageCopies]
+    """The weights and optimizers of each replica here, by stage."""
+    shared: SharedWeights | None
     steps: int
     """Those of the whole training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._held = 0  # steps after which the common weights here were exchanged
 
     def counterparts(self, *, begins: bool) -> list[tuple[int, int]]:
         """As those of Sync, before the first step: later, no replica waits for another to read a clock."""
         return super().counterparts(begins=begins) if begins else []
 
-    def _enter(self, replica: int) -> None:
-        self.local.use(replica)
+    def _enter(self, replica: int | None) -> None:
+        """Give the modules the weights and statistics of a replica, or with None the common ones."""
+        for copies in self.copies.values():
+            copies.use(replica)
+        self.replicas.statistics.use(replica)
 
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         return own
@@ -219,31 +230,59 @@ class StepAlone(Sync):
 
     def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
         """The optimizers of each pipeline, after its own backward."""
-        return [] if pipeline is None else self.local.optimizers(pipeline)
+        return [] if pipeline is None else [copies.optimizers[pipeline] for copies in self.copies.values()]
 
     def after_step(self) -> None:
         """Exchange what the weights moved, if that is due."""
-        self.local.use(None)
-        self.local.after_step(self._progress.step + 1, self.steps, self._progress)
+        self._enter(None)
+        done = self._progress.step + 1
+        if done % self.replicas.options.sync.every == 0 or done == self.steps:
+            self._exchange(self._progress)
 
     def end(self, progress: Progress) -> None:
         """Exchange if replicas have moved since the last exchange, as after a resume that has no step left."""
-        if self.local.is_behind(progress.step + 1):
+        if self._held != progress.step + 1:
             self.begin(progress)
-            self.local.after_step(progress.step + 1, progress.step + 1, progress)
+            self._exchange(progress)
+
+    def _exchange(self, progress: Progress) -> None:
+        """Move the common weights by the average of what all replicas moved, and give them to all; collective."""
+        # 1. Send what the replicas here moved their weights by, and their statistics.
+        for replica in self.replicas.here:
+            self.replicas.statistics.submit(replica, progress)
+            for copies in self.copies.values():
+                copies.put_moves(replica)
+            self.replicas.submit(replica, progress)
+        with torch.no_grad():
+            self.replicas.add_up(progress)
+            for copies in self.copies.values():
+                copies.average(self.replicas.count)
+            # 2. Copies of shared weights went through codecs apart, and must stay equal.
+            if self.shared is not None:
+                self.shared.average_gradients(progress, len(self.replicas.here))
+            for copies in self.copies.values():
+                copies.step()
+            self.replicas.statistics.average(progress, self.replicas.count)
+        self._held = progress.step + 1
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
-        """As that of Sync, with the weights and optimizers of the replicas here."""
-        return super().state_dict(stage) | self.local.state_dict(stage)
+        """As that of Sync, with the weights, optimizers and statistics of the replicas here."""
+        own = self.copies[stage].state_dict() | self.replicas.statistics.state_dict(stage)
+        return super().state_dict(stage) | own | {HELD: torch.tensor(self._held)}
 
     def load_state_dict(self, stage: int, saved: SavedStage) -> None:
         """Take what `state_dict` returned. CheckpointError if something is missing."""
-        self.local.load_state_dict(stage, [saved])
+        self.load_recut(stage, [saved])
         super().load_state_dict(stage, saved)
 
     def load_recut(self, stage: int, parts: Sequence[SavedStage]) -> None:
         """Take the weights and optimizers of the replicas here from all parts of a checkpoint of another cut."""
-        self.local.load_state_dict(stage, parts)
+        self.copies[stage].load_state_dict(parts)
+        self.replicas.statistics.load_state_dict(stage, parts)
+        found = [each for part in parts for each in part.tensors("replicas/", {HELD}).values()]
+        if not found:
+            raise CheckpointError("the checkpoint does not say which exchange its common weights are from")
+        self._held = int(found[0])
 
 
 def sync_of(
@@ -260,8 +299,17 @@ def sync_of(
     passes = pipeline.accumulation
     if replicas.options.step_alone:
         make = partial(make_optimizer, options=optimizer, ends=ends)
-        local = LocalSteps(stages, replicas, make, shared)
-        return StepAlone(stages, where, replicas, passes, local.outer, local, steps)
+        copies = {
+            stage.stage_index: StageCopies(
+                {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad},
+                replicas.here,
+                make,
+                replicas.options.sync,
+            )
+            for stage in stages
+        }
+        outer = [each.outer for each in copies.values()]
+        return StepAlone(stages, where, replicas, passes, outer, copies, shared, steps)
 
     def summands(parameter: Parameter) -> int:
         """How many tensors a gradient is the sum of: one of each replica, and of each stage with the parameter."""
