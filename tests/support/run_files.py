@@ -11,10 +11,10 @@ from thinwire.models.checkpoint import WEIGHTS
 from thinwire.pipeline.saving.checkpoint_folder import TENSORS, SavedStage
 
 SAME = (
-    *("steps", "samples", "train_loss", "held_out", "look", "loss_scale"),
+    *("steps", "samples", "train_loss", "held_out", "look"),
     *("channels", "replicas", "shared", "traffic", "bytes_sent", "weights_digest"),
 )
-OF_A_STEP = ("step", "loss", "grad_norm", "lr", "samples", "skipped")
+OF_A_STEP = ("step", "loss", "grad_norm", "lr", "samples")
 
 
 def summary(run: Path) -> dict[str, Any]:
