@@ -10,6 +10,7 @@ import pytest
 from support.own_code import add_module
 from support.pages import DOCS, blocks, files
 from support.typed import typed
+from thinwire.launch.run.parts.part import RunPart
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,14 @@ def surroundings(site: Path):
 
 
 def test_the_page_has_these_sections():
-    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A kind of data", "A transport", "A command"]
+    ours = ["A transport", "A part of a run"]
+    assert list(SECTIONS) == ["A codec", "A schedule", "A data source", "A kind of data", *ours, "A command"]
+
+
+def test_a_part_of_a_run_has_the_methods_of_the_table():
+    rows = re.findall(r"^\| (`.*?) \|", SECTIONS["A part of a run"], re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {name for name in vars(RunPart) if name[0] != "_"} - {"name"}
 
 
 def test_a_codec(follow):
