@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.pipeline.errors import PeerError, PipelineError
+from thinwire.errors import ThinwireError
+from thinwire.pipeline.errors import PeerError
 
 
 class Pool:
@@ -207,7 +208,7 @@ class reaching:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (RuntimeError, ValueError, MemoryError)) and not isinstance(error, PipelineError):
+        if isinstance(error, (RuntimeError, ValueError, MemoryError)) and not isinstance(error, ThinwireError):
             raise PeerError(f"{self._what}: {_reason(error)}") from error
 
 

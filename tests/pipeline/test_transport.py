@@ -8,8 +8,17 @@ import torch
 import torch.distributed as dist
 
 from support.processes import outcomes_of, run
-from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.processes.transport import Beginnings, MemoryEnd, Pool, ProcessGroupReceiver, ProcessGroupSender
+from thinwire.compress import CodecError
+from thinwire.models.errors import ModelError
+from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.processes.transport import (
+    Beginnings,
+    MemoryEnd,
+    Pool,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    reaching,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -101,6 +110,15 @@ def test_a_dead_peer_is_told_at_once():
     returned, told = outcomes[1]
     assert returned, told
     assert re.match(r"stage 1 was waiting for news: .*(closed|reset) by peer", told), told
+
+
+@pytest.mark.parametrize("error", [CodecError("a payload"), ModelError("a model"), WireError("a frame")])
+def test_errors_of_ours_pass_where_others_say_what_was_awaited(error):
+    """CodecError is a ValueError too, which C++ raises where a length was damaged: a payload was said to be a peer."""
+    with pytest.raises(type(error), match=str(error)), reaching("waiting for news"):
+        raise error
+    with pytest.raises(PeerError, match="waiting for news: vector"), reaching("waiting for news"):
+        raise ValueError("vector::reserve")
 
 
 def test_the_beginning_of_a_buffer_is_made_once_and_shows_what_it_holds_now():
