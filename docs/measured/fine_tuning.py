@@ -11,11 +11,11 @@ An answer is one word that the question has, so a model that has learnt the task
 read its question any more is wrong. Functions of held-out conversations are not among those of the training.
 """
 
+import argparse
 import importlib
 import inspect
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -167,5 +167,12 @@ def table(folder: Path, named: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    verb, place, *rest = sys.argv[1:]
-    table(Path(place), rest) if verb == "table" else write(Path(place), long=verb == "long")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=["chats", "long", "table"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("runs", nargs="*", metavar="NAME=RUN[,RUN ...]")
+    given = parser.parse_args()
+    if given.verb == "table":
+        table(given.folder, given.runs)
+    else:
+        write(given.folder, long=given.verb == "long")
