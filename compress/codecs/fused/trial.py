@@ -42,8 +42,7 @@ def _one_first(kernels: str) -> Iterator[None]:
 
     with ExitStack() as stack:
         try:
-            name = f"{kernels.replace(' ', '-')}.compiled"
-            file = stack.enter_context(Path(encode.stats.cache_path, name).open("a+"))
+            file = stack.enter_context(Path(encode.stats.cache_path, f"{kernels}.compiled").open("a+"))
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             if kept := bool(file.read()):
