@@ -40,8 +40,6 @@ def main(argv: Sequence[str]) -> int:
         assert prompts is not None, "there is one"
         if not prompts.remembers:
             print("this model remembers no tokens: each new one takes a pass of all", file=sys.stderr)
-        for note in prompts.notes:
-            print(note, file=sys.stderr)
         prepared.tell_notes()
         from thinwire.pipeline.generation import Sampling
 

@@ -10,13 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from thinwire.errors import ThinwireError, attempt
-from thinwire.errors.names import first_of
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.host_data import data_of, with_own_task
-from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
-from thinwire.launch.plan.shared_weights import check_shared, notes_on_shared
+from thinwire.launch.plan.shared_weights import check_shared
 from thinwire.launch.recipe.recipe import PACKAGED, Recipe
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.results.hooks import check_hooks
@@ -31,30 +29,29 @@ from thinwire.models.fit import fitted
 from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
-from thinwire.models.source import ModelSource, Use
+from thinwire.models.source import Use
 from thinwire.pipeline.devices.device import choose
 from thinwire.pipeline.replicas.exchange import check_fit
 
 
-def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
+def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None) -> Prepared:
     """Find the model, read the data and cut the model. The recipe says then what was left to them.
 
     That is whether a tied head stays one weight, the date of chats, and steps in place of epochs. `given` are the data
     where they are read already; `rank` is that of a stage process, None for a launcher and for what runs in one
-    process. A stage process may have an outline in place of the data, and shares them on its host. This machine must
-    have the memory to train so many `copies` of the model; 0 trains elsewhere, or not at all.
+    process. A stage process may have an outline in place of the data, and shares them on its host.
 
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
-        OptionsError: there is no GPU where one is wanted, or too little memory.
+        OptionsError: there is no GPU where one is wanted.
     """
     device, pipeline, training = choose(recipe.training.device), recipe.pipeline, recipe.training
     recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
             lambda: with_own_task(given or data_of(recipe, rank), training),
-            lambda: _source(recipe, copies),
+            lambda: find_model(with_run_weights(recipe.model)),
             lambda: check_hooks(recipe.logging),
             lambda: check_precision(training.precision, device),
             lambda: check_compiler(device) if training.compile else None,
@@ -72,15 +69,11 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         check_fit(model, recipe.replicas)
         check_shared(model, recipe.compression)
         prompts = read_prompts(recipe, model, outputs) if training.prompts else None
-    prepared = Prepared(recipe, source, model, cuts, data, outputs, prompts)
-    said = "the files of the weights hold tensors that this model does not read"
-    notes = [f"{said}: {first_of(unread)}"] if unread else []
+    compared = None
     if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
-            notes.append(model.compare(packed=recipe.data.packing))
-        notes += _notes(prepared)
-    prepared = replace(prepared, data=replace(data, notes=(*data.notes, *notes)))
-    return _counted_in_steps(prepared)
+            compared = model.compare(packed=recipe.data.packing)
+    return _counted_in_steps(Prepared(recipe, source, model, cuts, data, outputs, prompts, unread, compared))
 
 
 def _on_its_day(recipe: Recipe) -> Recipe:
@@ -92,14 +85,6 @@ def _on_its_day(recipe: Recipe) -> Recipe:
         date = fields_in(read_named(str(begun), PACKAGED, "a run has"), str(begun), "recipe")["data"].get("date")
         return replace(recipe, data=replace(recipe.data, date=date))
     return recipe
-
-
-def _source(recipe: Recipe, copies: int) -> ModelSource:
-    """The model, before any of it is built. OptionsError if this machine cannot hold so many copies in training."""
-    source = find_model(with_run_weights(recipe.model))
-    if copies:
-        check_memory(recipe, source.parameters, copies)
-    return source
 
 
 def _use(recipe: Recipe, data: Data) -> Use:
@@ -138,18 +123,6 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
             + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
         ),
     )
-
-
-def _notes(prepared: Prepared) -> list[str]:
-    """Sentences on a model of transformers: its tokenizer, the model around it, weights that several stages hold."""
-    source, inside = prepared.source, prepared.blueprint.inside
-    whole = (
-        f"{inside} reads more than text: its text model trains, as AutoModelForCausalLM loads it, and is exported by "
-        f"itself"
-    )
-    notes = [source.note_on_tokenizer(prepared.recipe.data.tokenizer), whole if inside else None]
-    shared = notes_on_shared(prepared) if source.options.lora.rank is None else []  # frozen
-    return [*filter(None, notes), *shared]
 
 
 def _counted_in_steps(prepared: Prepared) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.transfer import put
+from thinwire.errors.names import first_of
 from thinwire.launch.plan.prompts import Prompts
+from thinwire.launch.plan.shared_weights import notes_on_shared
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.data.clients import Turns, divide, some_ids
 from thinwire.models.data.sampler import Sampler
@@ -38,11 +41,30 @@ class Prepared:
     """The output of each stage for a micro-batch, as meta tensors."""
     prompts: Prompts | None = None
     """What is answered at each evaluation; None without prompts."""
+    unread: Sequence[str] = ()
+    """Tensors in the files of the weights that the model does not read."""
+    compared: str | None = None
+    """How a tiny copy of the model differs, cut, from the uncut one; None where it does not or was not compared."""
 
     def tell_notes(self) -> None:
         """Print on stderr what reading the data and the model has shown, as a run does at its start."""
-        for note in self.data.notes:
+        for note in self.notes:
             print(note, file=sys.stderr)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the data, on the model and its weights, on its tokenizer and on the prompts."""
+        model, inside = self.blueprint, self.blueprint.inside
+        unread = "the files of the weights hold tensors that this model does not read"
+        whole = "its text model trains, as AutoModelForCausalLM loads it, and is exported by itself"
+        of_model = [
+            f"{unread}: {first_of(self.unread)}" if self.unread else None,
+            self.compared,
+            self.source.note_on_tokenizer(self.recipe.data.tokenizer),
+            f"{inside} reads more than text: {whole}" if inside else None,
+        ]
+        shared = notes_on_shared(self.recipe, model, self.cuts) if self.recipe.model.lora.rank is None else []  # frozen
+        return [*self.data.notes, *filter(None, of_model), *shared, *(self.prompts.notes if self.prompts else ())]
 
     @cached_property
     def steps_per_epoch(self) -> int:

@@ -8,7 +8,6 @@ from torch.nn import Parameter
 
 from thinwire.compress import Method, parse
 from thinwire.launch.plan.places import real_placement
-from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.tables import size_text
 from thinwire.models.errors import require
@@ -35,14 +34,13 @@ def method_of_shared(recipe: Recipe) -> Method:
     return parse("bf16") if recipe.model.dtype != "fp32" and method == AS_IT_IS else method
 
 
-def notes_on_shared(prepared: Prepared) -> list[str]:
+def notes_on_shared(recipe: Recipe, blueprint: Blueprint, cuts: Sequence[range]) -> list[str]:
     """What weights cost that several stages hold, and which are one weight in the library's model and two here."""
-    blueprint = prepared.blueprint
     if not blueprint.tied and not blueprint.shared:
         return []
-    layers, method = blueprint.on_meta, method_of_shared(prepared.recipe)
+    layers, method = blueprint.on_meta, method_of_shared(recipe)
     weights = {name: parameter for layer in layers for name, parameter in layer.full_parameters().items()}
-    process_of = real_placement(prepared.recipe).process_of
+    process_of = real_placement(recipe).process_of
 
     def sends(parameters: Iterable[Parameter], holders: Sequence[int]) -> str:
         processes = [process_of[stage] for stage in holders]
@@ -55,9 +53,7 @@ def notes_on_shared(prepared: Prepared) -> list[str]:
         for name, other in blueprint.tied.items()
     ]
     parts = {name: part for layer in layers for name, part in layer.parts.items() if name in blueprint.shared}
-    holders = [
-        stage for stage, cut in enumerate(prepared.cuts) if any(layers[index].parts.keys() & parts for index in cut)
-    ]
+    holders = [stage for stage, cut in enumerate(cuts) if any(layers[index].parts.keys() & parts for index in cut)]
     size = sends((parameter for part in parts.values() for parameter in part.parameters()), holders)
     codec = "" if method == AS_IT_IS else f" through {method}"
     summed = f"{len(holders)} stages hold {', '.join(parts)}: each step sends {size} to sum its gradients over them"

@@ -64,30 +64,26 @@ def test_outputs_are_known_before_anything_is_built():
 @pytest.mark.slow
 def test_what_becomes_of_tied_weights_is_said_before_training():
     """It was said only with the export."""
-    (untied,) = [note for note in prepared().data.notes if "one weight for" in note]
+    (untied,) = [note for note in prepared().notes if "one weight for" in note]
     assert untied.endswith(
         "here the two train apart, so the exported model has two; set model.tied: sum to keep one, which sends 33 kB "
         "each step"
     )
-    (summed,) = [note for note in prepared("--model.tied", "sum").data.notes if "2 stages hold" in note]
+    (summed,) = [note for note in prepared("--model.tied", "sum").notes if "2 stages hold" in note]
     assert summed.endswith("each step sends 33 kB to sum its gradients over them")
     (coded,) = [
-        note
-        for note in prepared("--model.tied", "sum", "--compression.shared", "ef(q(4))").data.notes
-        if "2 stages" in note
+        note for note in prepared("--model.tied", "sum", "--compression.shared", "ef(q(4))").notes if "2 stages" in note
     ]
     assert coded.endswith("each step sends 4 kB to sum its gradients over them through ef(q(4))")
     (near,) = [
         note
         for note in prepared(
             *("--model.tied", "sum", "--pipeline.stages_per_process", "2", "--pipeline.schedule", "interleaved-1f1b")
-        ).data.notes
+        ).notes
         if "2 stages hold" in note
     ]
     assert near.endswith("each step sends 0 bytes to sum its gradients over them"), "both stages are in one process"
-    (narrow,) = [
-        note for note in prepared("--model.tied", "sum", "--model.dtype", "bf16").data.notes if "2 stages" in note
-    ]
+    (narrow,) = [note for note in prepared("--model.tied", "sum", "--model.dtype", "bf16").notes if "2 stages" in note]
     assert narrow.endswith("each step sends 17 kB to sum its gradients over them through bf16")
 
 
@@ -129,7 +125,7 @@ def test_a_pretrained_model_with_another_tokenizer_than_its_own_is_told(folder):
     own, other = write_tokenizer(folder / "trained", pairs=False), write_tokenizer(folder / "same", pairs=False)
     for tokenizer, said in (("bytes", 1), (own, 0), (other, 0), ("./trained", 0)):
         given = ["--model.name", own, "--model.weights", "pretrained", "--model.config", "{}"]
-        notes = prepared(*given, "--data.tokenizer", tokenizer).data.notes
+        notes = prepared(*given, "--data.tokenizer", tokenizer).notes
         assert sum("gives tokens other numbers than the tokenizer of" in note for note in notes) == said, tokenizer
 
 

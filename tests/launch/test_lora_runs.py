@@ -57,7 +57,7 @@ def adapter_of(run):
 
 def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
     ready = prepare(recipe.parse(["lora.yaml"]))
-    assert not any("are one weight in" in note for note in ready.data.notes), "both are frozen, so they stay equal"
+    assert not any("are one weight in" in note for note in ready.notes), "both are frozen, so they stay equal"
     untrained = simulate("lora.yaml", tmp_path / "untrained", "--training.steps", "0")
     base = AutoModelForCausalLM.from_pretrained("tiny")
     model = peft.PeftModel.from_pretrained(base, export(untrained, tmp_path / "adapter"), is_trainable=True)

@@ -37,8 +37,7 @@ class Notes(RunPart):
             say(
                 *self._found,
                 self._best.note,
-                *prepared.data.notes,
-                *(prepared.prompts.notes if prepared.prompts else ()),
+                *prepared.notes,
                 note_on_lora(prepared.blueprint),
                 *trainer.stages[0].wire.notes,
                 recipe.compression.note_on_warmup(steps, per_epoch),
