@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -33,32 +34,32 @@ _LATER = 5.0
 def join(prepared: Prepared, rank: int) -> None:
     """Connect to the other processes. MismatchError if their number is not that of the recipe."""
     needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
+    replicas = prepared.recipe.replicas
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
-            f"equal to {needed}, or change pipeline.num_stages"
-            + " or replicas.count"
-            * (prepared.recipe.replicas.count > 1)
+            f"equal to {needed}, or change pipeline.num_stages{' or replicas.count' * (replicas.count > 1)}"
         )
     several_hosts = is_spread(rank)
-    advice = (
-        "GLOO_SOCKET_IFNAME must name the interface that other hosts reach, see thinwire doctor --peers; "
-        * several_hosts
-    )
-    advice += "only the stages may reach the ports of a run"
+    must = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach"
+    advice = f"{must}, see thinwire doctor --peers; " * several_hosts + "only the stages may reach the ports of a run"
     file, wire = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
-    names_one = TRANSPORTS[wire.transport].reads_interface
-    if several_hosts and names_one and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        raise OptionsError("GLOO_SOCKET_IFNAME must name the interface that other hosts reach, and is not set")
+    if several_hosts and TRANSPORTS[wire.transport].reads_interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        raise OptionsError(f"{must}, and is not set")
     group = group_arguments(wire, found)
+    # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
+    longest = timedelta(seconds=replicas.longest_wait(wire.timeout))
+
+    def meet() -> None:
+        fresh = _of_launcher(file, found) if file else _of_torchrun(rank, found, timeout)
+        fresh.set_timeout(timeout)
+        dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
+
     try:
         with reaching(f"process {rank} was waiting for all {needed} processes to start ({advice})"):
-            fresh = _of_launcher(file, found) if file else _of_torchrun(rank, found, timeout)
-            fresh.set_timeout(timeout)
-            # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
-            longest = timedelta(seconds=prepared.recipe.replicas.longest_wait(wire.timeout))
-            dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
+            # to connect, to be answered, and to connect with all
+            meet() if file else _within(2 * wire.timeout + longest.total_seconds() + _LATER, meet)
     except PeerError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -76,26 +77,32 @@ def _of_launcher(file: str, size: int) -> dist.Store:
 
 
 def _of_torchrun(rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """What belongs to this start in the store at MASTER_ADDR.
+    """What belongs to this start in the store at MASTER_ADDR."""
+    store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
+    store.set_timeout(timeout)
+    return of_this_start(store, rank, size, timeout)
 
-    torch would wait for ever where a connection is taken, and nothing is said over it.
+
+def _within(seconds: float, meet: Callable[[], None]) -> None:
+    """Meet the others, or raise DistStoreError.
+
+    torch would wait for ever where a connection to its store is taken, and nothing is said over it any more.
     """
-    found: Future[dist.Store] = Future()
+    found: Future[None] = Future()
 
-    def ask() -> None:
+    def answer() -> None:
         try:
-            store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
-            store.set_timeout(timeout)
-            found.set_result(of_this_start(store, rank, size, timeout))
+            meet()
+            found.set_result(None)
         except Exception as error:
             found.set_exception(error)
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=answer, daemon=True).start()
     try:
-        return found.result(2 * timeout.total_seconds() + _LATER)  # to connect, and to be answered
+        found.result(seconds)
     except TimeoutError:
         where = joined(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-        raise dist.DistStoreError(f"{where} takes connections, and says nothing") from None
+        raise dist.DistStoreError(f"the store at {where} takes connections, and says nothing") from None
 
 
 def damage(file: Path) -> str:

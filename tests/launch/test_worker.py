@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from support.commands import free_port
 from thinwire.launch.folder.policy import mark
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes import rendezvous, worker
@@ -60,6 +61,18 @@ def test_a_host_that_takes_connections_and_is_silent_is_named(monkeypatch):
             monkeypatch.setenv(name, str(value))
         with pytest.raises(PeerError, match=rf"127\.0\.0\.1:{port} takes connections, and says nothing"):
             join(prepared(2, timeout=0.5), rank=1)
+
+
+@pytest.mark.slow
+def test_a_store_that_falls_silent_behind_the_rendezvous_is_named(monkeypatch):
+    """The answer to a cancelled wait never came where a link had fallen silent: torch waited without limit."""
+    monkeypatch.setattr(rendezvous, "_LATER", 0.5)
+    monkeypatch.setattr(dist, "init_process_group", lambda **given: threading.Event().wait())
+    given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(PeerError, match=r"the store at 127\.0\.0\.1:\d+ takes connections, and says nothing"):
+        join(prepared(1, timeout=0.5), rank=0)
 
 
 def started(store, generation, rank, said):
