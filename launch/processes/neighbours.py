@@ -21,17 +21,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-
-import torch.distributed as dist
+from typing import Any
 
 from thinwire.launch.processes.heartbeat import Pulse, Silence
 from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
-from thinwire.pipeline.processes import posts
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.addresses import interface_addresses, is_address, joined, parted
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.processes.transport import reaching
 
 _TOKEN_BYTES = 16
 _MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sIc")
@@ -61,38 +59,38 @@ class Neighbours:
         self._waiting = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._ended: list[int] = []
-        store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-        self._token = _token(store, rank)
         pairs = where.watched(rank)
         self._missing = {above for below, above in pairs if below == rank}
-        if self._missing:
-            self._listen(store)
+        mine = self._listen() if self._missing else None
+        # not by way of the store, which would not notice the end of a process
+        told = collectives.everyone(where, [secrets.token_hex(_TOKEN_BYTES // 2), mine])
+        self._token = str(told[0][0]).encode()
         for below in (below for below, above in pairs if above == rank):
-            self._call(below, store, timeout)
+            self._call(below, told[below][1], timeout)
+        collectives.barrier(where, "waiting for the heartbeats of all others")
 
     def begin(self, lost: Callable[[int, str], None]) -> None:
         """Listen from now on; `lost` is called with the rank of a lost neighbour, and what is wrong with it."""
         threading.Thread(target=self._receive, args=[lost], name="neighbours", daemon=True).start()
 
-    def _listen(self, store: dist.Store) -> None:
+    def _listen(self) -> tuple[str, int]:
+        """Where the neighbours call."""
         address = run_address()
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
         )
         self._listener.setblocking(False)
         self._waiting.register(self._listener, selectors.EVENT_READ)
-        store.set(str(self._rank), posts.written([address, self._listener.getsockname()[1]]))
+        return address, self._listener.getsockname()[1]
 
-    def _call(self, rank: int, store: dist.Store, timeout: float) -> None:
+    def _call(self, rank: int, told: Any, timeout: float) -> None:
         what = f"process {self._rank} was waiting for the heartbeat of process {rank}"
-        with reaching(what):
-            told = posts.read(store.get(str(rank)), must := f"process {rank} must send its address")
         try:
             host, port = parted(joined(*told))
             if not is_address(host):
                 raise ValueError(f"{host} is no address")
         except (ValueError, TypeError) as error:
-            raise WireError(f"{must}, and sent {str(told)[:80]!r}") from error
+            raise WireError(f"process {rank} must send its address, and sent {str(told)[:80]!r}") from error
         try:
             connection = socket.create_connection((host, port), timeout)
         except OSError as error:
@@ -180,12 +178,3 @@ def run_address() -> str:
     asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     addresses = interface_addresses().get(asked, [])
     return addresses[0] if addresses else host_address()
-
-
-def _token(store: dist.Store, rank: int) -> bytes:
-    """What every message of this run begins with; process 0 draws it."""
-    if rank == 0:
-        store.set("token", posts.written(secrets.token_hex(_TOKEN_BYTES // 2)))
-    with reaching(f"process {rank} was waiting for process 0"):
-        token = posts.read(store.get("token"), "process 0 must send the token of the run")
-    return str(token).encode()

@@ -16,8 +16,8 @@ from support import processes
 from thinwire.launch.processes.heartbeat import Pulse, Silence
 from thinwire.launch.processes.neighbours import Neighbours
 from thinwire.launch.shared.doing import Doing
-from thinwire.pipeline.errors import WireError
-from thinwire.pipeline.processes import posts
+from thinwire.pipeline.errors import PeerError, WireError
+from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 
 CHAIN = Placement({0: 0, 1: 1, 2: 2})
@@ -85,6 +85,27 @@ def test_both_neighbours_of_a_stopped_process_notice():
     assert outcomes == {0: (True, (1, True)), 2: (True, (1, True))}
 
 
+def one_ends_early(rank, calls):
+    """The middle process ends before it has taken part, or as it calls; what the others say."""
+    if rank == 1:
+        Neighbours._call = lambda *_: os._exit(0)
+    if rank == 1 and not calls:
+        os._exit(0)
+    with pytest.raises(PeerError) as caught:
+        begin(rank)
+    return str(caught.value)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_neighbour_that_ends_before_its_first_heartbeat_is_noticed_at_once(calls):
+    """Its neighbours waited in the rendezvous store until their time-out, or took its silence for nothing."""
+    outcomes = processes.outcomes_of(one_ends_early, 3, calls, timeout=45)
+    assert {rank: ok for rank, (ok, _) in outcomes.items()} == {0: True, 2: True}, outcomes
+    assert outcomes[0][1].startswith("stage 0 was waiting for "), outcomes
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 def test_an_end_is_no_silence():
@@ -109,12 +130,18 @@ def is_closed(connection):
 
 
 @pytest.fixture
-def heard(alone):
+def told(alone, monkeypatch):
+    """What this process has told the others: the token of the run, and where it listens."""
+    said = []
+    monkeypatch.setattr(collectives, "everyone", lambda where, mine: said.extend(mine) or [mine])
+    return said
+
+
+@pytest.fixture
+def heard(told):
     """The process of stage 0: where it listens, the token of its run, and whom it lost."""
     lost, _ = begin(0)
-    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-    token = posts.read(store.get("token"), "").encode()
-    return tuple(posts.read(store.get("0"), "")), token, lost
+    return told[1], told[0].encode(), lost
 
 
 @pytest.mark.slow
@@ -154,26 +181,23 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize("told", TOLD)
-def test_an_address_that_is_none_is_one_sentence(alone, told):
-    """Whoever reaches torchrun's store can write there: the process ended in a traceback."""
-    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-    store.set("token", posts.written("0" * 16))
-    store.set("0", posts.written(told))
+@pytest.mark.parametrize("sent", TOLD)
+def test_an_address_that_is_none_is_one_sentence(alone, monkeypatch, sent):
+    """Whoever reached the store could write one there: the process ended in a traceback."""
+    monkeypatch.setattr(collectives, "everyone", lambda where, mine: [["0" * 16, sent], mine])
     with pytest.raises(WireError, match="process 0 must send its address, and sent ") as caught:
         begin(1)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.slow
-def test_a_neighbour_that_closes_before_the_first_step_is_lost(alone):
+def test_a_neighbour_that_closes_before_the_first_step_is_lost(told):
     lost, pulse = queue.Queue(), Pulse()
     pulse.doing = lambda: Doing.BUILDING
     Neighbours(CHAIN, 0, pulse, Noted(), TIMEOUT).begin(lambda rank, said: lost.put((rank, said)))
-    store = dist.PrefixStore("thinwire/heartbeat", dist.distributed_c10d._get_default_store())
-    token = posts.read(store.get("token"), "").encode()
-    with called(tuple(posts.read(store.get("0"), ""))) as neighbour:
-        neighbour.sendall(message(token, 1, b"b"))
+    token, address = told
+    with called(address) as neighbour:
+        neighbour.sendall(message(token.encode(), 1, b"b"))
         assert neighbour.recv(1)
     rank, said = lost.get(timeout=TIMEOUT)
     assert (rank, said.partition(":")[0]) == (1, "closed its connection before the first step")
