@@ -67,16 +67,18 @@ TYPES: Mapping[TaskName, Mapping[str, Any]] = {
 
 def main() -> None:
     """Print a line for each, and how many there are."""
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
     parser.add_argument("types", nargs="*")
     parser.add_argument("--task", choices=[*TYPES], default="causal-lm")
     parser.add_argument("--saved", action="store_true")
     parser.add_argument("--rotary", action="store_true")
     given = parser.parse_args()
+    if unknown := [name for name in given.types if name not in TYPES[given.task]]:
+        parser.error(f"TYPE must be one that transformers knows for {given.task}, got {', '.join(unknown)}")
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
     counted: Counter[str] = Counter()
     for name in given.types or TYPES[given.task]:
         if given.rotary or given.saved:
@@ -86,6 +88,8 @@ def main() -> None:
         for what, verdict, said in found:
             counted[f"{what} {verdict}".strip()] += 1
             print(f"{name} {what}".strip() + f": {verdict}: {said}", flush=True)
+    if not counted:
+        parser.error("nothing was compared: --rotary needs a type that has rotary angles")
     print(dict(counted))
 
 
