@@ -11,7 +11,7 @@ from thinwire.launch.folder.policy import what_is_left
 from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.processes import failures, forks, heartbeat, stage_processes
+from thinwire.launch.processes import failures, forks, heartbeat, parent, stage_processes
 from thinwire.launch.processes.rendezvous import damage
 from thinwire.launch.processes.stage_processes import Start
 from thinwire.launch.processes.worker import work
@@ -46,10 +46,8 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
                     host_data.keep(prepared.data, wanted.data, wanted.training.seed, folder)
                 wire, saves = wanted.wire, wanted.checkpoint.wanted
                 given = [{**environment, **keys} for environment in given]
-                wrong = partial(damage, Path(given[0][variables.RENDEZVOUS]))
-                end = stage_processes.run(
-                    start, given, came, heartbeat=wire.heartbeat, timeout=wire.timeout, saves=saves, wrong=wrong
-                )
+                run = partial(stage_processes.run, heartbeat=wire.heartbeat, timeout=wire.timeout, done=parent.DONE)
+                end = run(start, given, came, saves=saves, wrong=partial(damage, Path(given[0][variables.RENDEZVOUS])))
                 reports = failures.read_reports(folder) | failures.silences(end.silent, where)
             if end.finished:
                 return

@@ -19,6 +19,8 @@ from thinwire.launch.shared import variables
 
 STOPPED = 143
 """The exit status of a process after SIGTERM."""
+DONE = 64
+"""That of a launcher's stage whose run has ended: with 0 ends what calls `os._exit(0)` inside of it."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,8 @@ GRACE = 5.0
 _SETTLE = 0.1
 """Seconds after a failure in which the other processes notice it themselves and report what they waited for."""
 _POLL = 0.05
+_LOOK = 20
+"""Turns of `_POLL` from one look at what the processes share to the next."""
 
 
 @dataclass
@@ -90,8 +93,9 @@ def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
 class StageProcesses:
     """Stage processes that are started together, watched, and stopped together; `close` ends them."""
 
-    def __init__(self, heartbeat: float, timeout: float) -> None:
+    def __init__(self, heartbeat: float, timeout: float, done: int) -> None:
         self._processes: list[Process] = []
+        self._done = done
         self._hearing = Hearing(Silence(heartbeat, timeout, stopped=0.5))
         self._silent: dict[int, str] = {}
 
@@ -109,7 +113,8 @@ class StageProcesses:
     @property
     def failed(self) -> dict[int, int]:
         """Exit status by rank of the processes that failed."""
-        return {rank: code for rank, process in enumerate(self._processes) if (code := process.poll())}
+        codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
+        return {rank: code for rank, code in codes.items() if code not in (None, self._done)}
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes."""
@@ -129,7 +134,7 @@ class StageProcesses:
         """Stop the processes that still run, and say how all ended; `expected` if a signal ends them."""
         if not expected and self.failed:
             time.sleep(_SETTLE)
-        finished = all(process.poll() == 0 for process in self._processes)
+        finished = all(process.poll() == self._done for process in self._processes)
         return End({} if expected else self.failed, self._stop(), self._silent, finished, wrong)
 
     def close(self) -> None:
@@ -157,14 +162,16 @@ def run(
     timeout: float = 0.0,
     saves: bool = False,
     wrong: Callable[[], str] = str,
+    done: int = 0,
 ) -> End:
     """Start a process in each environment, wait, and return how they ended.
 
     The first of the signals that `came` stops the processes; with `saves` it is passed on, so that they write a
     checkpoint and end by themselves, and a second one stops them. One that is silent for too long is killed; `Silence`
-    says what heartbeat and timeout mean. All are stopped once `wrong` says what is wrong with what they share.
+    says what heartbeat and timeout mean. All are stopped once `wrong` says what is wrong with what they share. One ends
+    well with the exit status `done`.
     """
-    with closing(StageProcesses(heartbeat, timeout)) as processes:
+    with closing(StageProcesses(heartbeat, timeout, done)) as processes:
         processes.start(start, given)
         said = _wait(processes, came, saves, wrong)
         return processes.end(said, expected=bool(came))
@@ -172,7 +179,7 @@ def run(
 
 def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool, wrong: Callable[[], str]) -> str:
     """Wait until all have ended or there is a reason to stop them; what `wrong` said, if that is the reason."""
-    asked = False
+    asked, turns = False, count()
     while processes.runs:
         if came and saves and not asked:
             asked = True
@@ -183,7 +190,7 @@ def _wait(processes: StageProcesses, came: Sequence[signal.Signals], saves: bool
             return ""
         if processes.lose_silent():
             return ""
-        if said := wrong():
+        if next(turns) % _LOOK == 0 and (said := wrong()):
             return said
         time.sleep(_POLL)
     return ""

@@ -62,7 +62,7 @@ def work(prepared: Prepared, pulse: Pulse) -> int:
         worker.train()
     except (Exception, SystemExit) as error:  # a module of the user may call sys.exit
         worker.fail(error)
-    return 0
+    return parent.DONE if variables.LAUNCHER in os.environ else 0
 
 
 class Worker:

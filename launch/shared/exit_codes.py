@@ -84,7 +84,8 @@ def ended(returncode: int) -> str:
     if returncode < 0:
         said = f"was killed by {signal.Signals(-returncode).name}"
         return f"{said} {FOR_MEMORY}" if returncode == -signal.SIGKILL else said
-    return f"exited with status {returncode}"
+    early = "" if returncode else " before its run had ended; nothing that it runs may call os._exit"
+    return f"exited with status {returncode}{early}"
 
 
 class Running(Protocol):

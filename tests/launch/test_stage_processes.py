@@ -56,6 +56,14 @@ def test_a_failure_ends_the_others_and_only_it_is_a_cause(run):
 
 
 @pytest.mark.slow
+def test_an_exit_with_0_is_a_failure_where_another_status_means_well(run):
+    """`os._exit(0)` in a stage that trained was taken for its end, and the others waited until their time-out."""
+    script = "import os, time; time.sleep(600 * (os.environ['NAME'] == 'a')); os._exit(0)"
+    assert run(script, "a", "bad", done=64) == End(failed={1: 0})
+    assert run("raise SystemExit(64)", "a", "b", done=64).finished
+
+
+@pytest.mark.slow
 def test_a_killed_process_is_told_by_its_signal(run):
     script = """
         import os, signal, time
@@ -69,6 +77,15 @@ def test_a_killed_process_is_told_by_its_signal(run):
 @pytest.mark.slow
 def test_what_is_wrong_with_what_they_share_ends_all(run):
     assert run("import time; time.sleep(600)", "a", "b", wrong=lambda: "it is damaged") == End(wrong="it is damaged")
+
+
+@pytest.mark.slow
+def test_what_they_share_is_not_looked_at_all_the_time(run, monkeypatch):
+    """A launcher read the file of the rendezvous 20 times a second, as long as its run went on."""
+    monkeypatch.setattr(stage_processes, "_LOOK", 600)
+    looks = []
+    assert run("import time; time.sleep(0.5)", "a", wrong=lambda: looks.append(1) or "") == End()
+    assert looks == [1]
 
 
 @pytest.mark.slow

@@ -155,6 +155,15 @@ def test_a_stage_that_dies_before_the_handshake_ends_the_run(folder):
     assert command.stderr.splitlines()[0] == f"stage 1 {ended(-signal.SIGKILL)}"
 
 
+def test_a_stage_that_exits_with_0_before_its_run_has_ended_fails(folder):
+    """The launcher took it for one that was done, and the other stage waited for it until its time-out."""
+    (folder / "dying.py").write_text(DYING.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"))
+    command = completed([*THINWIRE, "train", *PATIENT, "--output", "run"], folder)
+    assert command.status == 1
+    told = "stage 1 exited with status 0 before its run had ended; nothing that it runs may call os._exit"
+    assert command.stderr.splitlines()[0] == told
+
+
 def test_a_stage_of_another_host_that_dies_before_the_handshake_ends_its_neighbour(folder):
     """torchrun of a host knows nothing of another, and a stage waited in the rendezvous store until its time-out."""
     (folder / "dying.py").write_text(DYING)
