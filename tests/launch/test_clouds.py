@@ -67,7 +67,7 @@ def test_what_they_run_goes_on_when_a_machine_was_lost(tmp_path):
     script = yaml.safe_load(SKYPILOT.read_text())["run"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     own = {"PATH": path, "RECIPE": "tiny.yaml", "OPTIONS": OPTIONS, "RUNS": tmp_path, "OMP_NUM_THREADS": 1}
-    with hosts(3) as made, ExitStack() as commands:
+    with hosts(2, "100mbit") as made, ExitStack() as commands:
 
         def start():
             told = {"SKYPILOT_NODE_IPS": "\n".join(host.address for host in made), "SKYPILOT_NUM_NODES": len(made)}
@@ -78,10 +78,10 @@ def test_what_they_run_goes_on_when_a_machine_was_lost(tmp_path):
 
         begun = list(start())
         begun[0].wait_until(lambda: list(tmp_path.glob("thinwire/checkpoints/step-*/manifest.json")))
-        for pid in processes_in(made[2]):
+        for pid in processes_in(made[1]):
             os.kill(pid, signal.SIGKILL)
         assert all(command.wait() for command in begun)
         again = list(start())
-        assert [command.wait() for command in again] == [0, 0, 0], "\n".join(command.stderr for command in again)
+        assert [command.wait() for command in again] == [0, 0], "\n".join(command.stderr for command in again)
     assert "goes on from the checkpoint of step" in "".join(command.stdout for command in again)
     assert "which machine reaches which" in again[0].stdout

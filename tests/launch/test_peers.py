@@ -87,7 +87,7 @@ class TestHosts:
         assert " samples/s with q(4)/q(8), " in note and " for 2 steps, if every link" in note, note
 
     def test_a_closed_port_and_a_closed_range_of_ports_are_told_apart(self, tmp_path, needs_nft):
-        with hosts(3) as made:
+        with hosts(3, "100mbit") as made:
             firewall(made[1], "policy accept; tcp dport 29500 drop")
             firewall(made[2], "policy drop; ct state established,related accept; tcp dport 29500 accept")
             answers = told(made, tmp_path)
@@ -101,7 +101,7 @@ class TestHosts:
         assert {found[one, 1][3] for one in (2, 3)} == {"reached"}
 
     def test_a_machine_that_does_not_reach_the_first_one_is_named_by_it_and_says_why(self, tmp_path, needs_nft):
-        with hosts(3) as made:
+        with hosts(3, "100mbit") as made:
             firewall(made[0], f"policy accept; ip saddr {made[1].address} drop")
             (_, document, _), cut_off, other = told(made, tmp_path, wait=3)
         found = ways(document)
@@ -111,7 +111,7 @@ class TestHosts:
         assert "the first machine, 10.0.0.1:29500: no answer within 5 s: a firewall drops" in cut_off[2]
 
     def test_lists_that_differ_and_a_machine_that_is_not_there(self, tmp_path):
-        with hosts(2) as made:
+        with hosts(2, "100mbit") as made:
             (_, document, _), other = told(made, tmp_path, lists=(LIST, LIST[:2]), wait=3)
         assert ways(document)[1, 3][3].startswith("no route (No route to host): the machine is off")
         assert ways(document)[1, 2][3].startswith("refused: nothing listens at port 29500")
@@ -122,7 +122,7 @@ class TestHosts:
         """On the interface and the addresses that its pages name; the program is a stand-in."""
         stand_in(tmp_path)
         places = ["100.64.0.1:29500", "100.64.0.2:29500"]
-        with hosts(2) as made:
+        with hosts(2, "100mbit") as made:
             for host in made:
                 for words in (
                     f"address flush dev {WIRE}",

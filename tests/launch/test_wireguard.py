@@ -66,7 +66,7 @@ def answers(command, address):
 def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing(tmp_path, monkeypatch):
     write_recipe(tmp_path)
     install = INSTALL.partition("\n")[2].replace("ip link add wg0 type wireguard", "wireguard-go wg0")
-    with hosts(3) as (*made, stranger), ExitStack() as open_ones:
+    with hosts(3, "100mbit") as (*made, stranger), ExitStack() as open_ones:
         machines = [Machine(host) for host in made]
         for machine in machines:
             open_ones.callback(machine.close)
