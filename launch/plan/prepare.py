@@ -12,6 +12,7 @@ from dataclasses import replace
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.host_data import data_of, with_own_task
+from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
 from thinwire.launch.plan.shared_weights import check_shared
@@ -29,29 +30,30 @@ from thinwire.models.fit import fitted
 from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
-from thinwire.models.source import Use
+from thinwire.models.source import ModelSource, Use
 from thinwire.pipeline.devices.device import choose
 from thinwire.pipeline.replicas.exchange import check_fit
 
 
-def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None) -> Prepared:
+def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
     """Find the model, read the data and cut the model. The recipe says then what was left to them.
 
     That is whether a tied head stays one weight, the date of chats, and steps in place of epochs. `given` are the data
     where they are read already; `rank` is that of a stage process, None for a launcher and for what runs in one
-    process. A stage process may have an outline in place of the data, and shares them on its host.
+    process. A stage process may have an outline in place of the data, and shares them on its host. This machine must
+    have the memory to train so many `copies` of the model; 0 trains elsewhere, or not at all.
 
     Raises:
         ModelError: the data cannot be read or does not fit the model, or the model cannot be cut in this way. One error
             names as many mistakes as possible.
-        OptionsError: there is no GPU where one is wanted.
+        OptionsError: there is no GPU where one is wanted, or too little memory.
     """
     device, pipeline, training = choose(recipe.training.device), recipe.pipeline, recipe.training
     recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
             lambda: with_own_task(given or data_of(recipe, rank), training),
-            lambda: find_model(with_run_weights(recipe.model)),
+            lambda: _source(recipe, copies),
             lambda: check_hooks(recipe.logging),
             lambda: check_precision(training.precision, device),
             lambda: check_compiler(device) if training.compile else None,
@@ -85,6 +87,14 @@ def _on_its_day(recipe: Recipe) -> Recipe:
         date = fields_in(read_named(str(begun), PACKAGED, "a run has"), str(begun), "recipe")["data"].get("date")
         return replace(recipe, data=replace(recipe.data, date=date))
     return recipe
+
+
+def _source(recipe: Recipe, copies: int) -> ModelSource:
+    """The model, before any of it is built. OptionsError if this machine cannot hold so many copies in training."""
+    source = find_model(with_run_weights(recipe.model))
+    if copies:
+        check_memory(recipe, source.parameters, copies)
+    return source
 
 
 def _use(recipe: Recipe, data: Data) -> Use:

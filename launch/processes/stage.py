@@ -30,13 +30,11 @@ def main(argv: Sequence[str]) -> int:
     beating = heartbeat.begin()
     check_reach(wanted)
     from thinwire.launch.folder.policy import check_folders
-    from thinwire.launch.plan.memory import check_memory
     from thinwire.launch.plan.prepare import prepare
     from thinwire.launch.processes.worker import work
 
     beating.doing = lambda: Doing.READING
-    prepared = prepare(wanted, rank=rank)
-    if not is_spread(rank):  # other machines may hold most of the stages
-        check_memory(wanted, prepared.source.parameters, wanted.replicas.count)
+    # other machines may hold most of the stages
+    prepared = prepare(wanted, rank=rank, copies=0 if is_spread(rank) else wanted.replicas.count)
     check_folders(wanted)
     return work(prepared, beating)

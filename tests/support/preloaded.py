@@ -13,4 +13,4 @@ from thinwire.launch.recipe import recipe
 known_models.remember()
 with tempfile.TemporaryDirectory() as _folder, chdir(_folder), redirect_stdout(io.StringIO()):
     write_recipe(Path())
-    prepare(recipe.parse(["tiny.yaml"]))
+    prepare(recipe.parse(["tiny.yaml"]), copies=1)
