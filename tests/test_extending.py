@@ -1,11 +1,13 @@
 """Each section of the guide to extending is followed as it stands: its files are written, its commands are run."""
 
+import json
 import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.own_code import add_module
 from support.pages import DOCS, blocks, files
@@ -100,8 +102,6 @@ def test_a_kind_of_data_with_a_loss_of_its_own(follow):
 
 
 def test_no_answer_sees_the_other_and_the_better_one_is_learned(monkeypatch):
-    import torch
-
     from thinwire.models.data.load import load
     from thinwire.models.data.options import DataOptions
 
@@ -115,6 +115,28 @@ def test_no_answer_sees_the_other_and_the_better_one_is_learned(monkeypatch):
     assert own.preferred(scores, targets).item() == pytest.approx(8 * 0.6931, rel=1e-3)
     scores[:, :8].scatter_(2, targets[:, :8].clamp(min=0)[..., None], 50.0)
     assert own.preferred(scores, targets).item() < 0.01
+
+
+def test_a_table_is_read_and_a_model_in_which_halves_see_each_other_is_refused(monkeypatch, tmp_path):
+    """OPT counts positions by itself: it trained without a word."""
+    from thinwire.launch.plan.prepare import prepare
+    from thinwire.launch.recipe.recipe import parse
+    from thinwire.models.errors import ModelError
+
+    add_module(monkeypatch, "my_preferences", blocks_of("A kind of data")[0])
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}.", "rejected": f"{n}."} for n in range(20)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    of_table = ["--data.name", "rows.jsonl", "--data.kind", "my_preferences:Preferences", "--data.limit", "null"]
+    options = ["gpt2-tiny", *of_table, "--data.block_size", "16", "--pipeline.num_microbatches", "1"]
+    options += ["--data.columns", "[prompt, chosen, rejected]", "--data.held_out", "0.2"]
+    targets = prepare(parse(options)).data.training.targets(torch.arange(1))
+    assert bytes(targets[targets >= 0].tolist()) in {f"{n + 1}.{n}.".encode() for n in range(20)}
+    opt = {"vocab_size": 256, "hidden_size": 64, "ffn_dim": 64, "num_attention_heads": 2, "word_embed_proj_dim": 64}
+    with pytest.raises(ModelError, match="a sample must hold one text for opt, as with"):
+        prepare(parse([*options, "--model.name", "opt", "--model.config", json.dumps(opt)]))
+    with pytest.raises(ModelError, match="a question must be shorter than 4 tokens, got 4"):
+        prepare(parse([*options, "--data.block_size", "8"]))
 
 
 def test_a_command(follow):

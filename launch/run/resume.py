@@ -119,7 +119,7 @@ def resumption_of(assembly: Assembly) -> Resumption:
     if manifest is None:
         return Resumption(folder, passed_over=tuple(passed))
     same_parts = manifest.cut == made["cuts"]
-    saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[0])
+    saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[-1])
     with reading(step_folder(folder, manifest.step)):
         states = dict(saved.values["parts"])
     return Resumption(folder, manifest, same_parts, tuple(passed), tuple(changes(manifest, made).values()), states)

@@ -72,11 +72,11 @@ class _Given(Weights):
 def check_parity(config: Any, task: TaskName, *, packed: bool = False) -> str:
     """Compare the layers of a tiny copy of a model with the library's uncut one: logits and gradients.
 
-    Returns what was found, in a sentence. `packed` is whether samples hold several conversations.
+    Returns what was found, in a sentence. `packed` is whether samples hold several texts.
 
     Raises:
         ModelError: the layers cannot run, or differ from the uncut model beyond rounding; or a token of a language
-            model sees later ones, or those of another conversation.
+            model sees later ones, or those of another text.
     """
     found = _FOUND.get(key := (config.to_json_string(), task, packed))
     if found is None:
@@ -182,7 +182,8 @@ def _check_packing(name: str, stage: Stage, whole: Any, tokens: Tensor) -> None:
         alone = whole(input_ids=tokens[:, half:]).logits
     if _difference(together[:, half:], alone) > _ROUNDING:
         raise ModelError(
-            f"data.packing must be false for {name}: in a tiny copy of it, conversations in one sample see each other"
+            f"a sample must hold one text for {name}, as with data.packing: false: in a tiny copy of it, texts in one "
+            f"sample see each other"
         )
 
 

@@ -276,9 +276,9 @@ _SHOWN = 2000
 
 
 def require_positions(names: Sequence[str], side: Mapping[str, Tensor]) -> None:
-    """Raise ModelError if samples hold several conversations and the model's layers, which read `names`, see one."""
+    """Raise ModelError if samples hold several texts and the model's layers, which read `names`, see one."""
     if "position_ids" in side and "position_ids" not in names:
         raise ModelError(
-            "data.packing must be false for this model: its layers do not read position_ids, so conversations in one "
-            "sample would see each other"
+            "a sample must hold one text for this model, as with data.packing: false: its layers do not read "
+            "position_ids, so texts in one sample would see each other"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
+from thinwire.errors.imports import is_path
 from thinwire.models.data.parts import BYTES
 from thinwire.models.errors import require
 
@@ -116,7 +117,8 @@ class DataOptions:
             ),
             (
                 len(self.columns) <= kind.columns,
-                f"columns must be at most {kind.columns} for kind {kind.name}, got {self.columns}",
+                f"columns must be at most {kind.columns} for kind {kind.name}, got {self.columns}"
+                f"{'; set columns in the class' if is_path(kind.name) else ''}",
             ),
             (
                 not kind.needs_tokenizer or self.tokenizer != BYTES,

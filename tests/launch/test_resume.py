@@ -11,6 +11,7 @@ from support.recipe_runs import simulate
 from support.run_files import losses, numbers, summary
 from thinwire.launch import cli
 from thinwire.launch.folder.weights import find_checkpoint
+from thinwire.launch.run import resume
 from thinwire.launch.run.parts import evaluation
 from thinwire.launch.run.run import Run
 from thinwire.pipeline.saving.checkpoint_folder import Manifest, SavedStage
@@ -160,10 +161,16 @@ def test_weights_of_steps_that_come_again_in_another_way_are_not_the_newest(tmp_
     assert summary(tmp_path / "run")["steps"] == 7
 
 
-def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys):
-    """A second stop, before the first checkpoint of the new cut, left the run without any checkpoint."""
+def test_another_cut_resumes_weights_and_optimizer_and_says_that_feedback_starts_anew(stopped_run, capsys, monkeypatch):
+    """A second stop, before the first checkpoint of the new cut, left the run without any checkpoint.
+
+    Parts of a run went on with the state of the first stage, whose process knows no loss.
+    """
+    taken = []
+    monkeypatch.setattr(resume, "SavedStage", lambda *which: taken.append(which[2]) or SavedStage(*which))
     again = ["--resume", str(stopped_run), "--pipeline.num_stages", "2", "--pipeline.layers", "null"]
     stopped_behind(5, *again)
+    assert taken == [2]
     assert checkpoints(stopped_run) == ["step-00000002", "step-00000004"]
     assert cli.main(["simulate", *again]) == 0
     assert len(losses(stopped_run)) == 7 and checkpoints(stopped_run) == ["step-00000006", "step-00000007"]
