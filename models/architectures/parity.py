@@ -43,11 +43,13 @@ _MOST_BLOCKS = 12
 _SWITCH = {
     **dict.fromkeys(("sliding_window", "window_size", "local_attention", "attention_chunk_size"), _WINDOW),
     **dict.fromkeys(("floor_scale", "compress_rates", "original_max_position_embeddings"), _WINDOW),
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size"), _WINDOW),
     "index_topk": 1,
+    "unpadded_vocab_size": _VOCABULARY,  # the rows of a head
 }
 """What forwards compare lengths with, and the largest value in a tiny copy, whose samples pass it as real ones may."""
 _OF_HEAD = re.compile(r"head_dim|d_head|d_kv|head_size|rotary_dim")
-_WIDTH = re.compile(r"hidden_size|intermediate|_dim$|^dim$|d_model|n_embd|n_inner|_rank$|ffn|d_ff|expansion_size")
+_WIDTH = re.compile(r"hidden_size|intermediate|_dim$|^dim$|d_model|n_embd|n_inner|_rank$|ffn|d_ff|d_ssm|expansion_size")
 _HEAD_COUNT = re.compile(r"num_attention_heads|num_key_value_heads|n_heads?$|num_heads$")
 _EXPERTS = re.compile(r"num_(local_)?experts$|n_routed_experts$")
 """The names of fields: numbers of a head, widths of the model, heads, and experts."""

@@ -8,13 +8,13 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from thinwire.models.architectures.library import kinds_of_blocks, take_apart
-from thinwire.models.architectures.parity import check_parity, remembers, shown_by
+from thinwire.models.architectures.parity import check_parity, remembers, shown_by, tiny
 from thinwire.models.errors import ModelError
 
 PUBLISHED = {
     **{name: {} for name in ("llama", "gpt2", "gpt_oss", "gemma3_text")},
     # heads that must fit widths, or one another
-    **{name: {} for name in ("gptj", "helium", "lfm2")},
+    **{name: {} for name in ("gptj", "helium", "lfm2", "falcon_h1")},
     # some blocks have larger heads than the rest
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
@@ -29,6 +29,14 @@ def test_a_copy_of_a_large_model_is_small_and_equal(name):
     assert found.endswith("gradients differ by 0 at most")
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif("falcon_h1" not in CONFIG_MAPPING, reason="needs Falcon H1 in transformers")
+def test_a_copy_of_a_recurrence_has_small_chunks_and_widths():
+    """Each text of 8 tokens was filled up to 256: the comparison of Falcon H1 took more than 12 s."""
+    small, whole, *_ = tiny(AutoConfig.for_model("falcon_h1"), "causal-lm")
+    assert small.mamba_chunk_size < 8
+    assert whole.model.layers[0].mamba.intermediate_size == 128, "1,024 in the whole"
 
 
 @pytest.mark.parametrize(
