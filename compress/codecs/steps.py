@@ -134,7 +134,7 @@ class StepQuantizer(Quantizer):
             kernels.values(integers, units, blocks.inner, values)
         else:
             factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
-            values.copy_((blocks.view(integers).float() * factors).view(-1)[: len(values)])
+            values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
         self._see(entries, scales, integers)
@@ -183,9 +183,8 @@ class StepQuantizer(Quantizer):
             return kernels.measure(flat, blocks.count, blocks.inner, self.step, self.last)
         scales = blocks.whole.measured(flat, self._measure)
         units = scales.float()
-        whole = (blocks.view(flat) / units.masked_fill(units == 0, torch.inf)).round_().nan_to_num_(nan=0.0)
-        limits = self._limits(units)
-        integers = torch.minimum(torch.maximum(whole, -limits), limits).nan_to_num_(nan=0.0).to(torch.int16)
+        whole, limits = (blocks.view(flat) / units.masked_fill(units == 0, torch.inf)).round_(), self._limits(units)
+        integers = whole.clamp_(-limits, limits).nan_to_num_(nan=0.0).to(torch.int16)
         return scales.view(torch.int16).squeeze(1), integers.view(-1)[: len(flat)]
 
     def _measure(self, values: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from thinwire.compress import parse, words
 from thinwire.compress.codec import NO_KEY
 from thinwire.compress.codecs.coding import lengths
 from thinwire.compress.codecs.coding.lanes import CHUNK
+from thinwire.compress.codecs.coding.scales import Scales
 from thinwire.compress.codecs.coding.tables import ZERO
 from thinwire.compress.codecs.fused import lanes, steps
 
@@ -44,6 +45,7 @@ _COPY_BYTES_PER_SECOND, _LAUNCH, _SHARE = 3.072e12, 5e-6, 16
 _STEPS, _CYCLES, _HERTZ = 2048, 400, 1.75e9
 _FREE = {"empty", "view", "detach", "slice", "select", "unsqueeze", "expand", "as_strided", "alias", "unbind", "split"}
 _FREE |= {"_reshape_alias", "reshape", "squeeze", "t", "transpose", "permute", "empty_like", "new_empty", "lift_fresh"}
+_FREE |= {"prim::device", "split_with_sizes"}
 
 
 class Calls(TorchDispatchMode):
@@ -61,7 +63,8 @@ class Calls(TorchDispatchMode):
         tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
         on_gpu = [each for each in tensors if each.device.type == self.device]
         name = func._schema.name.removeprefix("aten::")
-        marks = name in ("index", "index_put_", "index_put") and any(each.dtype == torch.bool for each in tensors[1:])
+        places = [each for each in tree_leaves(args[1:2]) if isinstance(each, Tensor)]
+        marks = name in ("index", "index_put_", "index_put") and any(each.dtype == torch.bool for each in places)
         self.waits += marks or name in ("_local_scalar_dense", "nonzero", "masked_select")
         if on_gpu and name not in _FREE and name != "_local_scalar_dense":
             self.kernels += 1
@@ -93,19 +96,25 @@ def coded() -> str:
         return torch.zeros(chunks, dtype=torch.int16), torch.zeros(chunks * count, dtype=torch.int32), words
 
     def listing(tensor: Tensor) -> Any:
-        lists.append(tensor)
+        looks.append(tensor)
         return listed(tensor)
 
+    def read(*given: Any) -> Any:
+        waits, seen = calls.waits, len(looks)
+        result = reads(*given)
+        calls.waits, looks[:] = waits + 1, looks[:seen]  # after one look it works on the host
+        return result
+
     lanes.encode, lanes.decode = encoded, lambda table, *_: (torch.full((n,), ZERO, dtype=torch.uint8), True)
-    listed, lists = Tensor.tolist, list[Tensor]()
+    listed, reads, looks = Tensor.tolist, Scales.read, list[Tensor]()
     encode, decode = partial(codec.encode, x, payload, NO_KEY), partial(codec.decode, given, out, NO_KEY)
     for work in (encode, decode):
-        lists.clear()
-        with Calls("cpu") as calls, patch.object(Tensor, "tolist", listing):
+        looks.clear()
+        with Calls("cpu") as calls, patch.object(Tensor, "tolist", listing), patch.object(Scales, "read", read):
             work()
         calls.bytes = _SHARE * (calls.bytes + 2 * n + 4 * length)
         seconds = max(calls.bytes / _COPY_BYTES_PER_SECOND, calls.kernels * _LAUNCH) + _STEPS * _CYCLES / _HERTZ
-        waits = calls.waits + len(lists) + 1  # for the words of all chunks, or for whether they end as they must
+        waits = calls.waits + len(looks) + 1  # for the words of all chunks, or for whether they end as they must
         cells.append(f"{calls.kernels + 4} | {calls.bytes / 1e6:,.0f} | {1e3 * seconds:.2f} | {waits}")
     return " | ".join(cells)
 

@@ -17,6 +17,7 @@ from thinwire.compress.codecs.coding.scales import Scales, choose
 from thinwire.compress.codecs.coding.tables import ESCAPE, NO_BITS, OCTAVE, OWN, ZERO, classes
 from thinwire.compress.codecs.fused.lanes import decode_lanes, encode_lanes
 from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.transfer import put
 
 _ESCAPE_BYTES = 2
 
@@ -29,11 +30,12 @@ def encode_integers(values: Tensor, columns: Blocks) -> list[Tensor]:
     centred = (seen - scales.means.int().unsqueeze(1)).view(-1)
     half = (1 << bits) >> 1
     high = (centred + half) >> bits
-    reach = torch.from_numpy(classes().reach).to(values.device)
-    escaped = high.abs() > reach[table.long()]
-    symbols = torch.where(escaped, ESCAPE, high + ZERO).to(torch.uint8)
-    parts = [*scales.packed(), *encode_lanes(table, symbols)]
-    if scales.has_low_bits:
+    reach = put(torch.from_numpy(classes().reach), values.device)
+    escaped = high.abs() > reach.short()[table.int()]
+    symbols = (high + ZERO).to(torch.uint8).masked_fill_(escaped, ESCAPE)
+    parts, has_low_bits = scales.packed()
+    parts += encode_lanes(table, symbols)
+    if has_low_bits:
         low = (centred + half - (high << bits)).masked_fill_(escaped, 0)
         parts += encode_lanes((bits + NO_BITS).to(torch.uint8), low.to(torch.uint8))
     return [*parts, tensor_bytes(values[escaped])]
@@ -41,11 +43,11 @@ def encode_integers(values: Tensor, columns: Blocks) -> list[Tensor]:
 
 def decode_integers(coded: Tensor, columns: Blocks) -> Tensor:
     """The integers, int16 [n] of these columns, that `encode_integers` wrote; CodecError if these bytes are no code."""
-    scales, coded = Scales.read(coded, columns.outer, columns.count)
+    scales, coded, has_low_bits = Scales.read(coded, columns.outer, columns.count)
     table, bits = _tables(scales, columns)
     symbols, coded = decode_lanes(table, coded)
     values = (symbols.int() - ZERO) << bits
-    if scales.has_low_bits:
+    if has_low_bits:
         low, coded = decode_lanes((bits + NO_BITS).to(torch.uint8), coded)
         values += low - ((1 << bits) >> 1)
     values = (columns.view(values) + scales.means.int().unsqueeze(1)).view(-1).to(torch.int16)
@@ -53,14 +55,13 @@ def decode_integers(coded: Tensor, columns: Blocks) -> Tensor:
     wanted = _ESCAPE_BYTES * int(escaped.sum())
     if len(coded) != wanted:
         raise CodecError(f"a payload's escapes must have {wanted} bytes, and {len(coded)} are there")
-    values[escaped] = integers(coded, torch.int16).to(torch.int16)
-    return values
+    return values.masked_scatter_(escaped, integers(coded, torch.int16).to(torch.int16))  # nobody waits for it
 
 
 def _tables(scales: Scales, columns: Blocks) -> tuple[Tensor, Tensor]:
-    """The number of the table, uint8, and of the low bits, int32, of each integer [n]."""
+    """The number of the table, uint8, and of the low bits, int16, of each integer [n]."""
     kinds = scales.classes()
     bits = (kinds - OWN + OCTAVE).clamp_(min=0) // OCTAVE
     shape = columns.outer, columns.count, columns.inner
     table = (kinds - OCTAVE * bits).to(torch.uint8)
-    return table.expand(shape).reshape(-1), bits.int().expand(shape).reshape(-1)
+    return table.expand(shape).reshape(-1), bits.expand(shape).reshape(-1)
