@@ -462,9 +462,7 @@ def test_packing_needs_a_model_that_reads_positions():
     samples = ChatSamples([encoded(4, (2, 3))], 8, padding=0, packing=True)
     require_positions(("position_ids",), samples.side_example(1))
     require_positions((), {})
-    with pytest.raises(
-        ModelError, match=r"one text for this model, as with .*: its layers do not read"
-    ):
+    with pytest.raises(ModelError, match=r"one text for this model, as with .*: its layers do not read"):
         require_positions(("attention_mask",), samples.side_example(1))
     with pytest.raises(ModelError, match="packing must be left out for kind text, got True: it is for chat"):
         DataOptions(kind="text", packing=True)

@@ -106,9 +106,7 @@ def test_a_model_that_reads_positions_and_sees_other_conversations_is_not_packed
     }
     for name, fields in {"opt": {}, "gpt_oss": {}, "lfm2": lfm2}.items():
         config = AutoConfig.for_model(name, **fields)
-        with pytest.raises(
-            ModelError, match=rf"one text for {name}, as with .*: in a tiny copy of it"
-        ):
+        with pytest.raises(ModelError, match=rf"one text for {name}, as with .*: in a tiny copy of it"):
             check_parity(config, "causal-lm", packed=True)
 
 
