@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from thinwire.compress import PassKind, Progress
+from thinwire.errors import ThinwireWarning
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.errors import NonFiniteError
@@ -151,7 +153,11 @@ class Trainer:
         squares: list[Mapping[int, float]] = []
         for own in self.sync.batches(kind, batch.ids, targets):
             if own.counted is not None:
-                self.runner.loss.begin(self.task.num_valid(own.counted))
+                counted = self.task.num_valid(own.counted)
+                if not counted:
+                    said = "a step has no target that counts, so it trains nothing; check the labels of the data"
+                    warnings.warn(said, ThinwireWarning, stacklevel=2)
+                self.runner.loss.begin(counted)
             losses = self._forward_and_backward(kind, own, batch.epoch)
             self.update.to_momentum(self.progress, self.sync.optimizers)
             self.sync.after_backward(own, losses)

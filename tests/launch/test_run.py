@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from support.own_code import add_module
 from support.run_files import digest, weights_of
 from support.tiny_run import STEPS_PER_EPOCH, alone, prepared, ran, write_recipe
+from thinwire.errors import ThinwireWarning
 from thinwire.launch import cli
 from thinwire.launch.comparison.runs import read, training_bytes
 from thinwire.launch.plan.places import simulated_placement
@@ -21,7 +22,9 @@ from thinwire.launch.run.parts import equality_check, results
 from thinwire.launch.run.parts.results import Results
 from thinwire.launch.run.run import Run
 from thinwire.launch.shared.exit_codes import StoppedError
+from thinwire.models.data.texts import TextBlocks
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.models.tasks import IGNORE
 from thinwire.pipeline.errors import NonFiniteError, PipelineError
 from thinwire.pipeline.measuring.meters import SECTIONS
 from thinwire.pipeline.options import CompressionOptions
@@ -59,6 +62,13 @@ def test_weights_that_a_finite_step_has_spoiled_are_not_saved(spoiled, here, mon
     newest = max((here / "run" / "checkpoints").glob("*/manifest.json"))
     assert newest.parent.name == f"step-{spoiled - 1:08d}"
     assert not list((here / "run" / "weights").rglob("*.safetensors"))
+
+
+def test_a_step_that_trains_on_nothing_is_told(here, monkeypatch):
+    """A kind of data of one's own whose questions filled all samples had a loss of 0, and ended as if well."""
+    monkeypatch.setattr(TextBlocks, "targets", lambda samples, ids: torch.full((len(ids), 16), IGNORE))
+    with pytest.warns(ThinwireWarning, match="a step has no target that counts, so it trains nothing"):
+        ran("--data.held_out", "0")
 
 
 def test_the_summary_is_about_the_weights_and_bytes_of_the_run(here):
