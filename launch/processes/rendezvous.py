@@ -34,7 +34,7 @@ _LATER = 5.0
 def join(prepared: Prepared, rank: int) -> None:
     """Connect to the other processes. MismatchError if their number is not that of the recipe."""
     needed, found = prepared.recipe.num_processes, int(os.environ["WORLD_SIZE"])
-    replicas = prepared.recipe.replicas
+    file, wire, replicas = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire, prepared.recipe.replicas
     if needed != found:
         raise MismatchError(
             f"this recipe needs {needed} processes, got {found}; start torchrun with --nproc-per-node times --nnodes "
@@ -43,17 +43,19 @@ def join(prepared: Prepared, rank: int) -> None:
     several_hosts = is_spread(rank)
     must = "GLOO_SOCKET_IFNAME must name the interface that other hosts reach"
     advice = f"{must}, see thinwire doctor --peers; " * several_hosts + "only the stages may reach the ports of a run"
-    file, wire = os.environ.get(variables.RENDEZVOUS), prepared.recipe.wire
     timeout = timedelta(seconds=wire.timeout)
     if several_hosts and TRANSPORTS[wire.transport].reads_interface and not os.environ.get("GLOO_SOCKET_IFNAME"):
         raise OptionsError(f"{must}, and is not set")
-    group = group_arguments(wire, found)
     # they all wait for each other at saves and checkpoints, for which a replica that steps alone may be late
     longest = timedelta(seconds=replicas.longest_wait(wire.timeout))
 
     def meet() -> None:
-        fresh = _of_launcher(file, found) if file else _of_torchrun(rank, found, timeout)
+        if file:
+            fresh = _of_launcher(file, found)
+        else:
+            fresh = of_this_start(next(rendezvous("env://", rank, found, timeout=timeout))[0], rank, found, timeout)
         fresh.set_timeout(timeout)
+        group = group_arguments(wire, found)
         dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)
 
     try:
@@ -64,9 +66,8 @@ def join(prepared: Prepared, rank: int) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         raise MismatchError(
-            "the port of the rendezvous must be free, but another program uses "
-            f"{os.environ.get('MASTER_PORT')}; set MASTER_PORT to another one (torchrun: --master-port), the same on "
-            "every machine"
+            f"the port of the rendezvous must be free, but another program uses {os.environ['MASTER_PORT']}; set "
+            f"MASTER_PORT to another one (torchrun: --master-port), the same on every machine"
         ) from error
 
 
@@ -74,13 +75,6 @@ def _of_launcher(file: str, size: int) -> dist.Store:
     """The store in a file of the launcher. It is opened with Python's lock held, for minutes if its folder is gone."""
     with parent.ending_with_parent():
         return dist.FileStore(file, size)
-
-
-def _of_torchrun(rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """What belongs to this start in the store at MASTER_ADDR."""
-    store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
-    store.set_timeout(timeout)
-    return of_this_start(store, rank, size, timeout)
 
 
 def _within(seconds: float, meet: Callable[[], None]) -> None:

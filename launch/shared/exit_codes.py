@@ -84,8 +84,7 @@ def ended(returncode: int) -> str:
     if returncode < 0:
         said = f"was killed by {signal.Signals(-returncode).name}"
         return f"{said} {FOR_MEMORY}" if returncode == -signal.SIGKILL else said
-    early = "" if returncode else " before its run had ended; nothing that it runs may call os._exit"
-    return f"exited with status {returncode}{early}"
+    return f"exited with status {returncode or '0 before its run had ended; nothing that it runs may call os._exit'}"
 
 
 class Running(Protocol):
