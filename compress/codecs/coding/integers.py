@@ -30,8 +30,7 @@ def encode_integers(values: Tensor, columns: Blocks) -> list[Tensor]:
     centred = (seen - scales.means.int().unsqueeze(1)).view(-1)
     half = (1 << bits) >> 1
     high = (centred + half) >> bits
-    reach = put(torch.from_numpy(classes().reach), values.device)
-    escaped = high.abs() > reach.short()[table.int()]
+    escaped = high.abs() > put(torch.from_numpy(classes().reach), values.device).short()[table.int()]
     symbols = (high + ZERO).to(torch.uint8).masked_fill_(escaped, ESCAPE)
     parts, has_low_bits = scales.packed()
     parts += encode_lanes(table, symbols)

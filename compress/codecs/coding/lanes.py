@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
-from thinwire.compress.codecs.coding.tables import NO_BITS, PROBABILITY_BITS, SYMBOLS, TOTAL, Tables, on_device
+from thinwire.compress.codecs.coding.tables import PROBABILITY_BITS, SYMBOLS, TOTAL, Tables, tables
 
 CHUNK = 1 << 16
 MOST_LANES = 32
@@ -47,12 +47,13 @@ def encode_lanes(table: Tensor, symbols: Tensor, made: Tables | None = None) -> 
 
     Tables are those of classes, or others that the caller made.
     """
-    (frequency, start, _), beyond = _forms(made, symbols.device)
+    made = made or tables()
+    frequency, start, _ = made.tensors
     lanes, chunks = lanes_of(len(symbols)), chunks_of(len(symbols))
-    which = _by_step(table, beyond, lanes).long() * SYMBOLS + _by_step(symbols, 0, lanes)
-    states = torch.full((chunks, lanes), _LOWEST, dtype=torch.int64, device=symbols.device)
-    sends = torch.empty(which.shape, dtype=torch.bool, device=symbols.device)
-    words = torch.empty(which.shape, dtype=torch.int16, device=symbols.device)
+    which = _by_step(table, made.certain, lanes).long() * SYMBOLS + _by_step(symbols, 0, lanes)
+    states = torch.full((chunks, lanes), _LOWEST, dtype=torch.int64)
+    sends = torch.empty(which.shape, dtype=torch.bool)
+    words = torch.empty(which.shape, dtype=torch.int16)
     for step in reversed(range(len(which))):
         f, s = frequency[which[step]], start[which[step]]
         full = states >> 20 >= f
@@ -72,13 +73,14 @@ def decode_lanes(table: Tensor, coded: Tensor, made: Tables | None = None) -> tu
 
     Raises CodecError if these bytes are no such code.
     """
-    (_, _, slots), beyond = _forms(made, coded.device)
+    made = made or tables()
+    slots = made.tensors[2]
     lanes, chunks = lanes_of(len(table)), chunks_of(len(table))
     counts, states, words, rest = split(coded, len(table))
     ends = counts.cumsum(0)
     at = (ends - counts).unsqueeze(1)
-    which = _by_step(table, beyond, lanes).long() * TOTAL
-    symbols = torch.empty(which.shape, dtype=torch.uint8, device=coded.device)
+    which = _by_step(table, made.certain, lanes).long() * TOTAL
+    symbols = torch.empty(which.shape, dtype=torch.uint8)
     states = states.view(chunks, lanes)
     for step in range(len(which)):
         found = slots[which[step] + (states & (TOTAL - 1))]
@@ -118,11 +120,6 @@ def require_bytes(coded: Tensor, size: int) -> None:
     """Raise CodecError if there are fewer bytes."""
     if len(coded) < size:
         raise CodecError(f"a payload's coded symbols need {size} bytes here, and {len(coded)} are there")
-
-
-def _forms(made: Tables | None, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    """Tables on a device, and which of them is for what lies beyond the end."""
-    return (on_device(device), NO_BITS) if made is None else (made.on(device), made.certain)
 
 
 def _by_step(values: Tensor, beyond: int, lanes: int) -> Tensor:

@@ -17,7 +17,7 @@ The power and exp are those of the module decimal, which rounds correctly, with 
 
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from math import isqrt
 
@@ -94,10 +94,11 @@ class Tables:
         """One over each frequency [tables * 256]; one for what does not occur."""
         return 1 / np.maximum(1, self.frequency).astype(np.float64).reshape(-1)
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The frequencies and starts [tables * 256], and the slots [tables * 4096], int64 on a device."""
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The frequencies and starts [tables * 256], and the slots [tables * 4096], int64."""
         arrays = self.frequency, self.start, self.slot.astype(np.int64)
-        first, second, third = (torch.from_numpy(each.reshape(-1)).to(device) for each in arrays)
+        first, second, third = (torch.from_numpy(each.reshape(-1)) for each in arrays)
         return first, second, third
 
 
@@ -106,12 +107,6 @@ def tables() -> Tables:
     """The tables of all classes below OWN, and behind them of low bits."""
     low = [[TOTAL >> bits] * (1 << bits) + [0] * (SYMBOLS - (1 << bits)) for bits in range(9)]
     return Tables.of(np.array([*(frequencies(number) for number in range(OWN)), *low], np.int64), NO_BITS)
-
-
-@cache
-def on_device(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """All tables on a device, as `Tables.on` has them."""
-    return tables().on(device)
 
 
 @dataclass(frozen=True)
