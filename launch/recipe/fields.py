@@ -65,13 +65,6 @@ _OTHER_WORDS = {
 }
 """Words of other programs for fields of a recipe."""
 
-_LEFT = (
-    *("replicas.membership", "replicas.server", "replicas.number", "replicas.overrides"),
-    *("compression.candidates", "compression.measure"),
-    *("optimizer.cycles", "optimizer.decay_steps", "training.label_smoothing", "debug.trace", "wait_for_space"),
-)
-"""Fields that recipes of earlier releases may have."""
-
 
 def names_of(group: type[Any], prefix: str = "") -> Iterator[str]:
     """The names of all fields of a dataclass and of the dataclasses in it, as options spell them."""
@@ -201,7 +194,7 @@ def _unknown(group: type[Any], above: tuple[Any, ...], names: Sequence[Any]) -> 
     if len(names) > _MOST_UNKNOWN:
         return [f"{len(names)} fields are unknown, such as {prefix}{names[0]}; known: {known}"]
     below = f"; options of a recipe stand below {prefix}options" if "options" in hints else ""
-    found = {name: left(f"{prefix}{name}") or _or(_of_name(str(name), others)) for name in names}
+    found = {name: _or(_of_name(str(name), others)) for name in names}
     return [
         f"there is no field {prefix}{name}{found[name] or did_you_mean(str(name), hints)}{below}; known: {known}"
         for name in names
@@ -365,8 +358,6 @@ def put(values: Values, group: type[Any], name: str, given: Any) -> None:
 
 def meant(name: str, known: Collection[str]) -> str:
     """A suggestion in words: fields of this name in any group, else fields that contain it, else similar fields."""
-    if gone := left(name):
-        return gone
     last = {field: field.rpartition(".")[2] for field in known}
     word = name.replace("-", "_") or "-"
     tried = (
@@ -376,11 +367,6 @@ def meant(name: str, known: Collection[str]) -> str:
         [field for field, end in last.items() if end in get_close_matches(word, last.values(), n=1)],
     )
     return _or([f"--{field}" for field in next(filter(None, tried), [])])
-
-
-def left(name: str) -> str:
-    """What to say of a field that has left; empty for others."""
-    return " (it has left: CHANGELOG.md says what to do instead)" if name in _LEFT else ""
 
 
 def _of_name(name: str, known: Collection[str]) -> list[str]:

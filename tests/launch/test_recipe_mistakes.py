@@ -60,10 +60,6 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
         (["quickstart", "--output=a\0b"], r"arguments must not hold the character NUL, got '--output=a\x00b'"),
         (["a\0b"], r"arguments must not hold the character NUL, got 'a\x00b'"),
         (
-            ["quickstart", "--optimizer.cycles", "3"],
-            "there is no option --optimizer.cycles (it has left: CHANGELOG.md says what to do instead); see thinwire",
-        ),
-        (
             ["quickstart", "--seed=3"],
             "there is no option --seed (did you mean --training.seed?); see thinwire train --help",
         ),
@@ -276,10 +272,6 @@ def test_parts_that_do_not_fit_together_are_told_at_once():
         ('output: "a\\0b"', "line 1: text must not hold the character NUL"),
         ('checkpoint: {folder: "a\\0b"}', "line 1: text must not hold the character NUL"),
         ("optimizer: {learning_rate: 1}", "no field optimizer.learning_rate (did you mean optimizer.lr?); known: "),
-        (
-            "wait_for_space: 3",
-            "there is no field wait_for_space (it has left: CHANGELOG.md says what to do instead); k",
-        ),
         ('training: {steps: "3"}', "training.steps must be a whole number, got 3; leave out the quotes"),
         ("training: {steps: true}", "training.steps must be a whole number, got True"),
         ("training: {steps: 3.0}", "training.steps must be a whole number, got 3.0"),
