@@ -5,8 +5,8 @@ payload     | T, uint32 | scale of each block, bf16 | entry of each row, uint16 
 
 T counts all bytes that are sent, as in entropy.py; coding/integers.py says how integers are coded. The second form is
 sent if coding saves nothing, and always with code="plain": T is `nbytes` there. Both forms hold the same scales,
-entries and integers, so they are decoded to the same values. On a GPU nobody looks at a payload of code="plain" to
-write or read it.
+entries and integers, so they are decoded to the same values. On a GPU with kernels nobody waits to write or read a
+payload; one that is none is decoded as NaN there.
 
 An integer k is decoded as k times the scale of its block, which is step * rms(x) as bf16, rounded up: more only where a
 value would need an integer beyond 127, or 32767 with 16 bits. So a few massive values cost the rest of their block
@@ -41,7 +41,6 @@ from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.fused import steps as kernels
-from thinwire.compress.codecs.fused.integers import read_integers, write_integers
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import bfloat16_above, float32_slack, largest_magnitude
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -53,8 +52,8 @@ _BF16_BYTES = _ENTRY_BYTES = _WIDE_BYTES = 2
 _ROWS_OF_ONE_WIDE, _WIDEST = 64, 32767
 _OF_MEDIAN = 1.5
 """About the root mean square of Gaussian values over the median of their magnitudes."""
-_TINY, _INFINITY, _MAGNITUDE = 0x0080, 0x7F80, 0x7FFF
-"""The least normal number of bf16, infinity, and all bits but the sign."""
+_TINY, _INFINITY, _NAN, _MAGNITUDE = 0x0080, 0x7F80, 0x7FC0, 0x7FFF
+"""The least normal number of bf16, infinity, NaN, and all bits but the sign."""
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -112,7 +111,16 @@ class StepQuantizer(Quantizer):
         if entries is not None:
             out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
         self._see(entries, scales, integers)
-        length = 0 if self.plain else write_integers(integers, columns, out[start:-1])
+        if not self.plain and kernels.cover_on_gpu(integers):
+            from thinwire.compress.codecs.fused import lane_kernels
+
+            self._put_plain(scales, integers, most, out[start:])
+            coded, size = lane_kernels.encode(integers, columns, len(out) - start)
+            shorter = size < len(coded)
+            out[start:] = torch.where(shorter, coded, out[start:])
+            put_length(torch.where(shorter, start + size, len(out)), out)
+            return
+        length = 0 if self.plain else kernels.write_integers(integers, columns, out[start:-1])
         if not length:
             self._put_plain(scales, integers, most, out[start:])
         put_length(start + length if length else len(out), out)
@@ -142,7 +150,7 @@ class StepQuantizer(Quantizer):
     def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
 
-        Raises CodecError if these bytes are no payload.
+        Raises CodecError if these bytes are no payload; on a GPU with kernels all scales are NaN then.
         """
         blocks, (start, most), n = self.blocks(shape), self._places(shape), prod(shape)
         scales_end = LENGTH_BYTES + _BF16_BYTES * blocks.count
@@ -153,19 +161,20 @@ class StepQuantizer(Quantizer):
                 entries.clamp_(max=self.entries - 1)
             elif (most_named := int(entries.max())) >= self.entries:
                 raise CodecError(f"a payload's entries must be below {self.entries}, got {most_named}")
+        if not self.plain and kernels.cover_on_gpu(payload):
+            from thinwire.compress.codecs.fused import lane_kernels
+
+            stop = payload[:LENGTH_BYTES].clone().view(torch.int32).long() & 0xFFFFFFFF
+            integers, fine = lane_kernels.decode(payload, start, stop, self.columns(shape))
+            plain = stop == len(payload)
+            integers = torch.where(plain, self._read_plain(payload[start:], scales, n, most), integers)
+            return torch.where(plain | fine, scales, _NAN), entries, integers
         length = len(payload) if self.plain else length_of(payload)
         if length == len(payload):
-            size = self.bits // 8 * n
-            integers = payload[start : start + size].clone().view(torch.int8 if self.bits == 8 else torch.int16)
-            integers = integers.to(torch.int16)
-            if most:
-                first, goes = _first_of(scales < 0, most)
-                wide, by_row = payload[start + size :].clone().view(torch.int16), integers.view(blocks.count, -1)
-                by_row[first] = torch.where(goes, wide.view(most, -1), by_row[first])
-            return scales, entries, integers
+            return scales, entries, self._read_plain(payload[start:], scales, n, most)
         if length < start:
             raise CodecError(f"a payload's scales and entries need {start} bytes, and {length} are there")
-        return scales, entries, read_integers(payload[start:length], self.columns(shape))
+        return scales, entries, kernels.read_integers(payload[start:length], self.columns(shape))
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
@@ -236,6 +245,16 @@ class StepQuantizer(Quantizer):
             out[size:] = tensor_bytes(torch.where(goes, by_row[first], 0))
             integers = by_row.masked_fill((scales < 0).unsqueeze(1), 0).view(-1)
         out[:size] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
+
+    def _read_plain(self, coded: Tensor, scales: Tensor, n: int, most: int) -> Tensor:
+        """The integers, int16 [n], that `_put_plain` wrote."""
+        size = self.bits // 8 * n
+        integers = coded[:size].clone().view(torch.int8 if self.bits == 8 else torch.int16).to(torch.int16)
+        if most:
+            first, goes = _first_of(scales < 0, most)
+            wide, by_row = coded[size:].clone().view(torch.int16), integers.view(len(scales), -1)
+            by_row[first] = torch.where(goes, wide.view(most, -1), by_row[first])
+        return integers
 
     def _see(self, entries: Tensor | None, scales: Tensor, integers: Tensor) -> None:
         """Show a message to the codebook, without its wide rows."""

@@ -1,17 +1,16 @@
 """Codecs on a GPU that is not there: which tensors lie where, and where the host would look at a value and so wait."""
 
-import runpy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from support.codec_helpers import EXPRESSIONS, KEY
-from support.gpus import GPU, FakeGpu, fake_put
-from support.pages import ROOT
+from support.gpus import GPU, FakeGpu, Launches, fake_put, launches_of
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, coder, parse, plan, words
-from thinwire.compress.codecs.coding import lengths
-from thinwire.compress.codecs.fused import lanes, steps
+from thinwire.compress.codecs.coding import lengths, scales
+from thinwire.compress.codecs.fused import steps
 from thinwire.compress.stores import memory, store
 from thinwire.compress.stores.memory import MemoryStore
 
@@ -40,7 +39,7 @@ WAITING = (
 
 @pytest.fixture(autouse=True)
 def fake_puts(monkeypatch):
-    for module in (coder, lengths, memory, plan, store, words):
+    for module in (coder, lengths, memory, plan, scales, store, words):
         monkeypatch.setattr(module, "put", fake_put)
     monkeypatch.setattr(words, "tables", words.tables.__wrapped__)  # fake tensors are of one test
 
@@ -71,18 +70,31 @@ def test_integers_that_are_not_coded_leave_and_come_while_nobody_waits(expressio
         made.decode(payload, decoded, KEY)
 
 
-def test_the_default_waits_as_often_as_the_page_on_gpus_says(monkeypatch):
-    """It was 22 times to encode a message, and 9 times to decode one."""
-    for module, name in (
-        (lanes, "cover"),
-        (lanes, "encode"),
-        (lanes, "decode"),
-        (steps, "cover"),
-        (steps, "cover_code"),
-    ):
-        monkeypatch.setattr(module, name, getattr(module, name))  # the script changes them
-    counted = runpy.run_path(str(ROOT / "docs/measured/gpu_calls.py"))["coded"]()
-    assert counted.split(" | ")[3::4] == ["3", "5"]
+CODED = ("q(8, step=0.2)", 'q(16, step=0.01, per="tensor")', "q(8, step=0.2, codebook=16)")
+
+
+@pytest.mark.parametrize("expression", CODED)
+def test_coded_integers_leave_and_come_while_nobody_waits(expression, monkeypatch):
+    """The host looked at the GPU 22 times to encode a message and 9 times to decode it."""
+    pytest.importorskip("triton")
+    from thinwire.compress.codecs.fused import lane_kernels
+
+    launched = []
+    for name in launches_of(lane_kernels):
+        monkeypatch.setattr(lane_kernels, name, Launches(lambda given, name=name: launched.append(name)))
+    monkeypatch.setattr(lane_kernels, "put", fake_put)
+    monkeypatch.setattr(lane_kernels, "_known", lane_kernels._known.__wrapped__)
+    monkeypatch.setattr(lane_kernels, "_on", lambda _: nullcontext())
+    monkeypatch.setattr(steps, "cover_on_gpu", lambda _: True)
+    made = parse(expression)
+    with FakeGpu():
+        x = torch.empty((4, 33, 64), device=GPU)
+        payload = torch.empty(made.nbytes(x.shape, x.dtype), dtype=torch.uint8, device=GPU)
+        made.encode(x, payload, KEY)
+        made.decode(payload, torch.empty_like(x), KEY)
+    assert {name: launched.count(name) for name in launched} == {
+        "_add": 4, "_pack": 3, "_encode": 1, "_place": 1, "_unpack": 3, "_decode": 2, "_fill": 1
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("expression", WAITING)

@@ -35,6 +35,23 @@ def fake_put(tensor, device):
     return tensor.to(device)
 
 
+class Launches:
+    """In place of a kernel of Triton: it writes nothing, and `seen` gets what it is launched with."""
+
+    def __init__(self, seen=lambda *_: None):
+        self.seen = seen
+
+    def __getitem__(self, grid):
+        return lambda *given, **options: self.seen(given)
+
+
+def launches_of(module):
+    """The names of a module's kernels that a host launches."""
+    return [
+        name for name, each in vars(module).items() if type(each).__name__ in ("JITFunction", "InterpretedFunction")
+    ]
+
+
 class Moment:
     """An event; it has come only after `come`, or at once if its streams are in time."""
 

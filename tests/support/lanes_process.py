@@ -1,4 +1,4 @@
-"""Runs the kernels of the lane code beside its torch operations, in Triton's interpreter; prints what differs as JSON.
+"""Runs q's option step as a GPU does, in Triton's interpreter, beside a CPU; prints what differs as JSON.
 
 A process of its own: Triton reads TRITON_INTERPRET when it is first imported. Chunks and lanes are short here, because
 the interpreter takes a millisecond for a step; one message has those of any run.
@@ -7,62 +7,82 @@ the interpreter takes a millisecond for a step; one message has those of any run
 import json
 import os
 import sys
-from contextlib import suppress
+from itertools import cycle
 
 import torch
 
-from support.codec_helpers import gaussian
-from thinwire.compress import CodecError
-from thinwire.compress.codecs.coding import integers, lanes
-from thinwire.compress.codecs.fused import lanes as kernels
-from thinwire.compress.codecs.granularity import blocks_per
+from support.codec_helpers import KEY, encode, gaussian
+from thinwire.compress import CodecError, parse
+from thinwire.compress.codecs.coding import lanes
+from thinwire.compress.codecs.fused import steps
 
-SHAPES = int(os.environ.get("THINWIRE_SHAPES", "16"))  # each form in each scale; 200 take a minute
+CASES = int(os.environ.get("THINWIRE_SHAPES", "16"))  # each form in each scale; 200 take some minutes
+EXPRESSIONS = ("q(8, step=0.2)", 'q(16, step=0.001, per="tensor")', "q(16, step=0.01)", "q(8, step=0.5, codebook=2)")
+EXPRESSIONS += ('q(8, step=1.0, per="channel")', "q(8, step=0.001)", "q(8, step=0.3, group=5)")
 
 
 def cases():
-    """Integers of many shapes: small, shifted by column, with escapes, and of many low bits."""
-    for number in range(SHAPES):
+    """Tensors of many shapes: small, shifted by column, with wide rows, with escapes, and of many low bits."""
+    for number, expression in zip(range(CASES), cycle(EXPRESSIONS)):
         rows, columns = 1 + number * 7 % 23, 1 + number * 5 % 31
-        shape = ((columns,), (rows, columns), (2, rows, columns), (2, 3, 1 + rows % 5, columns))[number % 4]
-        x = gaussian(*shape, seed=number) * (0.3, 3.0, 40.0, 900.0)[number // 4 % 4]
+        shape = ((columns,), (rows, columns), (2, rows, columns), (2, 3, 1 + rows % 5, columns))[number // 2 % 4]
+        if number % 8 == 5:
+            shape = 64 + number % 5, 2 + columns % 5
+        x = gaussian(*shape, seed=number)
         if number % 3 == 0:
-            x = x + torch.arange(shape[-1]) % 9 - 4
+            x = x + 3 * (torch.arange(shape[-1]) % 9 - 4)
         x.view(-1)[:: 17 + number % 5] *= -30
-        yield shape, x.clamp(-32000, 32000).round().to(torch.int16).view(-1)
+        x[0] *= 900 if number % 8 == 5 else 1
+        yield expression, x
 
 
-def differing(shape, values, *, damages=True):
-    columns = blocks_per("channel", shape)
-    kernels.cover = lambda x: False
-    expected = torch.cat(integers.encode_integers(values, columns))
-    kernels.cover = lambda x: True
-    coded = torch.cat(integers.encode_integers(values, columns))
+def as_on_a_gpu(work, *args):
+    covers = steps.cover_on_gpu, steps.cover
+    steps.cover_on_gpu, steps.cover = (lambda _: True), (lambda *_: False)
+    try:
+        return work(*args)
+    finally:
+        steps.cover_on_gpu, steps.cover = covers
+
+
+def decoded(codec, payload, like):
+    """The values; of a payload that is none NaN, which a CPU says in words."""
+    out = torch.empty_like(like)
+    try:
+        codec.decode(payload, out, KEY)
+    except CodecError:
+        out.fill_(torch.nan)
+    return out
+
+
+def differing(expression, x, *, damages=2):
+    codec = parse(expression)
+    expected, chance = encode(codec, x), torch.Generator().manual_seed(len(x))
+    used, coded, what = codec.used(expected), as_on_a_gpu(encode, codec, x), f"{expression} of {tuple(x.shape)}"
     if not torch.equal(coded, expected):
-        return f"{shape}: {(coded[: len(expected)] != expected[: len(coded)]).sum()} bytes of {len(expected)}"
-    if not torch.equal(integers.decode_integers(expected, columns), values):
-        return f"{shape}: decoded otherwise"
-    if damages:
-        expected[len(expected) * 2 // 3] ^= 77
-        with suppress(CodecError):
-            integers.decode_integers(expected, columns)
+        return f"{what}: {(coded != expected).sum()} bytes of {len(expected)}"
+    for damage in range(damages + 1):
+        if damage:
+            place = int(torch.randint(0, used, (1,), generator=chance))
+            expected[place] ^= int(torch.randint(1, 256, (1,), generator=chance))
+        wanted, found = decoded(codec, expected, x), as_on_a_gpu(decoded, codec, expected, x)
+        if not torch.equal(wanted.nan_to_num(nan=12345.0), found.nan_to_num(nan=12345.0)):
+            return f"{what}: decoded otherwise after {damage} damages"
     return None
 
 
 def main():
     torch.set_num_threads(1)
-    if sys.argv[1:] != ["long"]:
-        lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
-    from thinwire.compress.codecs.fused import lane_kernels
-
     if sys.argv[1:] == ["long"]:
-        shape = (66, 1000)
-        kernels.cover = lambda x: False
-        assert kernels._agree(torch.device("cpu"))
-        found = [differing(shape, (gaussian(*shape) * 5).round().to(torch.int16).view(-1), damages=False)]
+        assert steps._alike(torch.device("cpu"))
+        found = [differing("q(8, step=0.2)", gaussian(66, 1000), damages=0)]
     else:
-        lane_kernels._PART = 16
-        found = [differing(shape, values) for shape, values in cases()]
+        from thinwire.compress.codecs.fused import lane_kernels
+
+        steps.cover, steps.cover_code = (lambda *_: False), (lambda _: False)  # Numba keeps the lengths of chunks
+        lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
+        lane_kernels.CHUNK, lane_kernels._PART, lane_kernels._ROWS = 64, 32, 4
+        found = [differing(*case) for case in cases()]
     print(json.dumps({"cases": len(found), "differing": [each for each in found if each]}))
 
 

@@ -22,7 +22,7 @@ from thinwire.compress.codec import CodecError, Key
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.coding.symbols import coded_size, counts_of, decode_symbols, encode_symbols
-from thinwire.compress.codecs.fused.integers import read_integers, write_integers
+from thinwire.compress.codecs.fused.steps import read_integers, write_integers
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Quantizer
 

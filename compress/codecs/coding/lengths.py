@@ -50,8 +50,11 @@ def with_length(size: int) -> int:
     return nbytes
 
 
-def put_length(length: int, out: Tensor) -> None:
-    """Write how many bytes of a payload are sent, and zeros beyond them."""
+def put_length(length: int | Tensor, out: Tensor) -> None:
+    """Write how many bytes of a payload are sent, and zeros beyond them; of int64 [1] on a GPU, the zeros are there."""
+    if isinstance(length, Tensor):
+        out[:LENGTH_BYTES] = length.view(torch.uint8)[:LENGTH_BYTES]
+        return
     told = torch.frombuffer(bytearray(length.to_bytes(LENGTH_BYTES, "little")), dtype=torch.uint8)
     out[:LENGTH_BYTES] = put(told, out.device)
     out[length:] = 0

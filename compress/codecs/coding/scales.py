@@ -13,6 +13,7 @@ If all are equal the width is 0, and nothing follows. What does not pay for its 
 all: a message of few rows has no means and one class.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +23,18 @@ from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.lanes import require_bytes
 from thinwire.compress.codecs.coding.tables import CLASSES, LARGEST, OWN, UNIT, classes
+from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.transfer import put
 
 MOST_OFFSET = 36
 RARE = 32
 _HEAD = 2
-_MOST_WIDTH = 8
+MOST_WIDTH = 8
+
+
+Add = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Adds up integers that are cut to a largest size, int64 []: those of each column, and the sizes of what means
+[columns] leave of them, by column and by row; all int64."""
 
 
 @dataclass(frozen=True)
@@ -39,47 +46,53 @@ class Scales:
     rows: Tensor
 
     def classes(self) -> Tensor:
-        """The class of each integer, int16 [rows, columns, 1]."""
-        return (self.columns.short() + self.rows.short().unsqueeze(1)).clamp_(0, CLASSES - 1).unsqueeze(2)
+        """The class of each integer, [rows, columns, 1]."""
+        return (self.columns + self.rows.unsqueeze(1)).clamp_(0, CLASSES - 1).unsqueeze(2)
 
-    def packed(self) -> tuple[list[Tensor], bool]:
-        """The three lists, in parts, and whether any integer sends low bits apart; looks at a GPU once."""
-        lists = self.means, self.columns, self.rows
-        told = [told for values in lists for told in (values.min(), _width_of(values))]
-        *looked, most = torch.stack([*told, self.columns.max() + self.rows.max()]).tolist()
-        parts = [_packed(*each) for each in zip(lists, looked[::2], looked[1::2], strict=True)]
-        return [part for pair in parts for part in pair], most >= OWN
+    @property
+    def planes(self) -> Tensor:
+        """How many symbols an integer has, int64 []: 2 if any sends low bits apart, else 1."""
+        return (self.columns.max() + self.rows.max() >= OWN) + 1
+
+    def packed(self) -> list[Tensor]:
+        """The three lists, in parts."""
+        return [part for values in (self.means, self.columns, self.rows) for part in _packed(values)]
 
     @staticmethod
-    def read(coded: Tensor, rows: int, columns: int) -> "tuple[Scales, Tensor, bool]":
-        """What three lists at the begin of these bytes say, the bytes behind them, and whether there are low bits.
-
-        Looks at a GPU once. Raises CodecError if they are none.
-        """
-        lists, head = list[Tensor](), coded[: 3 * _HEAD + 2 * columns + rows].cpu()
-        behind = head
-        for count in (columns, columns, rows):
-            values, behind = _unpacked(behind, count)
-            lists.append(values)
-        has_low_bits = int(lists[1].max() + lists[2].max()) >= OWN
-        return Scales(*(put(each, coded.device) for each in lists)), coded[len(head) - len(behind) :], has_low_bits
+    def read(coded: Tensor, rows: int, columns: int) -> "tuple[Scales, Tensor]":
+        """What three lists at the begin of these bytes say, and the bytes behind them; CodecError if they are none."""
+        means, coded = _unpacked(coded, columns)
+        kinds, coded = _unpacked(coded, columns)
+        offsets, coded = _unpacked(coded, rows)
+        return Scales(means, kinds, offsets), coded
 
 
-def choose(values: Tensor) -> Scales:
-    """The scales of integers, int32 [rows, columns, inner].
+def adding(values: Tensor) -> Add:
+    """What adds up integers, int32 [rows, columns, inner]."""
+
+    def add(means: Tensor, most: Tensor) -> tuple[Tensor, ...]:
+        cut = values.clamp(-most, most)
+        left = (cut - means.int().unsqueeze(1)).abs()
+        return cut.sum((0, 2)), left.sum((0, 2)), left.sum((1, 2))
+
+    return add
+
+
+def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
+    """The scales of integers on a device, seen as these columns; nobody waits for it.
 
     A few massive ones have no say: beyond 127, and beyond 32 times the mean size of all, they count as that.
     """
-    rows, columns, inner = values.shape
-    known, device, size = classes(), values.device, rows * inner
+    known, rows, columns, inner = classes(), seen.outer, seen.count, seen.inner
     mean, least, slope, bounds = (
         put(torch.from_numpy(each), device) for each in (known.mean, known.least, known.slope, known.bounds)
     )
-    most = (RARE * values.abs().sum() // values.numel()).clamp_(min=LARGEST)
-    values = values.clamp(-most, most)
-    sizes, sums = (each.sum((0, 2), dtype=torch.int64) for each in (values.abs(), values))
+    size, zeros = rows * inner, torch.zeros(columns, dtype=torch.int64, device=device)
+    every = torch.full((), 1 << 15, device=device)
+    most = (RARE * add(zeros, every)[2].sum() // (size * columns)).clamp_(min=LARGEST)
+    sums, sizes, _ = add(zeros, most)
     means = torch.div(2 * sums + size, 2 * size, rounding_mode="floor").clamp_(-LARGEST, LARGEST)
-    centred = (values - means.int().unsqueeze(1)).abs().sum((0, 2), dtype=torch.int64)
+    centred = add(means, most)[1]
     means = torch.where(centred < sizes, means, 0)  # a column that is mostly zero keeps its zeros
     ways = torch.stack([sizes, sizes, torch.minimum(sizes, centred)])
     mean_sizes = (ways << UNIT) // size
@@ -89,7 +102,7 @@ def choose(values: Tensor) -> Scales:
     costs[2] += _bits_of_list(means)
     best = costs.argmin()
     means, chosen = torch.where(best == 2, means, 0), kinds.index_select(0, best.view(1)).squeeze(0)
-    left = (values - means.int().unsqueeze(1)).abs().sum((1, 2), dtype=torch.int64)
+    left = add(means, most)[2]
     offsets = torch.arange(-MOST_OFFSET, MOST_OFFSET + 1, device=device)
     around = (chosen + offsets.unsqueeze(1)).clamp_(0, CLASSES - 1)
     sized = mean[around]
@@ -104,7 +117,7 @@ def choose(values: Tensor) -> Scales:
 def _width_of(values: Tensor) -> Tensor:
     """The bits of the largest less the least of each list [.., n], int64."""
     extent = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
-    return (extent >= 1 << torch.arange(_MOST_WIDTH, device=values.device)).sum(-1)
+    return (extent >= 1 << torch.arange(MOST_WIDTH, device=values.device)).sum(-1)
 
 
 def _bits_of_list(values: Tensor) -> Tensor:
@@ -112,9 +125,10 @@ def _bits_of_list(values: Tensor) -> Tensor:
     return _width_of(values) * values.shape[-1] << UNIT
 
 
-def _packed(values: Tensor, least: int, width: int) -> list[Tensor]:
+def _packed(values: Tensor) -> list[Tensor]:
     """The bytes of a list."""
-    head = put(torch.tensor([least & 255, width], dtype=torch.uint8), values.device)
+    least, width = int(values.min()), int(_width_of(values))
+    head = torch.tensor([least & 255, width], dtype=torch.uint8, device=values.device)
     packed = torch.empty(packed_size(len(values), width), dtype=torch.uint8, device=values.device)
     if width:
         pack((values - least).to(torch.uint8), width, packed)
@@ -126,8 +140,8 @@ def _unpacked(coded: Tensor, n: int) -> tuple[Tensor, Tensor]:
     require_bytes(coded, _HEAD)
     least, width = coded[:_HEAD].tolist()
     least -= (least & 128) << 1
-    if width > _MOST_WIDTH:
-        raise CodecError(f"a payload's list of integers must have at most {_MOST_WIDTH} bits each, got {width}")
+    if width > MOST_WIDTH:
+        raise CodecError(f"a payload's list of integers must have at most {MOST_WIDTH} bits each, got {width}")
     size = packed_size(n, width)
     require_bytes(coded, _HEAD + size)
     packed, rest = coded[_HEAD:].tensor_split([size])

@@ -1,113 +1,302 @@
-"""Triton kernels of the lane code (coding/lanes.py): a program is a chunk, and its lanes are those of one warp.
+"""The code of integers (coding/integers.py) on a GPU, by Triton kernels. Imported only where a tensor is on one.
 
-Imported only where a tensor is on a GPU. 16.8 M symbols have 256 chunks of 32 lanes: 8,192 lanes are coded at once, in
-2,048 steps. The words of a chunk are written from the end of its own room, and copied from there into the payload.
+In the lane code (coding/lanes.py) a program is a chunk of a plane, which has the high symbols or the low ones, and its
+lanes are those of one warp: 16.8 M integers have 256 chunks of 32 lanes, which are coded at once, in 2,048 steps. What
+a chunk writes goes to the end of its own room, and from there into the payload. Where that is depends on values, and
+so does whether a payload is one. Both stay on the GPU: nobody waits for it.
 """
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.compress.codecs.coding.lanes import CHUNK
+from thinwire.compress.codecs.coding.lanes import CHUNK, lanes_of
+from thinwire.compress.codecs.coding.scales import MOST_WIDTH, Scales, choose
+from thinwire.compress.codecs.coding.tables import classes, tables
+from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.transfer import put
 
-_PART = 1024
-"""Words that a program copies."""
+_PART, _ROWS = 1024, 32
+"""Columns, words or bytes of a program, and rows that it adds up."""
 
 
-def encode(table: Tensor, symbols: Tensor, packed: Tensor, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The room of all chunks' words, int16 [chunks, 65536], how many each has, and the states, int32.
+def encode(integers: Tensor, columns: Blocks, room: int) -> tuple[Tensor, Tensor]:
+    """The code of integers, int16 [n], with zeros behind it, uint8 [room], and its length, int64 [1].
 
-    `table` and `symbols` are uint8 [n], and `packed` has frequencies, and starts from bit 16 on.
+    If there is no room, it is cut.
     """
-    n, device = len(symbols), symbols.device
-    chunks = -(-n // CHUNK)
-    room = torch.empty(chunks, CHUNK, dtype=torch.int16, device=device)
-    counts = torch.empty(chunks, dtype=torch.int32, device=device)
-    states = torch.empty(chunks, lanes, dtype=torch.int32, device=device)
-    _encode[(chunks,)](table, symbols, packed, room, counts, states, n, CHUNK, lanes, num_warps=1)
-    return room, counts, states
+    device, counts, sizes = integers.device, [columns.count, columns.count, columns.outer], _sizes(columns)
+    (chunks, every, lanes), part = _chunks(columns), min(_PART, triton.next_power_of_2(sizes[1]))
+    new, zeros = partial(torch.empty, device=device), partial(torch.zeros, device=device)
+
+    def add(means: Tensor, most: Tensor) -> tuple[Tensor, ...]:
+        added: tuple[Tensor, ...] = zeros(sum(counts), dtype=torch.int64).split(counts)
+        programs = triton.cdiv(sizes[1], part) * triton.cdiv(columns.outer, _ROWS)
+        _add[(programs,)](integers, means, most, *added, columns.outer, *sizes[1:], _ROWS, part)
+        return added
+
+    with _on(device):
+        scales = choose(add, columns, device)
+        lists, (packed, _, reach) = (scales.means, scales.columns, scales.rows), _known(device)
+        out, at = zeros(room, dtype=torch.uint8), zeros(5, dtype=torch.int64)
+        for values, begin in zip(lists, at, strict=False):
+            _pack[_parts(values)](values, *values.aminmax(), begin, out, room, len(values), _PART)
+        words, apart = new(2, chunks, CHUNK, dtype=torch.int16), new(chunks, CHUNK, dtype=torch.int16)
+        made = words, apart, new(3, chunks, dtype=torch.int64), new(2, chunks, lanes, dtype=torch.int32)
+        _encode[(chunks, 2)](integers, *lists, scales.planes, reach, packed, *made, *sizes, CHUNK, lanes, num_warps=1)
+        grid = chunks, 2, triton.cdiv(CHUNK, _PART)
+        _place[grid](*made, scales.planes, at[3:], out, room, chunks, every, CHUNK, lanes, _PART)
+    return out, at[4:]
 
 
-def gather(room: Tensor, counts: Tensor, ends: Tensor, total: int) -> Tensor:
-    """The words of all chunks, one behind another, int16 [total]."""
-    words = torch.empty(total, dtype=torch.int16, device=room.device)
-    _gather[(len(counts), CHUNK // _PART)](room, counts, ends, words, CHUNK, _PART)
-    return words
+def decode(payload: Tensor, start: int, stop: Tensor, columns: Blocks) -> tuple[Tensor, Tensor]:
+    """The integers, int16 [n], that a payload has from `start` to `stop`, int64 [], and whether it does, bool []."""
+    device, given, (chunks, every, lanes) = payload.device, (payload, len(payload)), _chunks(columns)
+    new, counts = partial(torch.empty, device=device), [columns.count, columns.count, columns.outer]
+    at, lists = torch.full((7,), start, device=device), new(sum(counts), dtype=torch.int32).split(counts)
+    integers, widths = new(columns.numel, dtype=torch.int16), new(3, dtype=torch.int32)
+    apart, escapes = new(chunks, CHUNK, dtype=torch.int32), new(chunks, dtype=torch.int64)
+    ended = new(2, chunks, dtype=torch.bool)
+    with _on(device):
+        for values, begin, width in zip(lists, at, widths, strict=False):
+            _unpack[_parts(values)](*given, begin, width, values, len(values), _PART)
+        known = *lists, Scales(*lists).planes, _known(device)[1]
+        for plane in range(2):
+            made = *known, integers, apart, escapes, ended, *_sizes(columns)
+            _decode[(chunks,)](*given, at[3 + plane :], *made, plane, every, CHUNK, lanes, num_warps=1)
+        grid = chunks, triton.cdiv(CHUNK, _PART)
+        _fill[grid](*given, at[5:], apart, escapes, integers, every, CHUNK, _PART)
+    return integers, (stop < len(payload)) & (widths <= MOST_WIDTH).all() & ended.all() & (at[6] == stop)
 
 
-def decode(table: Tensor, slots: Tensor, counts: Tensor, ends: Tensor, states: Tensor, words: Tensor) -> Tensor:
-    """The symbols, uint8 [n], and behind them whether each chunk ends as it must, uint8 [chunks].
+def _parts(values: Tensor) -> tuple[int]:
+    return (triton.cdiv(len(values), _PART),)
 
-    `counts`, `ends`, `states` and `words`, of which there is one more than are counted, are int32.
-    """
-    n, chunks = len(table), len(counts)
-    found = torch.empty(n + chunks, dtype=torch.uint8, device=table.device)
-    lanes = len(states) // chunks
-    _decode[(chunks,)](table, slots, counts, ends, states, words, found, n, CHUNK, lanes, num_warps=1)
-    return found
+
+def _sizes(columns: Blocks) -> tuple[int, int, int]:
+    """All integers, those of a row, and the inner ones."""
+    return columns.numel, columns.count * columns.inner, columns.inner
+
+
+def _chunks(columns: Blocks) -> tuple[int, int, int]:
+    """How many chunks there are, the power of two from there on, and their lanes."""
+    chunks = triton.cdiv(columns.numel, CHUNK)
+    return chunks, triton.next_power_of_2(chunks), lanes_of(columns.numel)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where Triton launches kernels; tests have its interpreter, on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _known(device: torch.device) -> tuple[Tensor, ...]:
+    """Frequencies with starts, slots, and the reach of classes, int32."""
+    arrays = tables().packed, tables().slot.reshape(-1), classes().reach
+    return tuple(put(torch.from_numpy(each.astype("int32")), device) for each in arrays)
 
 
 @triton.jit
-def _encode(table, symbols, packed, room, counts, states, n, CHUNK: tl.constexpr, LANES: tl.constexpr):
-    chunk, lane = tl.program_id(0), tl.arange(0, LANES)
-    begin = chunk.to(tl.int64) * CHUNK
-    stop = tl.minimum(n, begin + CHUNK)
-    steps = (stop - begin + LANES - 1) // LANES
-    state = tl.full((LANES,), 1 << 16, tl.int64)
-    at = begin + CHUNK
+def _add(integers, means, most, sums, sizes, left, rows, width, inner, ROWS: tl.constexpr, PART: tl.constexpr):
+    tiles, most = tl.cdiv(width, PART), tl.load(most).to(tl.int32)
+    at, first = tl.program_id(0) % tiles * PART + tl.arange(0, PART), tl.program_id(0) // tiles * ROWS
+    inside = at < width
+    mean = tl.load(means + at // inner, mask=inside, other=0).to(tl.int32)
+    total, size = tl.zeros((PART,), tl.int32), tl.zeros((PART,), tl.int32)
+    place = first.to(tl.int64) * width + at
+    for row in range(first, tl.minimum(first + ROWS, rows)):
+        value = tl.load(integers + place, mask=inside, other=0).to(tl.int32)
+        value = tl.minimum(tl.maximum(value, -most), most)
+        far = tl.where(inside, tl.abs(value - mean), 0)
+        total, size = total + value, size + far
+        tl.atomic_add(left + row, tl.sum(far, axis=0).to(tl.int64))
+        place += width
+    tl.atomic_add(sums + at // inner, total.to(tl.int64), mask=inside)
+    tl.atomic_add(sizes + at // inner, size.to(tl.int64), mask=inside)
+
+
+@triton.jit
+def _class(means, kinds, offsets, place, inside, width, inner):
+    """The mean, the table and the low bits of integers."""
+    column = place % width // inner
+    kind = tl.load(kinds + column, mask=inside, other=0) + tl.load(offsets + place // width, mask=inside, other=0)
+    kind = tl.minimum(tl.maximum(kind, 0), 67).to(tl.int32)
+    bits = tl.maximum(kind - 32, 0) // 4
+    return tl.load(means + column, mask=inside, other=0).to(tl.int32), kind - 4 * bits, bits
+
+
+@triton.jit
+def _short_at(payload, byte, nbytes, inside):
+    """The int16 at these bytes, int64; beyond the end, 0."""
+    inside = inside & (byte + 1 < nbytes)
+    low, high = tl.load(payload + byte, mask=inside, other=0), tl.load(payload + byte + 1, mask=inside, other=0)
+    return low.to(tl.int64) | (high.to(tl.int64) << 8)
+
+
+@triton.jit
+def _put_short(value, out, byte, limit, inside):
+    """Write two bytes of integers, where there is room."""
+    inside = inside & (byte + 1 < limit)
+    tl.store(out + byte, (value & 255).to(tl.uint8), mask=inside)
+    tl.store(out + byte + 1, ((value >> 8) & 255).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _pack(values, least, most, at, out, limit, n, PART: tl.constexpr):
+    begin, least, some = tl.load(at), tl.load(least), tl.program_id(0) * PART + tl.arange(0, PART)
+    width = tl.sum((((tl.load(most) - least) >> tl.arange(0, 8)) > 0).to(tl.int64), axis=0)
+    size, packed = (width * n + 7) // 8, tl.zeros((PART,), tl.int64)
+    for bit in range(8):
+        place = some.to(tl.int64) * 8 + bit
+        which = place // tl.maximum(width, 1)
+        value = tl.load(values + which, mask=which < n, other=least) - least
+        packed |= ((value >> (place - which * width)) & 1) << bit
+    tl.store(out + begin + 2 + some, packed.to(tl.uint8), mask=(some < size) & (begin + 2 + some < limit))
+    _put_short((least & 255) | (width << 8), out, begin + some, limit, some == 0)
+    tl.store(at + 1, begin + 2 + size)
+
+
+@triton.jit
+def _unpack(payload, nbytes, at, widths, values, n, PART: tl.constexpr):
+    begin, some = tl.load(at), tl.program_id(0) * PART + tl.arange(0, PART)
+    head = tl.sum(
+        tl.where(some % PART == 0, _short_at(payload, begin + some % PART, nbytes, some % PART == 0), 0), axis=0
+    )
+    least, width = (head & 127) - (head & 128), head >> 8
+    bit = some.to(tl.int64) * width
+    word = _short_at(payload, begin + 2 + (bit >> 3), nbytes, some < n)
+    value = least + ((word >> (bit & 7)) & ((1 << tl.minimum(width, 8)) - 1))
+    tl.store(values + some, value.to(tl.int32), mask=some < n)
+    tl.store(widths, width.to(tl.int32))
+    tl.store(at + 1, begin + 2 + (width * n + 7) // 8)
+
+
+@triton.jit
+def _encode(
+    integers, means, kinds, offsets, planes, reach, packed, words, apart, held, states, n, width, inner,
+    CHUNK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    chunks, plane, lane = tl.num_programs(0), tl.program_id(1), tl.arange(0, LANES)
+    chunk, begin = tl.program_id(0) + plane * chunks, tl.program_id(0).to(tl.int64) * CHUNK
+    end, stop, aside = (chunk + 1).to(tl.int64) * CHUNK, tl.minimum(n, begin + CHUNK), begin + CHUNK
+    steps = tl.where(plane < tl.load(planes), (stop - begin + LANES - 1) // LANES, 0)
+    state, at = tl.full((LANES,), 1 << 16, tl.int64), end
     for back in range(steps):
         place = begin + (steps - 1 - back) * LANES + lane
         inside = place < stop
-        number = tl.load(table + place, mask=inside, other=0).to(tl.int32) * 256
-        entry = tl.load(packed + number + tl.load(symbols + place, mask=inside, other=0), mask=inside, other=4096)
+        mean, table, bits = _class(means, kinds, offsets, place, inside, width, inner)
+        whole = tl.load(integers + place, mask=inside, other=0)
+        value = whole.to(tl.int32) - mean + ((1 << bits) >> 1)
+        high = value >> bits
+        escaped = tl.abs(high) > tl.load(reach + table)
+        symbol = table * 256 + tl.where(escaped, 0, high + 128)
+        low = (bits + 36) * 256 + tl.where(escaped, 0, value - (high << bits))
+        entry = tl.load(packed + tl.where(plane == 0, symbol, low), mask=inside, other=4096)
         frequency = (entry & 0x1FFF).to(tl.int64)
-        full = (state >> 20) >= frequency
-        sent = full.to(tl.int32)
-        total = tl.sum(sent, axis=0)
-        to = at - total + tl.cumsum(sent, axis=0) - sent
-        tl.store(room + to, (((state & 0xFFFF) ^ 0x8000) - 0x8000).to(tl.int16), mask=full)
-        at -= total
+        full, gone = (state >> 20) >= frequency, escaped & inside & (plane == 0)
+        both = full.to(tl.int32) + (gone.to(tl.int32) << 16)
+        before, total = tl.cumsum(both, axis=0) - both, tl.sum(both, axis=0)
+        at, aside = at - (total & 0xFFFF), aside - (total >> 16)
+        tl.store(words + at + (before & 0xFFFF), (((state & 0xFFFF) ^ 0x8000) - 0x8000).to(tl.int16), mask=full)
+        tl.store(apart + aside + (before >> 16), whole, mask=gone)
         state = tl.where(full, state >> 16, state)
         # of 32 bits, because a division of 64 takes a GPU several times as long
         quotient = (state.to(tl.uint32) // frequency.to(tl.uint32)).to(tl.int64)
         state = (quotient << 12) + (state - quotient * frequency) + (entry >> 16)
-    tl.store(counts + chunk, (begin + CHUNK - at).to(tl.int32))
+    tl.store(held + chunk, end - at)
+    tl.store(held + 2 * chunks + tl.program_id(0), begin + CHUNK - aside, mask=plane == 0)
     tl.store(states + chunk * LANES + lane, state.to(tl.uint32).to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def _gather(room, counts, ends, words, CHUNK: tl.constexpr, PART: tl.constexpr):
-    chunk = tl.program_id(0)
-    count, end = tl.load(counts + chunk), tl.load(ends + chunk)
-    place = tl.program_id(1) * PART + tl.arange(0, PART)
-    inside = place < count
-    taken = tl.load(room + chunk.to(tl.int64) * CHUNK + CHUNK - count + place, mask=inside, other=0)
-    tl.store(words + end - count + place, taken, mask=inside)
+def _before(every, chunk, counts):
+    """The counts of the chunks before one, its own, and all."""
+    own = tl.sum(tl.where(every == chunk, counts, 0), axis=0)
+    return tl.sum(tl.where(every < chunk, counts, 0), axis=0), own, tl.sum(counts, axis=0)
 
 
 @triton.jit
-def _decode(table, slots, counts, ends, states, words, found, n, CHUNK: tl.constexpr, LANES: tl.constexpr):
-    chunk, lane = tl.program_id(0), tl.arange(0, LANES)
-    begin = chunk.to(tl.int64) * CHUNK
-    stop = tl.minimum(n, begin + CHUNK)
-    steps = (stop - begin + LANES - 1) // LANES
-    end = tl.load(ends + chunk)
-    at = end - tl.load(counts + chunk)
-    state = tl.load(states + chunk * LANES + lane).to(tl.int64) & 0xFFFFFFFF
-    for step in range(steps):
-        place = begin + step * LANES + lane
+def _place(
+    words, apart, held, states, planes, at, out, limit, chunks,
+    EVERY: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    chunk, plane, some = tl.program_id(0), tl.program_id(1), tl.program_id(2) * PART + tl.arange(0, PART)
+    every, lane, head, planes = tl.arange(0, EVERY), tl.arange(0, LANES), chunks * (2 + 4 * LANES), tl.load(planes)
+    earlier, high, of_high = _before(every, chunk, tl.load(held + every, mask=every < chunks, other=0))
+    first, low, of_low = _before(every, chunk, tl.load(held + chunks + every, mask=every < chunks, other=0))
+    lone, gone, escapes = _before(every, chunk, tl.load(held + 2 * chunks + every, mask=every < chunks, other=0))
+    begin, end = tl.load(at), (chunk + 1).to(tl.int64) * CHUNK
+    behind = begin + head * planes + 2 * (of_high + of_low)
+    inside = (some < gone) & (plane == 0)
+    value = tl.load(apart + end - gone + some, mask=inside, other=0)
+    _put_short(value, out, behind + 2 * (lone + some), limit, inside)
+    tl.store(at + 1, behind + 2 * escapes)
+    if plane == 1:
+        begin, earlier, high = begin + head + 2 * of_high, first, low
+    value = tl.load(words + plane.to(tl.int64) * chunks * CHUNK + end - high + some, mask=some < high, other=0)
+    _put_short(value, out, begin + head + 2 * (earlier + some), limit, some < high)
+    inside = (lane >= 0) & (plane < planes) & (tl.program_id(2) == 0)
+    _put_short(high, out, begin + 2 * chunk + lane, limit, inside & (lane == 0))
+    state, byte = tl.load(states + (plane * chunks + chunk) * LANES + lane), 2 * chunks + 4 * (chunk * LANES + lane)
+    _put_short(state, out, begin + byte, limit, inside)
+    _put_short(state >> 16, out, begin + byte + 2, limit, inside)
+
+
+@triton.jit
+def _decode(
+    payload, nbytes, ats, means, kinds, offsets, planes, slots, integers, apart, escapes, ended, n, width, inner,
+    PLANE: tl.constexpr, EVERY: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    chunks, chunk, lane, every = tl.num_programs(0), tl.program_id(0), tl.arange(0, LANES), tl.arange(0, EVERY)
+    begin, head, coded = tl.load(ats), chunks * (2 + 4 * LANES), tl.load(planes) > PLANE
+    first, own, total = _before(every, chunk, _short_at(payload, begin + 2 * every, nbytes, every < chunks))
+    byte = begin + 2 * chunks + 4 * (chunk * LANES + lane)
+    state = _short_at(payload, byte, nbytes, lane >= 0) | (_short_at(payload, byte + 2, nbytes, lane >= 0) << 16)
+    at = begin + head + 2 * first
+    end, start = at + 2 * own, chunk.to(tl.int64) * CHUNK
+    tl.store(ats + 1, tl.where(coded, begin + head + 2 * total, begin))
+    stop, aside = tl.minimum(n, start + CHUNK), start
+    for step in range(tl.where(coded, (stop - start + LANES - 1) // LANES, 0)):
+        place = start + step * LANES + lane
         inside = place < stop
+        mean, table, bits = _class(means, kinds, offsets, place, inside, width, inner)
+        if PLANE == 1:
+            table = bits + 36
         # beyond the end is table 36, whose one symbol leaves a state as it is
-        number = tl.load(table + place, mask=inside, other=36).to(tl.int32) * 4096
-        slot = tl.load(slots + number + (state & 4095).to(tl.int32)).to(tl.int64) & 0xFFFFFFFF
-        tl.store(found + place, (slot & 255).to(tl.uint8), mask=inside)
+        slot = tl.load(slots + tl.where(inside, table, 36) * 4096 + (state & 4095).to(tl.int32)).to(tl.int64)
+        symbol, slot = (slot & 255).to(tl.int32), slot & 0xFFFFFFFF
+        if PLANE == 1:
+            value = tl.load(integers + place, mask=inside, other=0).to(tl.int32) + symbol
+        else:
+            value = ((symbol - 128) << bits) - ((1 << bits) >> 1) + mean
+        tl.store(integers + place, value.to(tl.int16), mask=inside)
         state = (((slot >> 8) & 4095) + 1) * (state >> 12) + (slot >> 20)
-        needs = state < 65536
-        taken = needs.to(tl.int32)
+        needs, gone = state < 65536, inside & (symbol == 0) & (PLANE == 0)
+        both = needs.to(tl.int32) + (gone.to(tl.int32) << 16)
+        before, taken = tl.cumsum(both, axis=0) - both, tl.sum(both, axis=0)
+        tl.store(apart + aside + (before >> 16), (place - start).to(tl.int32), mask=gone)
         # damaged bytes may want more words than there are
-        word = tl.load(words + tl.minimum(at + tl.cumsum(taken, axis=0) - taken, end)).to(tl.int64) & 0xFFFF
+        word = _short_at(payload, at + 2 * (before & 0xFFFF), nbytes, needs)
         state = tl.where(needs, (state << 16) | word, state)
-        at += tl.sum(taken, axis=0)
+        at, aside = at + 2 * (taken & 0xFFFF), aside + (taken >> 16)
     wrong = tl.sum((state != 65536).to(tl.int32), axis=0)
-    tl.store(found + n + chunk, ((at == end) & (wrong == 0)).to(tl.uint8))
+    tl.store(ended + PLANE * chunks + chunk, (coded == 0) | ((at == end) & (wrong == 0)))
+    if PLANE == 0:
+        tl.store(escapes + chunk, aside - start)
+
+
+@triton.jit
+def _fill(payload, nbytes, at, apart, escapes, integers, EVERY: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr):
+    chunk, every, some = tl.program_id(0), tl.arange(0, EVERY), tl.program_id(1) * PART + tl.arange(0, PART)
+    counts = tl.load(escapes + every, mask=every < tl.num_programs(0), other=0)
+    first, own, total = _before(every, chunk, counts)
+    begin, start = tl.load(at), chunk.to(tl.int64) * CHUNK
+    place = start + tl.load(apart + start + some, mask=some < own, other=0)
+    value = _short_at(payload, begin + 2 * (first + some), nbytes, some < own)
+    tl.store(integers + place, value.to(tl.int16), mask=some < own)
+    tl.store(at + 1, begin + 2 * total)

@@ -1,4 +1,7 @@
-"""What kernels do for q's option step on a CPU: step_kernels.py, which give what the torch operations give."""
+"""What kernels do for q's option step: step_kernels.py on a CPU, and lane_kernels.py for integers on a GPU.
+
+They give what the torch operations give.
+"""
 
 from functools import cache
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from thinwire.compress.codecs.coding.integers import decode_integers, encode_integers
 from thinwire.compress.codecs.coding.lanes import MOST_LANES, STATE, WORD, chunks_of
 from thinwire.compress.codecs.coding.tables import Tables, classes, tables
-from thinwire.compress.codecs.fused.trial import work
+from thinwire.compress.codecs.fused.trial import is_gpu, work
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
 
 
@@ -23,6 +26,11 @@ def cover_code(x: Tensor) -> bool:
     """Whether kernels code a tensor: one of a CPU that torch does not trace."""
     on_cpu = type(x) is Tensor and x.device.type == "cpu"
     return on_cpu and not torch.compiler.is_compiling() and work("numba", "the option step", _agree)
+
+
+def cover_on_gpu(x: Tensor) -> bool:
+    """Whether kernels code integers where a tensor is: on a GPU."""
+    return type(x) is Tensor and is_gpu(x.device) and work("triton", f"the lane code on {x.device}", _alike, x.device)
 
 
 def measure(flat: Tensor, count: int, size: int, step: float, last: int) -> tuple[Tensor, Tensor]:
@@ -56,6 +64,35 @@ def decode_message(payload: Tensor, size: int, width: int, columns: Blocks, out:
     shape = columns.outer, columns.count, columns.inner
     read: bool = step_kernels.decode_message(payload.numpy(), size, width, shape, tables().slot, out.numpy())
     return read
+
+
+def write_integers(integers: Tensor, columns: Blocks, out: Tensor) -> int:
+    """Write the code of integers, int16 [n], and return its length; 0 if there is no room.
+
+    Those of a GPU without kernels are coded on the host: lane by lane, torch operations are thousands of small kernels.
+    """
+    room = out
+    if out.device.type != "cpu":
+        integers, room = integers.cpu(), torch.empty(len(out), dtype=torch.uint8)
+    if cover_code(integers):
+        length = encode(integers, columns, room)
+    else:
+        parts = encode_integers(integers, columns)
+        length = sum(map(len, parts))
+        if length > len(room):
+            return 0
+        torch.cat(parts, out=room[:length])
+    if room is not out:
+        out[:length] = room[:length]
+    return length
+
+
+def read_integers(coded: Tensor, columns: Blocks) -> Tensor:
+    """The integers, int16 [n], that `write_integers` wrote; CodecError if these bytes are no code."""
+    device, coded, integers = coded.device, coded.cpu(), torch.empty(columns.numel, dtype=torch.int16)
+    if not (cover_code(coded) and decode(coded, columns, integers)):
+        integers = decode_integers(coded, columns)  # says what is wrong
+    return integers.to(device)
 
 
 def encode(integers: Tensor, columns: Blocks, out: Tensor) -> int:
@@ -110,3 +147,16 @@ def _agree() -> bool:
     length = encode(x, columns, room)
     known = torch.equal(eager, room[:length]) and decode(eager, columns, again) and torch.equal(x, again)
     return known and torch.equal(decode_integers(eager, columns), x)
+
+
+def _alike(device: torch.device) -> bool:
+    """Whether a GPU codes a short message as the torch operations do on the host."""
+    from thinwire.compress.codecs.fused import lane_kernels as kernels
+
+    x = (torch.linspace(-9, 9, 5000).sin() * torch.linspace(0, 400, 200).repeat(25)).round().to(torch.int16)
+    x[7] = 30000
+    columns = blocks_per("channel", (25, 200))
+    expected = torch.cat(encode_integers(x, columns))
+    coded, length = kernels.encode(x.to(device), columns, len(expected) + 1)
+    found, fine = kernels.decode(coded, 0, length, columns)
+    return bool(fine) and torch.equal(coded.cpu()[:length], expected) and torch.equal(found.cpu(), x)
