@@ -44,7 +44,7 @@ class Prepared:
     unread: Sequence[str] = ()
     """Tensors in the files of the weights that the model does not read."""
     compared: str | None = None
-    """How a tiny copy of the model differs, cut, from the uncut one; None where it does not or was not compared."""
+    """What a tiny copy of the model has shown, cut and uncut, in a sentence; None if none was compared."""
 
     def tell_notes(self) -> None:
         """Print on stderr what reading the data and the model has shown, as a run does at its start."""
