@@ -17,12 +17,14 @@ from torch import Tensor
 
 from thinwire.compress.codecs.coding.lanes import CHUNK, lanes_of
 from thinwire.compress.codecs.coding.scales import MOST_WIDTH, Scales, choose
-from thinwire.compress.codecs.coding.tables import classes, tables
+from thinwire.compress.codecs.coding.tables import CLASSES, NO_BITS, OCTAVE, OWN, ZERO, classes, tables
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.transfer import put
 
 _PART, _ROWS = 1024, 32
 """Columns, words or bytes of a program, and rows that it adds up."""
+_CLASSES, _NO_BITS, _OCTAVE, _OWN, _ZERO = map(tl.constexpr, (CLASSES, NO_BITS, OCTAVE, OWN, ZERO))
+"""For kernels, which read no other numbers of a module."""
 
 
 def encode(integers: Tensor, columns: Blocks, room: int) -> tuple[Tensor, Tensor]:
@@ -125,9 +127,9 @@ def _class(means, kinds, offsets, place, inside, width, inner):
     """The mean, the table and the low bits of integers."""
     column = place % width // inner
     kind = tl.load(kinds + column, mask=inside, other=0) + tl.load(offsets + place // width, mask=inside, other=0)
-    kind = tl.minimum(tl.maximum(kind, 0), 67).to(tl.int32)
-    bits = tl.maximum(kind - 32, 0) // 4
-    return tl.load(means + column, mask=inside, other=0).to(tl.int32), kind - 4 * bits, bits
+    kind = tl.minimum(tl.maximum(kind, 0), _CLASSES - 1).to(tl.int32)
+    bits = tl.maximum(kind - _OWN + _OCTAVE, 0) // _OCTAVE
+    return tl.load(means + column, mask=inside, other=0).to(tl.int32), kind - _OCTAVE * bits, bits
 
 
 @triton.jit
@@ -194,8 +196,8 @@ def _encode(
         value = whole.to(tl.int32) - mean + ((1 << bits) >> 1)
         high = value >> bits
         escaped = tl.abs(high) > tl.load(reach + table)
-        symbol = table * 256 + tl.where(escaped, 0, high + 128)
-        low = (bits + 36) * 256 + tl.where(escaped, 0, value - (high << bits))
+        symbol = table * 256 + tl.where(escaped, 0, high + _ZERO)
+        low = (bits + _NO_BITS) * 256 + tl.where(escaped, 0, value - (high << bits))
         entry = tl.load(packed + tl.where(plane == 0, symbol, low), mask=inside, other=4096)
         frequency = (entry & 0x1FFF).to(tl.int64)
         full, gone = (state >> 20) >= frequency, escaped & inside & (plane == 0)
@@ -266,14 +268,14 @@ def _decode(
         inside = place < stop
         mean, table, bits = _class(means, kinds, offsets, place, inside, width, inner)
         if PLANE == 1:
-            table = bits + 36
-        # beyond the end is table 36, whose one symbol leaves a state as it is
-        slot = tl.load(slots + tl.where(inside, table, 36) * 4096 + (state & 4095).to(tl.int32)).to(tl.int64)
+            table = bits + _NO_BITS
+        # beyond the end is the table of no bits, whose one symbol leaves a state as it is
+        slot = tl.load(slots + tl.where(inside, table, _NO_BITS) * 4096 + (state & 4095).to(tl.int32)).to(tl.int64)
         symbol, slot = (slot & 255).to(tl.int32), slot & 0xFFFFFFFF
         if PLANE == 1:
             value = tl.load(integers + place, mask=inside, other=0).to(tl.int32) + symbol
         else:
-            value = ((symbol - 128) << bits) - ((1 << bits) >> 1) + mean
+            value = ((symbol - _ZERO) << bits) - ((1 << bits) >> 1) + mean
         tl.store(integers + place, value.to(tl.int16), mask=inside)
         state = (((slot >> 8) & 4095) + 1) * (state >> 12) + (slot >> 20)
         needs, gone = state < 65536, inside & (symbol == 0) & (PLANE == 0)
