@@ -53,7 +53,9 @@ def join(prepared: Prepared, rank: int) -> None:
         if file:
             fresh = _of_launcher(file, found)
         else:
-            fresh = of_this_start(next(rendezvous("env://", rank, found, timeout=timeout))[0], rank, found, timeout)
+            store = next(rendezvous("env://", rank, found, timeout=timeout))[0]
+            posts.limit_answers(store, timeout)
+            fresh = of_this_start(store, rank, found, timeout)
         fresh.set_timeout(timeout)
         group = group_arguments(wire, found)
         dist.init_process_group(**group, store=fresh, rank=rank, world_size=found, timeout=longest)

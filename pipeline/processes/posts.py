@@ -6,8 +6,14 @@ The store belongs to torch, which sends its values without a checksum; and whoev
 from __future__ import annotations
 
 import json
+import socket
+import struct
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from isal import isal_zlib
 
 from thinwire.pipeline.errors import WireError
@@ -28,3 +34,19 @@ def read(word: bytes, must: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"{must}, and the rendezvous store has something else: {error}") from error
+
+
+def limit_answers(store: dist.Store, limit: timedelta) -> None:
+    """Let calls of a store over TCP raise DistNetworkError when an answer takes longer than `limit`.
+
+    torch waits for an answer without limit, also behind its own time-out: for ever where bytes were lost on the way.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return
+    seconds, rest = divmod(limit // timedelta(microseconds=1), 1_000_000)
+    for each in Path("/dev/fd").iterdir():  # torch does not say which socket is the store's
+        with suppress(OSError), socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as one:
+            if one.getpeername()[1:2] == (store.port,):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, rest))

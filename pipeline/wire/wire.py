@@ -24,6 +24,7 @@ from thinwire.pipeline.frames import CHANNELS, VERSION, ChannelName
 from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.options import CompressionOptions, WireOptions
 from thinwire.pipeline.options.compression import split_pair
+from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.backends import group_arguments
 from thinwire.pipeline.processes.transport import reaching
 from thinwire.pipeline.wire.boundary import BoundaryEnd, Observer, Receiver, Sender
@@ -109,6 +110,7 @@ class Wire:
                 f"a Wire must have a process group whose processes answer, got fake, with one of {len(ranks)}; take "
                 f"gloo, with world_size 1 and all stages in this process to try a schedule alone"
             )
+        posts.limit_answers(dist.distributed_c10d._get_default_store(), self._timeout)
         with reaching(f"process {dist.get_rank()} was connecting to the others of its pipeline"):
             created = dist.new_group(
                 ranks,

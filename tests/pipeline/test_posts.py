@@ -1,10 +1,12 @@
 """Words in the rendezvous store: none is read that is not as it was written."""
 
+import threading
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
+from support.relay import Relay
 from thinwire.pipeline.errors import ThinwireError, WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.saving.checkpoint import _files_of
@@ -48,3 +50,24 @@ def test_what_stages_announce_and_post_is_checked(alone):
         handshake.trains("1")
     with pytest.raises(ThinwireError, match="stage 2 must post what it has written"):
         _files_of(flipped(posts.written({"files": {}}).encode()), 2)
+
+
+@pytest.mark.slow
+def test_a_store_that_falls_silent_ends_a_call_in_time():
+    """Where bytes of a question or an answer were lost, torch waited for ever, beyond every time-out."""
+    limit = timedelta(seconds=0.5)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    relay = Relay(f"tcp://127.0.0.1:{server.port}")
+    store = dist.TCPStore("127.0.0.1", int(relay.endpoint.rpartition(":")[2]), timeout=limit)
+    hanging = threading.Timer(30, relay.close)
+    hanging.start()
+    try:
+        posts.limit_answers(dist.PrefixStore("a", dist.PrefixStore("b", store)), limit)
+        store.set("word", "")
+        relay.hush()
+        for call in (lambda: store.get("word"), lambda: store.check(["word"]), lambda: store.wait(["word"], limit)):
+            with pytest.raises(dist.DistNetworkError, match="Socket Timeout"):
+                call()
+    finally:
+        hanging.cancel()
+        relay.close()
