@@ -50,7 +50,5 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("--to", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument(
-        "--labels", action="store_true", help="write the labels too, for a server that has the last stage"
-    )
+    add("--labels", action="store_true", help="write the labels too, for a server that has the last stage")
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -48,6 +48,13 @@ class ModelSource:
     """
 
     options: ModelOptions
+
+    @classmethod
+    def of(cls, options: ModelOptions) -> Self:
+        """The model by its name; nothing is made yet. ModelError with an adapter."""
+        must = "model.lora needs a language model or a classifier of text, by its name or folder"
+        require((options.lora.rank is None, f"{must}, got {options.name}"))
+        return cls(options)
 
     @property
     def reads(self) -> Literal["text", "images"] | None:
@@ -102,15 +109,6 @@ class ModelSource:
                 reads != "images" or kind != "images" or use.channels == 3,
                 f"{name} reads images of 3 channels, got {use.channels}; set data.channels to 3",
             ),
-        )
-
-    def _require_no_adapter(self) -> None:
-        name = self.options.name
-        require(
-            (
-                self.options.lora.rank is None,
-                f"model.lora needs a language model or a classifier of text, by its name or folder, got {name}",
-            )
         )
 
 

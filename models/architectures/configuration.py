@@ -325,8 +325,5 @@ def _parameters(config: Any, blocks: int) -> int:
     """The parameters of a model of so many blocks."""
     small = type(config).from_dict(config.to_dict() | fields_of_blocks(config, blocks) | {"tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return _parameters_of(unsplit(small, tasks_of(config.model_type)[0]))
-
-
-def _parameters_of(model: Any) -> int:
+        model = unsplit(small, tasks_of(config.model_type)[0])
     return sum(parameter.numel() for parameter in model.parameters())

@@ -17,20 +17,12 @@ from thinwire.errors.imports import find
 from thinwire.models.digest import tensor_lines
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, Chain, Initialize, LayerSpec, parameters_on_meta
-from thinwire.models.options import ModelOptions
 from thinwire.models.source import ModelSource, Use, with_weights
 from thinwire.models.tensors import holds_parameters
 
 
 class FactorySource(ModelSource):
     """A model that a function of the user makes."""
-
-    @classmethod
-    def of(cls, options: ModelOptions) -> FactorySource:
-        """The model by the name of its function, which is not called yet. ModelError with an adapter."""
-        found = cls(options)
-        found._require_no_adapter()
-        return found
 
     @cached_property
     def _made(self) -> Blueprint:

@@ -33,7 +33,7 @@ from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.errors import ModelError, require
 from thinwire.models.file_mode import follow_umask
 from thinwire.models.layers import Blueprint, Chain, Initialize, Layer, LayerSpec, parameters_on_meta
-from thinwire.models.options import FRESH, PRETRAINED, ModelOptions
+from thinwire.models.options import FRESH, PRETRAINED
 from thinwire.models.source import ModelSource, Use, with_weights
 from thinwire.models.tensors import holds_parameters
 
@@ -84,13 +84,6 @@ WIDTH = 64
 
 class VisionSource(ModelSource):
     """A classifier of images that torchvision makes."""
-
-    @classmethod
-    def of(cls, options: ModelOptions) -> VisionSource:
-        """The model by torchvision's name. ModelError with an adapter."""
-        found = cls(options)
-        found._require_no_adapter()
-        return found
 
     @property
     def reads(self) -> Literal["images"]:

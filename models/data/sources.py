@@ -125,10 +125,6 @@ def _as(**readers: Read) -> Callable[[Kind], Read | None]:
     return lambda kind: readers.get(kind.name)
 
 
-def _can_be_on_hub(name: str) -> bool:
-    return local_path(name, RULE, own=True) is None
-
-
 _BUNDLED: Mapping[str, Mapping[str, Read]] = {
     "pydoc": {"text": read_topics, "chat": read_paragraphs, "pairs": read_halves},
     "digits": {"images": read_digits},
@@ -143,7 +139,7 @@ SOURCES: tuple[Source, ...] = (
     Source(name="a folder of CIFAR-10", fits=holds_cifar10, reader=_as(images=read_cifar10)),
     _table("a file of examples", lambda name: Path(name).is_file(), tables.open_file),
     _table("a folder", lambda name: Path(name).is_dir(), tables.open_folder),
-    _table("a data set on the hub", _can_be_on_hub, tables.open_on_hub),
+    _table("a data set on the hub", lambda name: local_path(name, RULE, own=True) is None, tables.open_on_hub),
 )
 """All sources. A name means the first source that fits it and can give the kind of samples."""
 

@@ -100,13 +100,10 @@ def _raise_on_difference(
                 stacklevel=3,
             )
     if found:
-        lines = [f"  {_shown(name)}: {here!r} here, {there!r} there" for name, (here, there) in found.items()]
+        # a terminal would act on what cannot be printed
+        shown = {name if name.isprintable() else repr(name): values for name, values in found.items()}
+        lines = [f"  {name}: {here!r} here, {there!r} there" for name, (here, there) in shown.items()]
         raise MismatchError(
             f"the two ends of boundary {boundary} must be started alike; stage {stage} (here) and stage {neighbour} "
             f"(there) differ in:\n" + "\n".join(lines)
         )
-
-
-def _shown(name: str) -> str:
-    """The name of a field without what a terminal would act on."""
-    return name if name.isprintable() else repr(name)
