@@ -103,16 +103,16 @@ class TestHosts:
     def test_a_machine_that_does_not_reach_the_first_one_is_named_by_it_and_says_why(self, tmp_path, needs_nft):
         with hosts(3, "100mbit") as made:
             firewall(made[0], f"policy accept; ip saddr {made[1].address} drop")
-            (_, document, _), cut_off, other = told(made, tmp_path, wait=3)
+            (_, document, _), cut_off, other = told(made, tmp_path, wait=6)
         found = ways(document)
-        assert found[2, 1][3] == "it did not call 10.0.0.1:29500 within 3 s; what it prints itself says why"
+        assert found[2, 1][3] == "it did not call 10.0.0.1:29500 within 6 s; what it prints itself says why"
         assert found[3, 2][3] == found[1, 3][3] == "reached" and other[1]["tables"] == document["tables"]
         assert cut_off[0] == 1 and cut_off[1] is None
         assert "the first machine, 10.0.0.1:29500: no answer within 5 s: a firewall drops" in cut_off[2]
 
     def test_lists_that_differ_and_a_machine_that_is_not_there(self, tmp_path):
         with hosts(2, "100mbit") as made:
-            (_, document, _), other = told(made, tmp_path, lists=(LIST, LIST[:2]), wait=3)
+            (_, document, _), other = told(made, tmp_path, lists=(LIST, LIST[:2]), wait=6)
         assert ways(document)[1, 3][3].startswith("no route (No route to host): the machine is off")
         assert ways(document)[1, 2][3].startswith("refused: nothing listens at port 29500")
         assert other[0] == 1

@@ -1,12 +1,11 @@
 """Runs q's option step as a GPU does, in Triton's interpreter, beside a CPU; prints what differs as JSON.
 
 A process of its own: Triton reads TRITON_INTERPRET when it is first imported. Chunks and lanes are short here, because
-the interpreter takes a millisecond for a step; one message has those of any run.
+the interpreter takes a millisecond for a step; where more cases are asked for, one message has those of any run.
 """
 
 import json
 import os
-import sys
 from itertools import cycle
 
 import torch
@@ -16,7 +15,8 @@ from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.coding import lanes
 from thinwire.compress.codecs.fused import steps
 
-CASES = int(os.environ.get("THINWIRE_SHAPES", "16"))  # each form in each scale; 200 take some minutes
+SHORT = 16  # each form in each scale
+CASES = int(os.environ.get("THINWIRE_SHAPES", SHORT))  # 200 take some minutes
 EXPRESSIONS = ("q(8, step=0.2)", 'q(16, step=0.001, per="tensor")', "q(16, step=0.01)", "q(8, step=0.5, codebook=2)")
 EXPRESSIONS += ('q(8, step=1.0, per="channel")', "q(8, step=0.001)", "q(8, step=0.3, group=5)")
 
@@ -73,17 +73,15 @@ def differing(expression, x, *, damages=2):
 
 def main():
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["long"]:
-        assert steps._alike(torch.device("cpu"))
-        found = [differing("q(8, step=0.2)", gaussian(66, 1000), damages=0)]
-    else:
-        from thinwire.compress.codecs.fused import lane_kernels
+    found = [differing("q(8, step=0.2)", gaussian(66, 1000), damages=0)] if CASES > SHORT else []
+    from thinwire.compress.codecs.fused import lane_kernels
 
-        steps.cover, steps.cover_code = (lambda *_: False), (lambda _: False)  # Numba keeps the lengths of chunks
-        lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
-        lane_kernels.CHUNK, lane_kernels._PART, lane_kernels._ROWS = 64, 32, 4
-        found = [differing(*case) for case in cases()]
-    print(json.dumps({"cases": len(found), "differing": [each for each in found if each]}))
+    steps.cover, steps.cover_code = (lambda *_: False), (lambda _: False)  # Numba keeps the lengths of chunks
+    lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
+    lane_kernels.CHUNK, lane_kernels._PART, lane_kernels._ROWS = 64, 32, 4
+    found += [differing(*case) for case in cases()]
+    alike = steps._alike(torch.device("cpu"))
+    print(json.dumps({"alike": alike, "differing": [each for each in found if each]}))
 
 
 if __name__ == "__main__":
