@@ -363,7 +363,8 @@ def meant(name: str, known: Collection[str]) -> str:
     tried = (
         _of_name(word, known),
         [field for field, end in last.items() if word in end],
-        get_close_matches(word, known, n=1),
+        # in the name of its group alone half of a word may agree
+        [one for one in get_close_matches(word, known) if get_close_matches(word.split(".")[-1], [last[one]])][:1],
         [field for field, end in last.items() if end in get_close_matches(word, last.values(), n=1)],
     )
     return _or([f"--{field}" for field in next(filter(None, tried), [])])

@@ -390,7 +390,7 @@ class WeightsCheckpoint:
             if not self._new.is_dir():  # another process on this disk was first
                 return
             for part in _parts_of(self._new):  # of a process that was killed, with more stages
-                if str(_stage_of(part)) not in files:
+                if part.name.removeprefix("stage-") not in files:
                     shutil.rmtree(part, ignore_errors=True)
             write_durably(self._new / MANIFEST, manifest.text().encode())
             path = step_folder(self.folder, self._step)
@@ -433,10 +433,6 @@ def _parts_of(path: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [part for part in found if part.name.startswith("stage-") and part.name[len("stage-") :].isdecimal()]
-
-
-def _stage_of(part: Path) -> int:
-    return int(part.name.removeprefix("stage-"))
 
 
 def _remove(path: Path) -> None:

@@ -170,8 +170,9 @@ def test_of_several_that_compile_the_kernels_one_does_so_first(monkeypatch, tmp_
                 others.wait(60)  # which do not wait for each other
 
     others = threading.Barrier(3)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, pytest.warns(UserWarning, match="compiling the kernels for a test") as said:
         assert len(list(pool.map(compiles, "abcd"))) == 4
+    assert len(said) == 1
     assert log[0] == log[1] and sorted(log[1:]) == list("abcd")
 
 

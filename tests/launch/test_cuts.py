@@ -95,8 +95,8 @@ def test_the_tables_are_whole_on_80_columns_and_what_it_recommends_is_an_option(
         ),
         (["--pipeline.num_stages", "7", "--pipeline.layers", "null"], "each stage must have a layer, got 7 stages"),
         (
-            ["--pipeline.speed", "7"],
-            "there is no option --pipeline.speed (did you mean --pipeline.schedule?); see",
+            ["--pipeline.scedule", "7"],
+            "there is no option --pipeline.scedule (did you mean --pipeline.schedule?); see",
         ),
     ],
 )

@@ -36,6 +36,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones():
             ["quickstart", "--training.step", "3"],
             "there is no option --training.step (did you mean --training.steps?); see thinwire train --help",
         ),
+        (["quickstart", "--optimizer.cycles", "3"], "there is no option --optimizer.cycles; see thinwire train --help"),
         (
             ["quickstart", "--lr", "3"],
             "there is no option --lr (did you mean --optimizer.lr?); see thinwire train --help",

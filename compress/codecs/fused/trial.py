@@ -50,6 +50,9 @@ def _one_first(kernels: str) -> Iterator[None]:
         except (OSError, TypeError):  # a folder without locks; Numba keeps nothing
             yield
             return
+        if not kept:
+            said = f"compiling the kernels for {kernels}, once after an installation: up to a minute"
+            warnings.warn(said, ThinwireWarning, stacklevel=4)
         yield
         if not kept:
             file.write("yes")
