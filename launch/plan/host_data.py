@@ -30,7 +30,6 @@ from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
 from thinwire.models.tasks import own_task
-from thinwire.pipeline.options import TrainingOptions
 
 _PREFIX = "data-"
 
@@ -52,16 +51,31 @@ def load_once(options: DataOptions, seed: int) -> Data:
         return data
 
 
-def data_of(recipe: Recipe, rank: int | None) -> Data:
-    """The data of a run: read, or where they are elsewhere, from outlines.
+def data_of(recipe: Recipe, rank: int | None, given: Data | None) -> Data:
+    """The data of a run, unless they are given, with the loss and metrics of the user's own.
+
+    Raises:
+        ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
+            loss; the clients do not fit together; or there is no such loss, metric or best score.
+    """
+    data, training = given or _found(recipe, rank), recipe.training
+    task = own_task(data.task, training.loss, training.metrics)
+    known, best = ("loss", *task.scores), training.best
+    require(
+        (
+            best is None or (data.held_out is not None and best.split()[1] in known),
+            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
+        )
+    )
+    return replace(data, task=task)
+
+
+def _found(recipe: Recipe, rank: int | None) -> Data:
+    """The data, read, or where they are elsewhere, from outlines.
 
     A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
     rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with
     data of their own are joined.
-
-    Raises:
-        ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
-            loss; or the clients do not fit together.
     """
     read = load if rank is None else load_once
     outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
@@ -84,19 +98,6 @@ def data_of(recipe: Recipe, rank: int | None) -> Data:
     labels = own is None and _has_loss(recipe, rank)
     paths = recipe.clients.outlines
     return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
-
-
-def with_own_task(data: Data, training: TrainingOptions) -> Data:
-    """The data with the loss and metrics of the user's own. ModelError if there are none such, or no best score."""
-    task = own_task(data.task, training.loss, training.metrics)
-    known, best = ("loss", *task.scores), training.best
-    require(
-        (
-            best is None or (data.held_out is not None and best.split()[1] in known),
-            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
-        )
-    )
-    return replace(data, task=task)
 
 
 def _outlined(recipe: Recipe, *, labels: bool) -> Data:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
-from thinwire.launch.plan.host_data import data_of, with_own_task
+from thinwire.launch.plan.host_data import data_of
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
@@ -52,20 +53,20 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
-            lambda: with_own_task(given or data_of(recipe, rank), training),
-            lambda: _source(recipe, copies),
-            lambda: check_hooks(recipe.logging),
-            lambda: check_precision(training.precision, device),
-            lambda: check_compiler(device) if training.compile else None,
+            partial(data_of, recipe, rank, given),
+            partial(_source, recipe, copies),
+            partial(check_hooks, recipe.logging),
+            partial(check_precision, training.precision, device),
+            *([partial(check_compiler, device)] if training.compile else []),
         )
     micro_batch = data.training, pipeline.microbatch_size, training.precision
     with showing("cutting the model"):
         model, data = fitted(source.blueprint(_use(recipe, data)), data)
         recipe = _decided(recipe, data, model)
         cuts, _, unread = attempt(
-            lambda: layers_of_stages(model, pipeline.layers, pipeline.num_stages, *micro_batch),
-            lambda: _check_samples(data, recipe),
-            lambda: check_weights(model),
+            partial(layers_of_stages, model, pipeline.layers, pipeline.num_stages, *micro_batch),
+            partial(_check_samples, data, recipe),
+            partial(check_weights, model),
         )
         outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
         check_fit(model, recipe.replicas)

@@ -132,6 +132,11 @@ _BUNDLED: Mapping[str, Mapping[str, Read]] = {
 BUNDLED: Mapping[str, tuple[str, ...]] = {name: (*readers,) for name, readers in _BUNDLED.items()}
 """Data that needs no download, by name, with the kinds of samples that it can give, the usual one first."""
 
+RULE = (
+    f"data.name, and what evaluation and mixture name, must be {', '.join(map(repr, BUNDLED))}, a readable file or "
+    "folder, a data set on the hub, or module:function for your own"
+)
+
 SOURCES: tuple[Source, ...] = (
     Source(name="a function of your own", fits=is_path, reader=_own, gives="text, chat, pairs, images"),
     *(Source(name=name, reader=_as(**readers), gives=", ".join(readers)) for name, readers in _BUNDLED.items()),
@@ -142,11 +147,6 @@ SOURCES: tuple[Source, ...] = (
     _table("a data set on the hub", lambda name: local_path(name, RULE, own=True) is None, tables.open_on_hub),
 )
 """All sources. A name means the first source that fits it and can give the kind of samples."""
-
-RULE = (
-    f"data.name, and what evaluation and mixture name, must be {', '.join(map(repr, BUNDLED))}, a readable file or "
-    "folder, a data set on the hub, or module:function for your own"
-)
 
 
 def source_of(part: Part, kind: Kind) -> Source:

@@ -160,7 +160,8 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     for part in saved:
         with reading(part.path / VALUES):
             numbers = {name: dict(kept) for name, kept in part.values["optimizer"].items()}
-        for name in parameters.keys() & (_names_of(part.names("optimizer/")) | numbers.keys()):
+        tensors = {key.rpartition("/")[0] for key in part.names("optimizer/")}
+        for name in parameters.keys() & (tensors | numbers.keys()):
             parameter, found = parameters[name], part.tensors(f"optimizer/{name}/")
             values = {**numbers.get(name, {}), **found}
             if lost := sorted(key for key, value in values.items() if value is None):
@@ -194,10 +195,6 @@ def _check_base(module: Module, saved: Sequence[SavedStage]) -> None:
 def beside(parameter: Parameter, key: str, value: Any) -> Any:
     """What an optimizer keeps for a parameter, where the optimizer wants it: the number of steps stays on the host."""
     return value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
-
-
-def _names_of(keys: Sequence[str]) -> set[str]:
-    return {key.rpartition("/")[0] for key in keys}
 
 
 def _copy(saved: Tensor, into: Tensor, name: str) -> None:
