@@ -9,6 +9,7 @@ there already. `tc` shapes what it sends and what it receives; it and `ip` are o
 torch.distributed: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are set. torchrun takes the hosts
 from PET_NNODES, PET_NODE_RANK and so on, so `torchrun --nproc-per-node 2 script.py` is one group over all hosts. The
 status is that of the first command that failed. At the end the hosts are removed, with what still runs there.
+Where sudo forgets the PATH of your environment: `sudo env PATH="$PATH" python examples/slow_links.py ..`.
 """
 
 import argparse

@@ -23,7 +23,7 @@ class WireOptions:
     """For zmq: the file that `thinwire keys` made, the same on every machine; with null, `thinwire train` makes fresh
     keys for each run on one machine."""
     connections: int = 1
-    """For zmq: connections from each process to each of its neighbours; several fill a long fast link better."""
+    """For zmq: connections from each process to each other one; several fill a long fast link better."""
     timeout: float = 300.0
     """Time-out in seconds: for waiting on another stage, and for a stage that is silent before its first or after its
     last step. Where replicas step alone, they wait for each other replicas.sync.every times as long, up to a day."""
@@ -71,7 +71,7 @@ class PipelineOptions:
     """Stages that each process holds; null takes the schedule's own number: 1, or 2 if the schedule interleaves."""
     layers: list[int] | list[str] | None = None
     """The number of layers of each stage; or, for each stage except the last, the name of its last layer (`thinwire
-    partition` lists the names). null makes the cut whose slowest stage has the least compute."""
+    predict RECIPE` lists the names). null makes the cut whose slowest stage has the least compute."""
     num_microbatches: int = 4
     """Micro-batches in one pass through the pipeline."""
     microbatch_size: int = 4
