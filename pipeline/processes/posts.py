@@ -46,7 +46,7 @@ def limit_answers(store: dist.Store, limit: timedelta) -> None:
     if not isinstance(store, dist.TCPStore):
         return
     seconds, rest = divmod(limit // timedelta(microseconds=1), 1_000_000)
-    for each in Path("/dev/fd").iterdir():  # torch does not say which socket is the store's
+    for each in Path("/dev").glob("fd/*"):  # torch does not say which socket is the store's
         with suppress(OSError), socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as one:
             if one.getpeername()[1:2] == (store.port,):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, rest))
