@@ -135,7 +135,8 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     say(*codecs)
     between = [figures.shared(summary), figures.replicas(summary), figures.exchange(summary)]
     show([table for table in between if table], notes=False)
-    say(_samples(summary["samples"]) if summary["replicas"] and summary["samples"] else "")
+    if summary["replicas"] and (counts := summary["samples"]):
+        say(f"each of {len(counts)} replicas took {counts[0]} samples")
     show([figures.stages(summary)], notes=False)
     say(
         _devices(summary["stages"]),
@@ -162,11 +163,6 @@ def _apart(summary: Mapping[str, Any]) -> str:
         f"evaluations: {duration_text(summary['evaluation_seconds'])} and {size_text(sent)}; "
         f"saves: {duration_text(summary['saving_seconds'])}; the whole run: {duration_text(summary['seconds'])}"
     )
-
-
-def _samples(counts: Sequence[int]) -> str:
-    """The samples of each replica, in a sentence."""
-    return f"each of {len(counts)} replicas took {counts[0]} samples"
 
 
 def _devices(stages: Sequence[Mapping[str, Any]]) -> str:

@@ -162,8 +162,9 @@ class Sender(ChannelEnd):
         """
         channel = self.channel
         with self._meter.section("encode"), _lasting(), torch.set_grad_enabled(False):
-            # 1. Refuse wrong tensors first, before anything is changed.
-            tensors = [None if tensor is None else _plain(tensor.detach()) for tensor in tensors]
+            # 1. Refuse wrong tensors first, before anything is changed. torch may only have noted that
+            #    numbers are conjugate or negative.
+            tensors = [None if each is None else each.detach().resolve_conj().resolve_neg() for each in tensors]
             self._check(tensors, microbatch)
             for observer in self.observers:
                 observer(channel, microbatch, tensors)
@@ -407,11 +408,6 @@ class BoundaryEnd:
                     end.prefetch(microbatch)
                 if isinstance(end, Receiver):
                     end.post(len(microbatches))
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The same numbers in memory, where torch only notes that they are conjugate or negative."""
-    return tensor.resolve_conj().resolve_neg()
 
 
 def _lasting() -> AbstractContextManager[Any]:

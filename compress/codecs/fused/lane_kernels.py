@@ -148,7 +148,7 @@ def _put_short(value, out, byte, limit, inside):
     tl.store(out + byte + 1, ((value >> 8) & 255).to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["limit"])
 def _pack(values, least, most, at, out, limit, n, PART: tl.constexpr):
     begin, least, some = tl.load(at), tl.load(least), tl.program_id(0) * PART + tl.arange(0, PART)
     width = tl.sum((((tl.load(most) - least) >> tl.arange(0, 8)) > 0).to(tl.int64), axis=0)
@@ -163,7 +163,7 @@ def _pack(values, least, most, at, out, limit, n, PART: tl.constexpr):
     tl.store(at + 1, begin + 2 + size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nbytes"])
 def _unpack(payload, nbytes, at, widths, values, n, PART: tl.constexpr):
     begin, some = tl.load(at), tl.program_id(0) * PART + tl.arange(0, PART)
     head = tl.sum(
@@ -188,11 +188,14 @@ def _encode(
     end, stop, aside = (chunk + 1).to(tl.int64) * CHUNK, tl.minimum(n, begin + CHUNK), begin + CHUNK
     steps = tl.where(plane < tl.load(planes), (stop - begin + LANES - 1) // LANES, 0)
     state, at = tl.full((LANES,), 1 << 16, tl.int64), end
+    place = begin + (steps - 1) * LANES + lane
+    ahead = tl.load(integers + place, mask=(place >= begin) & (place < stop), other=0)
     for back in range(steps):
         place = begin + (steps - 1 - back) * LANES + lane
         inside = place < stop
         mean, table, bits = _class(means, kinds, offsets, place, inside, width, inner)
-        whole = tl.load(integers + place, mask=inside, other=0)
+        # the stores of a step hold up a load behind them
+        whole, ahead = ahead, tl.load(integers + place - LANES, mask=place - LANES >= begin, other=0)
         value = whole.to(tl.int32) - mean + ((1 << bits) >> 1)
         high = value >> bits
         escaped = tl.abs(high) > tl.load(reach + table)
@@ -222,13 +225,15 @@ def _before(every, chunk, counts):
     return tl.sum(tl.where(every < chunk, counts, 0), axis=0), own, tl.sum(counts, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["limit"])
 def _place(
     words, apart, held, states, planes, at, out, limit, chunks,
     EVERY: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     chunk, plane, some = tl.program_id(0), tl.program_id(1), tl.program_id(2) * PART + tl.arange(0, PART)
     every, lane, head, planes = tl.arange(0, EVERY), tl.arange(0, LANES), chunks * (2 + 4 * LANES), tl.load(planes)
+    if plane >= planes:
+        return
     earlier, high, of_high = _before(every, chunk, tl.load(held + every, mask=every < chunks, other=0))
     first, low, of_low = _before(every, chunk, tl.load(held + chunks + every, mask=every < chunks, other=0))
     lone, gone, escapes = _before(every, chunk, tl.load(held + 2 * chunks + every, mask=every < chunks, other=0))
@@ -242,14 +247,14 @@ def _place(
         begin, earlier, high = begin + head + 2 * of_high, first, low
     value = tl.load(words + plane.to(tl.int64) * chunks * CHUNK + end - high + some, mask=some < high, other=0)
     _put_short(value, out, begin + head + 2 * (earlier + some), limit, some < high)
-    inside = (lane >= 0) & (plane < planes) & (tl.program_id(2) == 0)
+    inside = (lane >= 0) & (tl.program_id(2) == 0)
     _put_short(high, out, begin + 2 * chunk + lane, limit, inside & (lane == 0))
     state, byte = tl.load(states + (plane * chunks + chunk) * LANES + lane), 2 * chunks + 4 * (chunk * LANES + lane)
     _put_short(state, out, begin + byte, limit, inside)
     _put_short(state >> 16, out, begin + byte + 2, limit, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nbytes"])
 def _decode(
     payload, nbytes, ats, means, kinds, offsets, planes, slots, integers, apart, escapes, ended, n, width, inner,
     PLANE: tl.constexpr, EVERY: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
@@ -292,7 +297,7 @@ def _decode(
         tl.store(escapes + chunk, aside - start)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nbytes"])
 def _fill(payload, nbytes, at, apart, escapes, integers, EVERY: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr):
     chunk, every, some = tl.program_id(0), tl.arange(0, EVERY), tl.program_id(1) * PART + tl.arange(0, PART)
     counts = tl.load(escapes + every, mask=every < tl.num_programs(0), other=0)

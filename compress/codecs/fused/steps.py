@@ -149,13 +149,13 @@ def _agree() -> bool:
     return known and torch.equal(decode_integers(eager, columns), x)
 
 
-def _alike(device: torch.device) -> bool:
-    """Whether a GPU codes a short message as the torch operations do on the host."""
+def _alike(device: torch.device, rows: int = 350) -> bool:
+    """Whether a GPU codes rows of 200 integers as torch operations do on the host: two chunks of all lanes."""
     from thinwire.compress.codecs.fused import lane_kernels as kernels
 
-    x = (torch.linspace(-9, 9, 2000).sin() * torch.linspace(0, 400, 200).repeat(10)).round().to(torch.int16)
+    x = (torch.linspace(-9, 9, 200 * rows).sin() * torch.linspace(0, 400, 200).repeat(rows)).round().to(torch.int16)
     x[7] = 30000
-    columns = blocks_per("channel", (10, 200))
+    columns = blocks_per("channel", (rows, 200))
     expected = torch.cat(encode_integers(x, columns))
     coded, length = kernels.encode(x.to(device), columns, len(expected) + 1)
     found, fine = kernels.decode(coded, 0, length, columns)
