@@ -18,6 +18,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -35,10 +36,9 @@ _TOKEN_BYTES = 16
 _MESSAGE = struct.Struct(f"!{_TOKEN_BYTES}sIc")
 _SAID = {doing.value for doing in Doing}
 _POLL = 0.1
-_ENDED = (
-    "closed its connection before the first step: its process has ended, and its own output says why, or the link was "
-    "cut"
-)
+_ENDED = "closed its connection before the first step: its process has ended, as its output says, or the link was cut"
+_GRACE = 2.0
+"""Seconds after such an end in which a process may still say what it has found itself."""
 _MOST_STRANGERS = 16
 """Connections that have not named themselves yet; the oldest goes for a new one."""
 
@@ -58,7 +58,7 @@ class Neighbours:
         self._ranks: dict[socket.socket, int] = {}
         self._waiting = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._ended: list[int] = []
+        self._ended: dict[int, float] = {}
         pairs = where.watched(rank)
         self._missing = {above for below, above in pairs if below == rank}
         mine = self._listen() if self._missing else None
@@ -114,10 +114,11 @@ class Neighbours:
                 self._waiting.unregister(self._listener)
                 self._listener.close()
                 self._listener = None
-            for rank, said in (*((rank, _ENDED) for rank in self._ended), *self._silence.too_long().items()):
+            ended = {rank: _ENDED for rank, at in self._ended.items() if time.monotonic() - at > _GRACE}
+            for rank, said in (ended | self._silence.too_long()).items():
                 self._silence.forget(rank)
+                self._ended.pop(rank, None)
                 lost(rank, said)
-            self._ended.clear()
 
     def _add(self, connection: socket.socket) -> None:
         strangers = [known for known in self._buffers if known not in self._ranks]
@@ -169,7 +170,7 @@ class Neighbours:
         if rank is not None:
             self._silence.forget(rank)
             if self._pulse.doing() is Doing.BUILDING:
-                self._ended.append(rank)
+                self._ended[rank] = time.monotonic()
         connection.close()
 
 

@@ -363,6 +363,7 @@ def test_ends_started_differently_both_list_every_difference(folder):
             f"{1 - stage} (there) differ in:"
         )
         lines = command.stderr.splitlines()
+        assert head in lines, command.stderr
         place = lines.index(head)
         listed = lines[place + 1 : place + 1 + len(values)]
         assert sorted(listed) == sorted(

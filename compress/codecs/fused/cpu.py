@@ -92,8 +92,9 @@ def encode(grid: Grid, part: BlockRange, elements: Tensor, scales: Tensor | None
         return
     coding = grid.coding(scales)
     assert coding is not None, "covers asks for it"
+    shifts = torch.zeros(len(scales), dtype=torch.float32) if coding.shifts is None else coding.shifts
     cpu_kernels.encode_scaled(
-        values, inner, int(coding.rule), _array(coding.divisors), _array(_or_zeros(coding.shifts, len(scales))),
+        values, inner, int(coding.rule), _array(coding.divisors), _array(shifts),
         grid.bits, out.numpy(),
     )  # fmt: skip
 
@@ -108,10 +109,6 @@ def decode(grid: Grid, part: BlockRange, room: Tensor, packed: Tensor, out: Tens
 def _rule(grid: Grid) -> int:
     assert grid.measuring is not None, "covers asks for it"
     return int(grid.measuring)
-
-
-def _or_zeros(shifts: Tensor | None, count: int) -> Tensor:
-    return torch.zeros(count, dtype=torch.float32) if shifts is None else shifts
 
 
 def _array(numbers: Tensor) -> NDArray[np.float32]:
