@@ -24,7 +24,7 @@ EXPRESSIONS += ('q(8, step=1.0, per="channel")', "q(8, step=0.001)", "q(8, step=
 def cases():
     """Tensors of many shapes: small, shifted by column, with wide rows, with escapes, and of many low bits."""
     for number, expression in zip(range(CASES), cycle(EXPRESSIONS)):
-        rows, columns = 1 + number * 7 % 23, 1 + number * 5 % 31
+        rows, columns = 1 + number * 7 % 13, 1 + number * 5 % 19
         shape = ((columns,), (rows, columns), (2, rows, columns), (2, 3, 1 + rows % 5, columns))[number // 2 % 4]
         if number % 8 == 5:
             shape = 64 + number % 5, 2 + columns % 5
