@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,7 +86,7 @@ def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
     A few massive ones have no say: beyond 127, and beyond 32 times the mean size of all, they count as that.
     """
     rows, columns, inner = seen.outer, seen.count, seen.inner
-    mean, least, slope, bounds = _known(device)
+    least, slope, bounds, with_offsets = _known(device)
     size, zeros = rows * inner, torch.zeros(columns, dtype=torch.int64, device=device)
     every = torch.full((), 1 << 15, device=device)
     most = (RARE * add(zeros, every)[2].sum() // (size * columns)).clamp_(min=LARGEST)
@@ -102,12 +103,9 @@ def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
     best = costs.argmin()
     means, chosen = torch.where(best == 2, means, 0), kinds.index_select(0, best.view(1)).squeeze(0)
     left = add(means, most)[2]
-    offsets = torch.arange(-MOST_OFFSET, MOST_OFFSET + 1, device=device)
     many = torch.zeros(CLASSES, dtype=torch.int64, device=device).index_add_(0, chosen, torch.ones_like(chosen))
-    around = (torch.arange(CLASSES, device=device) + offsets.unsqueeze(1)).clamp_(0, CLASSES - 1)
-    sized = many * mean[around]
-    expected, base = inner * sized.sum(1), inner * (many * least[around]).sum(1)
-    steep = (sized * slope[around]).sum(1) // sized.sum(1)
+    sized, base, steep = (many * with_offsets).sum(-1)
+    expected, base, steep = inner * sized, inner * base, steep // sized
     found = torch.searchsorted((expected[1:] + expected[:-1]) // 2, left << UNIT, right=True)
     still = rows * base[MOST_OFFSET] + left.sum() * steep[MOST_OFFSET]
     moved = (base[found] + left * steep[found]).sum() + _bits_of_list(found) < still
@@ -116,9 +114,11 @@ def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
 
 @cache
 def _known(device: torch.device) -> list[Tensor]:
-    """`mean`, `least`, `slope` and `bounds` of the classes."""
-    known = classes()
-    return [put(torch.from_numpy(each), device) for each in (known.mean, known.least, known.slope, known.bounds)]
+    """`least`, `slope` and `bounds` of the classes; and by a row's offset their mean, least, and mean times slope."""
+    known, offsets = classes(), np.arange(-MOST_OFFSET, MOST_OFFSET + 1)[:, None]
+    around = (np.arange(CLASSES) + offsets).clip(0, CLASSES - 1)
+    with_offsets = np.stack([known.mean, known.least, known.mean * known.slope])[:, around]
+    return [put(torch.from_numpy(each), device) for each in (known.least, known.slope, known.bounds, with_offsets)]
 
 
 def _width_of(values: Tensor) -> Tensor:
