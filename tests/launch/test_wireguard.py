@@ -79,22 +79,25 @@ def test_a_run_trains_through_the_private_network_and_a_stranger_reaches_nothing
         # the doctor finds what the page says: one another over wg0, and nothing at the addresses outside
         ask = ASK.split()[2:]
         words = ["doctor", "--wait", "60", "--json", *ask[1:]]
-        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in machines]
+        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in made]
         assert [each.wait() for each in asked] == [0, 0], asked[0].stdout + asked[1].stderr
         rows = json.loads(asked[1].stdout)["tables"][0]["rows"]
         assert [(row[2], row[5]) for row in rows] == [("wg0", "reached")] * 2, rows
         outside = [f"{host.address}:29500" for host in made]
         words = ["doctor", "--wait", "3", "--json", "--peers", *outside]
-        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in machines]
+        asked = [open_ones.enter_context(started(each.command([*THINWIRE, *words]), tmp_path)) for each in made]
         assert [each.wait() for each in asked] == [1, 1]
         assert "no answer within 5 s: a firewall drops what comes to port 29500" in asked[1].stderr
 
         def node(rank):
-            words = RUN.replace("torchrun", " ".join(TORCHRUN)).replace("--node-rank 0", f"--node-rank {rank}")
-            for of_page, here in ("--nproc-per-node 2", "--nproc-per-node 1"), ("quickstart", "tiny.yaml"):
+            words = RUN.replace("\\\n", "").replace("--node-rank 0", f"--node-rank {rank}")
+            ours = {"--nproc-per-node 2": "--nproc-per-node 1", "quickstart": "tiny.yaml", "runs/private": "run"}
+            for of_page, here in ours.items():
                 words = words.replace(of_page, here)
-            script = f"cd {tmp_path} && {words.replace('runs/private', 'run')}"
-            return open_ones.enter_context(started(machines[rank].command(["sh", "-c", script]), tmp_path))
+            setting, program, *words = words.split()
+            assert program == "torchrun"
+            environment = dict([setting.split("=")])
+            return open_ones.enter_context(started(made[rank].command([*TORCHRUN, *words]), tmp_path, **environment))
 
         first = node(0)
         first.wait_until(lambda: answers(machines[1].command, PRIVATE[0]))
