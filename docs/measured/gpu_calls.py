@@ -94,6 +94,8 @@ def main() -> None:
             x = torch.empty(SHAPE, device=FAKES["GPU"])
             words.tables.cache_clear()
             lane_kernels._known.cache_clear()
+            scales.known.cache_clear()
+            scales.known(x.device)
             lane_kernels._known(x.device)
             words.tables(x.device)
             payload = torch.empty(codec.nbytes(SHAPE, x.dtype), dtype=torch.uint8, device=x.device)

@@ -13,7 +13,9 @@ import torch
 from support.codec_helpers import KEY, encode, gaussian
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.coding import lanes
+from thinwire.compress.codecs.coding.scales import choose
 from thinwire.compress.codecs.fused import steps
+from thinwire.compress.codecs.granularity import blocks_per
 
 SHORT = 16  # each form in each scale
 CASES = int(os.environ.get("THINWIRE_SHAPES", SHORT))  # 200 take some minutes
@@ -71,9 +73,20 @@ def differing(expression, x, *, damages=2):
     return None
 
 
+def choosing(*shape, shift):
+    """A column of 2**14 integers and more needs 64 bits where its mean is rounded."""
+    from thinwire.compress.codecs.fused import lane_kernels
+
+    columns, values = blocks_per("channel", shape), (9 * gaussian(*shape) - shift).round().view(-1).to(torch.int16)
+    wanted, found = choose(columns.view(values.int())), lane_kernels._choose(values, columns)
+    same = (torch.equal(getattr(wanted, name), getattr(found, name)) for name in ("means", "columns", "rows"))
+    return None if all(same) else f"other scales of {shape}"
+
+
 def main():
     torch.set_num_threads(1)
     found = [differing("q(8, step=0.2)", gaussian(66, 1000), damages=0)] if CASES > SHORT else []
+    found += [choosing(2, 3, 100, 101, shift=80), choosing(5000, shift=0)]
     from thinwire.compress.codecs.fused import lane_kernels
 
     steps.cover, steps.cover_code = (lambda *_: False), (lambda _: False)  # Numba keeps the lengths of chunks

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.compress.codec import CodecError, tensor_bytes
 from thinwire.compress.codecs.coding.lanes import decode_lanes, encode_lanes, integers
-from thinwire.compress.codecs.coding.scales import Scales, adding, choose
+from thinwire.compress.codecs.coding.scales import Scales, choose
 from thinwire.compress.codecs.coding.tables import ESCAPE, NO_BITS, OCTAVE, OWN, ZERO, classes
 from thinwire.compress.codecs.granularity import Blocks
 
@@ -23,7 +23,7 @@ _ESCAPE_BYTES = 2
 def encode_integers(values: Tensor, columns: Blocks) -> list[Tensor]:
     """The bytes of integers, int16 [n] of these columns, in parts."""
     seen = columns.view(values.int())
-    scales = choose(adding(seen), columns, seen.device)
+    scales = choose(seen)
     table, bits = _tables(scales, columns)
     centred = (seen - scales.means.int().unsqueeze(1)).view(-1)
     half = (1 << bits) >> 1

@@ -13,7 +13,6 @@ If all are equal the width is 0, and nothing follows. What does not pay for its 
 all: a message of few rows has no means and one class.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,18 +24,12 @@ from thinwire.compress.codec import CodecError
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.lanes import require_bytes
 from thinwire.compress.codecs.coding.tables import CLASSES, LARGEST, OWN, UNIT, classes
-from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.transfer import put
 
 MOST_OFFSET = 36
 RARE = 32
 _HEAD = 2
 MOST_WIDTH = 8
-
-
-Add = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""Adds up integers that are cut to a largest size, int64 []: those of each column, and the sizes of what means
-[columns] leave of them, by column and by row; all int64."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +62,18 @@ class Scales:
         return Scales(means, kinds, offsets), coded
 
 
-def adding(values: Tensor) -> Add:
-    """What adds up integers, int32 [rows, columns, inner]."""
-
-    def add(means: Tensor, most: Tensor) -> tuple[Tensor, ...]:
-        cut = values.clamp(-most, most)
-        left = (cut - means.int().unsqueeze(1)).abs()
-        return cut.sum((0, 2)), left.sum((0, 2)), left.sum((1, 2))
-
-    return add
-
-
-def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
-    """The scales of integers on a device, seen as these columns; nobody waits for it.
+def choose(values: Tensor) -> Scales:
+    """The scales of integers, int32 [rows, columns, inner].
 
     A few massive ones have no say: beyond 127, and beyond 32 times the mean size of all, they count as that.
     """
-    rows, columns, inner = seen.outer, seen.count, seen.inner
-    least, slope, bounds, with_offsets = _known(device)
-    size, zeros = rows * inner, torch.zeros(columns, dtype=torch.int64, device=device)
-    every = torch.full((), 1 << 15, device=device)
-    most = (RARE * add(zeros, every)[2].sum() // (size * columns)).clamp_(min=LARGEST)
-    sums, sizes, _ = add(zeros, most)
-    means = torch.div(2 * sums + size, 2 * size, rounding_mode="floor").clamp_(-LARGEST, LARGEST)
-    centred = add(means, most)[1]
+    (rows, columns, inner), size = values.shape, values.shape[0] * values.shape[2]
+    least, slope, bounds, with_offsets = known(values.device)
+    most = (RARE * values.abs().sum() // (size * columns)).clamp_(min=LARGEST).int()
+    cut = values.clamp(-most, most)
+    sizes = cut.abs().sum((0, 2))
+    means = torch.div(2 * cut.sum((0, 2)) + size, 2 * size, rounding_mode="floor").clamp_(-LARGEST, LARGEST)
+    centred = (cut - means.int().unsqueeze(1)).abs_().sum((0, 2))
     means = torch.where(centred < sizes, means, 0)  # a column that is mostly zero keeps its zeros
     ways = torch.stack([sizes, sizes, torch.minimum(sizes, centred)])
     mean_sizes = (ways << UNIT) // size
@@ -100,11 +81,10 @@ def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
     kinds = torch.searchsorted(bounds, mean_sizes, right=True)
     costs = (size * least[kinds] + ways * slope[kinds]).sum(1) + _bits_of_list(kinds)
     costs[2] += _bits_of_list(means)
-    best = costs.argmin()
-    means, chosen = torch.where(best == 2, means, 0), kinds.index_select(0, best.view(1)).squeeze(0)
-    left = add(means, most)[2]
-    many = torch.zeros(CLASSES, dtype=torch.int64, device=device).index_add_(0, chosen, torch.ones_like(chosen))
-    sized, base, steep = (many * with_offsets).sum(-1)
+    best = int(costs.argmin())
+    means, chosen = means if best == 2 else torch.zeros_like(means), kinds[best]
+    left = (cut - means.int().unsqueeze(1)).abs_().sum((1, 2))
+    sized, base, steep = (torch.bincount(chosen, minlength=CLASSES) * with_offsets).sum(-1)
     expected, base, steep = inner * sized, inner * base, steep // sized
     found = torch.searchsorted((expected[1:] + expected[:-1]) // 2, left << UNIT, right=True)
     still = rows * base[MOST_OFFSET] + left.sum() * steep[MOST_OFFSET]
@@ -113,7 +93,7 @@ def choose(add: Add, seen: Blocks, device: torch.device) -> Scales:
 
 
 @cache
-def _known(device: torch.device) -> list[Tensor]:
+def known(device: torch.device) -> list[Tensor]:
     """`least`, `slope` and `bounds` of the classes; and by a row's offset their mean, least, and mean times slope."""
     known, offsets = classes(), np.arange(-MOST_OFFSET, MOST_OFFSET + 1)[:, None]
     around = (np.arange(CLASSES) + offsets).clip(0, CLASSES - 1)

@@ -16,14 +16,25 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.compress.codecs.coding.lanes import CHUNK, lanes_of
-from thinwire.compress.codecs.coding.scales import MOST_WIDTH, Scales, choose
-from thinwire.compress.codecs.coding.tables import CLASSES, NO_BITS, OCTAVE, OWN, ZERO, classes, tables
+from thinwire.compress.codecs.coding.scales import MOST_OFFSET, MOST_WIDTH, RARE, Scales, known
+from thinwire.compress.codecs.coding.tables import (
+    CLASSES,
+    LARGEST,
+    NO_BITS,
+    OCTAVE,
+    OWN,
+    UNIT,
+    ZERO,
+    classes,
+    tables,
+)
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.transfer import put
 
 _PART, _ROWS = 1024, 32
 """Columns, words or bytes of a program, and rows that it adds up."""
 _CLASSES, _NO_BITS, _OCTAVE, _OWN, _ZERO = map(tl.constexpr, (CLASSES, NO_BITS, OCTAVE, OWN, ZERO))
+_LARGEST, _MOST_OFFSET, _UNIT = map(tl.constexpr, (LARGEST, MOST_OFFSET, UNIT))
 """For kernels, which read no other numbers of a module."""
 
 
@@ -32,27 +43,19 @@ def encode(integers: Tensor, columns: Blocks, room: int) -> tuple[Tensor, Tensor
 
     If there is no room, it is cut.
     """
-    device, counts, sizes = integers.device, [columns.count, columns.count, columns.outer], _sizes(columns)
-    (chunks, every, lanes), part = _chunks(columns), min(_PART, triton.next_power_of_2(sizes[1]))
+    device, sizes, (chunks, every, lanes) = integers.device, _sizes(columns), _chunks(columns)
     new, zeros = partial(torch.empty, device=device), partial(torch.zeros, device=device)
-
-    def add(means: Tensor, most: Tensor) -> tuple[Tensor, ...]:
-        added: tuple[Tensor, ...] = zeros(sum(counts), dtype=torch.int64).split(counts)
-        programs = triton.cdiv(sizes[1], part) * triton.cdiv(columns.outer, _ROWS)
-        _add[(programs,)](integers, means, most, *added, columns.outer, *sizes[1:], _ROWS, part)
-        return added
-
     with _on(device):
-        scales = choose(add, columns, device)
-        lists, (packed, _, reach) = (scales.means, scales.columns, scales.rows), _known(device)
+        scales = _choose(integers, columns)
+        lists, planes, (packed, _, reach) = (scales.means, scales.columns, scales.rows), scales.planes, _known(device)
         out, at = zeros(room, dtype=torch.uint8), zeros(5, dtype=torch.int64)
         for values, begin in zip(lists, at, strict=False):
             _pack[_parts(values)](values, *values.aminmax(), begin, out, room, len(values), _PART)
         words, apart = new(2, chunks, CHUNK, dtype=torch.int16), new(chunks, CHUNK, dtype=torch.int16)
         made = words, apart, new(3, chunks, dtype=torch.int64), new(2, chunks, lanes, dtype=torch.int32)
-        _encode[(chunks, 2)](integers, *lists, scales.planes, reach, packed, *made, *sizes, CHUNK, lanes, num_warps=1)
+        _encode[(chunks, 2)](integers, *lists, planes, reach, packed, *made, *sizes, CHUNK, lanes, num_warps=1)
         grid = chunks, 2, triton.cdiv(CHUNK, _PART)
-        _place[grid](*made, scales.planes, at[3:], out, room, chunks, every, CHUNK, lanes, _PART)
+        _place[grid](*made, planes, at[3:], out, room, chunks, every, CHUNK, lanes, _PART)
     return out, at[4:]
 
 
@@ -76,8 +79,40 @@ def decode(payload: Tensor, start: int, stop: Tensor, columns: Blocks) -> tuple[
     return integers, (stop < len(payload)) & (widths <= MOST_WIDTH).all() & ended.all() & (at[6] == stop)
 
 
+def _choose(integers: Tensor, columns: Blocks) -> Scales:
+    """What `choose` of coding/scales.py chooses for integers, int16 [n]."""
+    device, (n, width, inner), (count, rows) = integers.device, _sizes(columns), (columns.count, columns.outer)
+    zeros, part, size = partial(torch.zeros, dtype=torch.int64, device=device), min(_PART, _power(width)), rows * inner
+
+    def add(means: Tensor, most: Tensor) -> tuple[Tensor, ...]:
+        added: tuple[Tensor, ...] = zeros(2 * count + rows).split([count, count, rows])
+        programs = triton.cdiv(width, part) * triton.cdiv(rows, _ROWS)
+        _add[(programs,)](integers, means, most, *added, rows, width, inner, _ROWS, part)
+        return added
+
+    least, slope, bounds, with_offsets = known(device)
+    votes, many, of_rows, means = zeros(15 + CLASSES + count).split([11, CLASSES, 4, count])
+    kinds, chosen, offsets = zeros(3 * count), torch.empty_like(means), zeros(rows)
+    most = (RARE * add(means, torch.full((), 1 << 15, device=device))[2].sum() // n).clamp_(min=LARGEST)
+    sums, sizes, _ = add(means, most)
+    _centre[_parts(means)](sums, means, count, size, _PART)
+    known_of = sizes, add(means, most)[1], means, votes, kinds
+    _price[_parts(means)](*known_of, sizes.sum(), least, slope, bounds, count, size, len(bounds), _PART)
+    _take[_parts(means)](*known_of, chosen, many, count, _PART)
+    left, sums_of = add(means, most)[2], (many * with_offsets).sum(-1)
+    given = left, *sums_of, of_rows, offsets, rows, inner
+    _weigh[_parts(offsets)](*given, _PART)
+    _settle[_parts(offsets)](*given, _PART)
+    return Scales(means, chosen, offsets)
+
+
 def _parts(values: Tensor) -> tuple[int]:
     return (triton.cdiv(len(values), _PART),)
+
+
+def _power(n: int) -> int:
+    power: int = triton.next_power_of_2(n)
+    return power
 
 
 def _sizes(columns: Blocks) -> tuple[int, int, int]:
@@ -88,7 +123,7 @@ def _sizes(columns: Blocks) -> tuple[int, int, int]:
 def _chunks(columns: Blocks) -> tuple[int, int, int]:
     """How many chunks there are, the power of two from there on, and their lanes."""
     chunks = triton.cdiv(columns.numel, CHUNK)
-    return chunks, triton.next_power_of_2(chunks), lanes_of(columns.numel)
+    return chunks, _power(chunks), lanes_of(columns.numel)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -123,6 +158,97 @@ def _add(integers, means, most, sums, sizes, left, rows, width, inner, ROWS: tl.
 
 
 @triton.jit
+def _mine(n, PART: tl.constexpr):
+    """The places of a program, and which there are."""
+    at = tl.program_id(0) * PART + tl.arange(0, PART)
+    return at, at < n
+
+
+@triton.jit
+def _centre(sums, means, n, size, PART: tl.constexpr):
+    at, inside = _mine(n, PART)
+    size += tl.zeros((PART,), tl.int64)
+    # what is divided is positive, because that of Triton rounds to zero
+    mean = (2 * tl.load(sums + at, mask=inside, other=0) + size + (size << 17)) // (2 * size) - (1 << 16)
+    tl.store(means + at, tl.minimum(tl.maximum(mean, -_LARGEST), _LARGEST), mask=inside)
+
+
+@triton.jit
+def _extend(extents, values, inside):
+    """Note how far the integers of a list lie from 0 on both sides, plus 128."""
+    tl.atomic_max(extents, tl.max(tl.where(inside, _ZERO + values, 0), axis=0))
+    tl.atomic_max(extents + 1, tl.max(tl.where(inside, _ZERO - values, 0), axis=0))
+
+
+@triton.jit
+def _width_of(extent):
+    return tl.sum(((extent >> tl.arange(0, 8)) > 0).to(tl.int64), axis=0)
+
+
+@triton.jit
+def _bits_of_list(extents, n):
+    return _width_of(tl.load(extents) + tl.load(extents + 1) - 2 * _ZERO) * n << _UNIT
+
+
+@triton.jit
+def _price(
+    sizes, centred, means, votes, kinds, all_sizes, least, slope, bounds, n, size,
+    BOUNDS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    at, inside = _mine(n, PART)
+    own, left = tl.load(sizes + at, mask=inside, other=0), tl.load(centred + at, mask=inside, other=0)
+    of_all = (tl.load(all_sizes) << _UNIT) // n // size
+    for way in tl.static_range(3):
+        total = tl.minimum(own, left) if way == 2 else own
+        mean_size, kind = tl.where(way == 0, of_all, (total << _UNIT) // size), tl.zeros((PART,), tl.int64)
+        for each in range(BOUNDS):
+            kind += (mean_size >= tl.load(bounds + each)).to(tl.int64)
+        bits = size * tl.load(least + kind) + total * tl.load(slope + kind)
+        tl.atomic_add(votes + way, tl.sum(tl.where(inside, bits, 0), axis=0))
+        _extend(votes + 3 + 2 * way, kind, inside)
+        tl.store(kinds + way * n + at, kind, mask=inside)
+    _extend(votes + 9, tl.where(left < own, tl.load(means + at, mask=inside, other=0), 0), inside)
+
+
+@triton.jit
+def _take(sizes, centred, means, votes, kinds, chosen, many, n, PART: tl.constexpr):
+    at, inside = _mine(n, PART)
+    one = tl.load(votes) + _bits_of_list(votes + 3, n)
+    apart = tl.load(votes + 1) + _bits_of_list(votes + 5, n)
+    shifted = tl.load(votes + 2) + _bits_of_list(votes + 7, n) + _bits_of_list(votes + 9, n)
+    best = tl.where(shifted < tl.minimum(one, apart), 2, tl.where(apart < one, 1, 0))
+    kind, mean = tl.load(kinds + best * n + at, mask=inside, other=0), tl.load(means + at, mask=inside, other=0)
+    less = tl.load(centred + at, mask=inside, other=0) < tl.load(sizes + at, mask=inside, other=0)
+    tl.store(chosen + at, kind, mask=inside)
+    tl.store(means + at, tl.where(less & (best == 2), mean, 0), mask=inside)
+    tl.atomic_add(many + kind, 1, mask=inside)
+
+
+@triton.jit
+def _weigh(left, sized, base, steep, votes, offsets, rows, inner, PART: tl.constexpr):
+    at, inside = _mine(rows, PART)
+    size, found = tl.load(left + at, mask=inside, other=0), tl.zeros((PART,), tl.int64)
+    for each in range(2 * _MOST_OFFSET):
+        middle = (inner * tl.load(sized + each) + inner * tl.load(sized + each + 1)) // 2
+        found += ((size << _UNIT) >= middle).to(tl.int64)
+    bits = inner * tl.load(base + found) + size * (tl.load(steep + found) // tl.load(sized + found))
+    tl.atomic_add(votes, tl.sum(tl.where(inside, bits, 0), axis=0))
+    tl.atomic_add(votes + 1, tl.sum(size, axis=0))
+    _extend(votes + 2, found, inside)
+    tl.store(offsets + at, found, mask=inside)
+
+
+@triton.jit
+def _settle(left, sized, base, steep, votes, offsets, rows, inner, PART: tl.constexpr):
+    at, inside = _mine(rows, PART)
+    slope = tl.load(steep + _MOST_OFFSET) // tl.load(sized + _MOST_OFFSET)
+    still = rows * (inner * tl.load(base + _MOST_OFFSET)) + tl.load(votes + 1) * slope
+    moved = tl.load(votes) + _bits_of_list(votes + 2, rows) < still
+    found = tl.load(offsets + at, mask=inside, other=0)
+    tl.store(offsets + at, tl.where(moved, found - _MOST_OFFSET, 0), mask=inside)
+
+
+@triton.jit
 def _class(means, kinds, offsets, place, inside, width, inner):
     """The mean, the table and the low bits of integers."""
     column = place % width // inner
@@ -151,7 +277,7 @@ def _put_short(value, out, byte, limit, inside):
 @triton.jit(do_not_specialize=["limit"])
 def _pack(values, least, most, at, out, limit, n, PART: tl.constexpr):
     begin, least, some = tl.load(at), tl.load(least), tl.program_id(0) * PART + tl.arange(0, PART)
-    width = tl.sum((((tl.load(most) - least) >> tl.arange(0, 8)) > 0).to(tl.int64), axis=0)
+    width = _width_of(tl.load(most) - least)
     size, packed = (width * n + 7) // 8, tl.zeros((PART,), tl.int64)
     for bit in range(8):
         place = some.to(tl.int64) * 8 + bit
