@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codecs.fused import codebook as kernels
-from thinwire.compress.entries import COUNT, UNIT, update
+from thinwire.compress.entries import COUNT, UNIT, units_of
 
 _OF_TOKENS = (2, 3)
 """Dimensions of tensors whose rows have entries: those of tokens, not of images."""
@@ -20,7 +20,6 @@ _SEARCHED = 128
 """So many values of a row, evenly apart, tell its nearest entry nearly as well as all."""
 _PART = 1024
 """Rows whose distances to all entries are in memory at a time."""
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def predicts(entries: int, shape: Sequence[int]) -> bool:
@@ -50,17 +49,8 @@ class Codebook:
             last: the largest integer; a row that needs a larger one beside its entry has entry 0.
         """
         table, every = self._table(), max(1, self.width // _SEARCHED)
-        units = (scales.int() << 16).view(torch.float32).unsqueeze(1)
-        entries = self._nearest(table, rows[:, ::every] / units, every)
-        if kernels.cover(rows, scales, table):
-            return entries, kernels.unpredicted(rows.view(-1), scales, table, last, entries)
-        limits = (_LARGEST / units).floor_().clamp_(max=last)
-        usable = units.isfinite() & (units > 0)
-        over = torch.where(usable, torch.minimum(torch.maximum(rows / units, -limits), limits), 0)
-        left = over - table[entries, : self.width] / UNIT
-        fits = usable & (left.abs().amax(1, keepdim=True) <= last)
-        integers = torch.where(fits, left, over).round_().to(torch.int16)
-        return entries * fits.squeeze(1), integers.view(-1)
+        entries = self._nearest(table, rows[:, ::every] / units_of(scales), every)
+        return kernels.unpredicted(rows, scales, table, last, entries)
 
     def _nearest(self, table: Tensor, rows: Tensor, every: int) -> Tensor:
         """The nearest entry of rows over their scales, of which there are some columns."""
@@ -74,13 +64,7 @@ class Codebook:
 
         A sum may be half an integer beyond the largest number of float32, and is cut there.
         """
-        table = self._table()
-        if kernels.cover(integers, scales, table, entries, out):
-            kernels.values(integers, scales, table, entries, out)
-            return
-        units = (scales.int() << 16).view(torch.float32).unsqueeze(1)
-        whole = integers.view(-1, self.width).float() + table[entries, : self.width] / UNIT
-        out.copy_((whole * units).clamp_(-_LARGEST, _LARGEST).view(-1))
+        kernels.values(integers, scales, self._table(), entries, out)
 
     def see(self, entries: Tensor | None, integers: Tensor) -> None:
         """Keep the entries, int64 [R], and the integers, int16 [R, width], of a message for `learn`; None has none."""
@@ -91,9 +75,5 @@ class Codebook:
         if self._seen is None:
             return
         (entries, integers), self._seen = self._seen, None
-        table = self._table()
-        if kernels.cover(table, entries, integers):
-            kernels.learn(table, entries, integers)
-        else:
-            update(table, entries, integers)
+        kernels.learn(self._table(), entries, integers)
         self._changed()

@@ -23,6 +23,33 @@ UNIT = 16
 MOST_ROWS, UNLIKE, LARGEST = 16, 3, 32767
 COUNT, LAST, EXTRA = -2, -1, 2
 """The columns behind an entry: its rows, and the number of the last message that used it; and how many columns."""
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+
+def units_of(scales: Tensor) -> Tensor:
+    """The distances of integers, float32 [R, 1], of scales that are bf16 as int16 [R]."""
+    return (scales.int() << 16).view(torch.float32).unsqueeze(1)
+
+
+def unpredicted(rows: Tensor, scales: Tensor, table: Tensor, last: int, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """What entries, int64 [R], leave of rows, float32 [R, width]: entries, and integers, int16 [R * width].
+
+    An entry beside which a row needs an integer beyond `last` becomes 0.
+    """
+    units = units_of(scales)
+    limits = (_LARGEST_FLOAT / units).floor_().clamp_(max=last)
+    usable = units.isfinite() & (units > 0)
+    over = torch.where(usable, torch.minimum(torch.maximum(rows / units, -limits), limits), 0)
+    left = over - table[entries, :-EXTRA] / UNIT
+    fits = usable & (left.abs().amax(1, keepdim=True) <= last)
+    integers = torch.where(fits, left, over).round_().to(torch.int16)
+    return entries * fits.squeeze(1), integers.view(-1)
+
+
+def values(integers: Tensor, scales: Tensor, table: Tensor, entries: Tensor) -> Tensor:
+    """Integers [R * width], with what entries predict, times scales: float32 [R * width]."""
+    whole = integers.view(len(entries), -1).float() + table[entries, :-EXTRA] / UNIT
+    return (whole * units_of(scales)).clamp_(-_LARGEST_FLOAT, _LARGEST_FLOAT).view(-1)
 
 
 def update(table: Tensor, entries: Tensor, integers: Tensor) -> None:

@@ -44,6 +44,7 @@ from thinwire.compress.codecs.fused import steps as kernels
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import bfloat16_above, float32_slack, largest_magnitude
 from thinwire.compress.codecs.quantizer import Quantizer
+from thinwire.compress.entries import units_of
 
 SMALLEST_SCALE = 2.0**-125
 """Scales below it are 0: no product of a scale and an integer may be a denormal number."""
@@ -96,12 +97,14 @@ class StepQuantizer(Quantizer):
         if self._is_short(most, x.shape) and kernels.cover(flat, blocks):
             kernels.encode_message(flat, blocks.inner, self.step, self.last, columns, out)
             return
-        scales, integers = self.integers(flat, blocks)
-        entries = None
-        if predicts(self.entries, x.shape):
-            entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device)
-            if self.codebook is not None:
-                entries, integers = self.codebook.predict(blocks.view(flat)[0], scales, self.last)
+        entries: Tensor | None
+        predicting = predicts(self.entries, x.shape)
+        if predicting and self.codebook is not None:
+            scales = self._scales(flat, blocks)
+            entries, integers = self.codebook.predict(blocks.view(flat)[0], scales, self.last)
+        else:
+            scales, integers = self.integers(flat, blocks)
+            entries = torch.zeros(blocks.count, dtype=torch.int64, device=x.device) if predicting else None
         if most:
             scales, integers = self._widened(blocks.view(flat)[0], scales, integers, most)
             if entries is not None:
@@ -141,7 +144,7 @@ class StepQuantizer(Quantizer):
         elif kernels.cover(values, blocks):
             kernels.values(integers, units, blocks.inner, values)
         else:
-            factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
+            factors = units_of(units)
             values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
@@ -190,11 +193,17 @@ class StepQuantizer(Quantizer):
         """The scales, bf16 as int16 [count], and the integers, int16 [n], of float32 `flat`."""
         if kernels.cover(flat, blocks):
             return kernels.measure(flat, blocks.count, blocks.inner, self.step, self.last)
-        scales = blocks.whole.measured(flat, self._measure)
-        units = scales.float()
+        scales = self._scales(flat, blocks)
+        units = units_of(scales)
         whole, limits = (blocks.view(flat) / units.masked_fill(units == 0, torch.inf)).round_(), self._limits(units)
         integers = whole.clamp_(-limits, limits).nan_to_num_(nan=0.0).to(torch.int16)
-        return scales.view(torch.int16).squeeze(1), integers.view(-1)[: len(flat)]
+        return scales, integers.view(-1)[: len(flat)]
+
+    def _scales(self, flat: Tensor, blocks: Blocks) -> Tensor:
+        """The scale of each block of float32 `flat`, bf16 as int16 [count]."""
+        if kernels.cover(flat, blocks):
+            return kernels.measure(flat, blocks.count, blocks.inner, self.step, self.last)[0]
+        return blocks.whole.measured(flat, self._measure).view(torch.int16).squeeze(1)
 
     def _measure(self, values: Tensor) -> Tensor:
         """The scale of each block of `values` [outer, count, inner]: bf16 [count, 1]."""
@@ -227,7 +236,7 @@ class StepQuantizer(Quantizer):
         sizes = some.abs()
         typical = torch.maximum(sizes.median(1).values * (_OF_MEDIAN * self.step), sizes.amax(1) / _WIDEST)
         units = bfloat16_above(typical, SMALLEST_SCALE).view(torch.int16)
-        factors = (units.int() << 16).view(torch.float32).unsqueeze(1)
+        factors = units_of(units)
         limits = (_LARGEST / factors).floor_().clamp_(max=_WIDEST)
         found = torch.minimum(torch.maximum((some / factors).round_(), -limits), limits)
         found = found.nan_to_num_(nan=0.0).to(torch.int16)

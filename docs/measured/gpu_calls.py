@@ -5,6 +5,7 @@
 Tensors are fake: they have a device and no values, and a look of the host at a value ends the script. So whatever is
 counted here is done while nobody waits. A kernel is an operation of PyTorch below autograd that moves bytes; the time
 is that of these bytes at the speed of a copy on an H200, or of the launches at 5 microseconds each, if that is more.
+The search in a codebook is a product of matrices besides, of 17 GFLOP.
 
 Kernels of Triton count too, as such that read and write all of each of their tensors. Those of the lane code do 2,048
 steps each way, whatever the size of a message. Compiled for an H200 a step has 183 instructions to encode and 159 to
@@ -24,9 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from thinwire.compress import parse, words
+from thinwire.compress.codebook import Codebook
 from thinwire.compress.codec import NO_KEY
 from thinwire.compress.codecs.coding import lengths, scales
-from thinwire.compress.codecs.fused import lane_kernels, steps
+from thinwire.compress.codecs.fused import codebook, lane_kernels, row_kernels, steps
+from thinwire.compress.entries import EXTRA
 
 FAKES = runpy.run_path(str(Path(__file__).parents[2] / "tests/support/gpus.py"))
 SHAPE = (16384, 1024)
@@ -38,6 +41,7 @@ CODECS = (
     'q(8, step=0.2, code="plain")',
     "q(4)",
     "q(8, step=0.2)",
+    "q(8, step=0.2, codebook=4096)",
 )
 _COPY_BYTES_PER_SECOND, _LAUNCH = 3.072e12, 5e-6
 _STEPS, _CYCLES, _HERTZ = 2048, 900, 1.75e9
@@ -72,8 +76,9 @@ class Calls(TorchDispatchMode):
 def counted(work: Callable[[], None], *, steps: int) -> str:
     """What some work asks of the GPU, as cells of a table."""
     with Calls() as calls, ExitStack() as patches:
-        for name in FAKES["launches_of"](lane_kernels):
-            patches.enter_context(patch.object(lane_kernels, name, FAKES["Launches"](calls.add)))
+        for module in (lane_kernels, row_kernels):
+            for name in FAKES["launches_of"](module):
+                patches.enter_context(patch.object(module, name, FAKES["Launches"](calls.add)))
         work()
     time = max(calls.bytes / _COPY_BYTES_PER_SECOND, calls.kernels * _LAUNCH) + steps * _CYCLES / _HERTZ
     return f"{calls.kernels} | {calls.bytes / 1e6:,.0f} | {1e3 * time:.2f}"
@@ -89,7 +94,9 @@ def main() -> None:
             for module in (words, lengths, scales, lane_kernels):
                 fakes.enter_context(patch.object(module, "put", FAKES["fake_put"]))
             fakes.enter_context(patch.object(steps, "cover_on_gpu", lambda _: True))
-            fakes.enter_context(patch.object(lane_kernels, "_on", lambda _: nullcontext()))
+            fakes.enter_context(patch.object(codebook, "cover_on_gpu", lambda *_: True))
+            for module in (lane_kernels, row_kernels):
+                fakes.enter_context(patch.object(module, "on", lambda _: nullcontext()))
             fakes.enter_context(FAKES["FakeGpu"]())
             x = torch.empty(SHAPE, device=FAKES["GPU"])
             words.tables.cache_clear()
@@ -98,10 +105,15 @@ def main() -> None:
             scales.known(x.device)
             lane_kernels._known(x.device)
             words.tables(x.device)
+            table = torch.empty(getattr(codec, "entries", 0), SHAPE[1] + EXTRA, device=x.device)
+            book = Codebook(SHAPE[1], lambda: table, lambda: None)  # noqa: B023
+            codec = codec.predicting(book) if len(table) else codec
             payload = torch.empty(codec.nbytes(SHAPE, x.dtype), dtype=torch.uint8, device=x.device)
             encode = counted(lambda: codec.encode(x, payload, NO_KEY), steps=lane_steps)  # noqa: B023
             decode = counted(lambda: codec.decode(payload, torch.empty_like(x), NO_KEY), steps=lane_steps)  # noqa: B023
+            learn = counted(book.learn, steps=0)
         print(f"| `{expression}` | {encode} | {decode} |")
+    print(f"What either end learns from the last one takes {learn} more.")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_coded_integers_leave_and_come_while_nobody_waits(expression, monkeypatc
         monkeypatch.setattr(lane_kernels, name, Launches(lambda given, name=name: launched.append(name)))
     monkeypatch.setattr(lane_kernels, "put", fake_put)
     monkeypatch.setattr(lane_kernels, "_known", lane_kernels._known.__wrapped__)
-    monkeypatch.setattr(lane_kernels, "_on", lambda _: nullcontext())
+    monkeypatch.setattr(lane_kernels, "on", lambda _: nullcontext())
     monkeypatch.setattr(steps, "cover_on_gpu", lambda _: True)
     made = parse(expression)
     with FakeGpu():

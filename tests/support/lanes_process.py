@@ -14,7 +14,7 @@ from support.codec_helpers import KEY, encode, gaussian
 from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.coding import lanes
 from thinwire.compress.codecs.coding.scales import choose
-from thinwire.compress.codecs.fused import steps
+from thinwire.compress.codecs.fused import codebook, steps
 from thinwire.compress.codecs.granularity import blocks_per
 
 SHORT = 16  # each form in each scale
@@ -93,7 +93,7 @@ def main():
     lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
     lane_kernels.CHUNK, lane_kernels._PART, lane_kernels._ROWS = 64, 32, 4
     found += [differing(*case) for case in cases()]
-    alike = steps._alike(torch.device("cpu"), 10)
+    alike = steps._alike(torch.device("cpu"), 10) and codebook._alike(torch.device("cpu"))
     print(json.dumps({"alike": alike, "differing": [each for each in found if each]}))
 
 

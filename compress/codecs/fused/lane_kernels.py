@@ -6,9 +6,7 @@ a chunk writes goes to the end of its own room, and from there into the payload.
 so does whether a payload is one. Both stay on the GPU: nobody waits for it.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any
 
 import torch
 import triton
@@ -28,6 +26,7 @@ from thinwire.compress.codecs.coding.tables import (
     classes,
     tables,
 )
+from thinwire.compress.codecs.fused.trial import on
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.transfer import put
 
@@ -45,7 +44,7 @@ def encode(integers: Tensor, columns: Blocks, room: int) -> tuple[Tensor, Tensor
     """
     device, sizes, (chunks, every, lanes) = integers.device, _sizes(columns), _chunks(columns)
     new, zeros = partial(torch.empty, device=device), partial(torch.zeros, device=device)
-    with _on(device):
+    with on(device):
         scales = _choose(integers, columns)
         lists, planes, (packed, _, reach) = (scales.means, scales.columns, scales.rows), scales.planes, _known(device)
         out, at = zeros(room, dtype=torch.uint8), zeros(5, dtype=torch.int64)
@@ -67,7 +66,7 @@ def decode(payload: Tensor, start: int, stop: Tensor, columns: Blocks) -> tuple[
     integers, widths = new(columns.numel, dtype=torch.int16), new(3, dtype=torch.int32)
     apart, escapes = new(chunks, CHUNK, dtype=torch.int32), new(chunks, dtype=torch.int64)
     ended = new(2, chunks, dtype=torch.bool)
-    with _on(device):
+    with on(device):
         for values, begin, width in zip(lists, at, widths, strict=False):
             _unpack[_parts(values)](*given, begin, width, values, len(values), _PART)
         known = *lists, Scales(*lists).planes, _known(device)[1]
@@ -124,11 +123,6 @@ def _chunks(columns: Blocks) -> tuple[int, int, int]:
     """How many chunks there are, the power of two from there on, and their lanes."""
     chunks = triton.cdiv(columns.numel, CHUNK)
     return chunks, _power(chunks), lanes_of(columns.numel)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where Triton launches kernels; tests have its interpreter, on a CPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

@@ -3,7 +3,7 @@
 import fcntl
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,3 +61,8 @@ def _one_first(kernels: str) -> Iterator[None]:
 def is_gpu(device: torch.device) -> bool:
     """Whether it is a device that Triton may compile for."""
     return device.type == "cuda" and torch.cuda.is_available() and torch.version.cuda is not None
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where Triton launches kernels; tests have its interpreter, on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,81 @@
+"""Rows and the entries that predict them on a GPU, by Triton kernels: a program is a row. Imported only where used.
+
+Each step rounds as the torch operations of entries.py do: to divide, Triton has an operator that is not exact.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.compress.codecs.fused.trial import on
+from thinwire.compress.entries import EXTRA, UNIT
+
+_PART = 1024
+"""Values of a row at a time."""
+_SHARE, _EXTRA = map(tl.constexpr, (1 / UNIT, EXTRA))
+_LARGEST, _TIES_TO_EVEN = map(tl.constexpr, (3.4028234663852886e38, 12582912.0))
+_INFINITY = tl.constexpr(0x7F80)
+
+
+def unpredicted(rows: Tensor, scales: Tensor, table: Tensor, last: int, entries: Tensor) -> Tensor:
+    """The integers, int16 [R * width], that entries leave of rows; an entry that needs too large ones becomes 0."""
+    integers = torch.empty(rows.numel(), dtype=torch.int16, device=rows.device)
+    with on(rows.device):
+        _unpredicted[(len(rows),)](rows, scales, table, last, entries, integers, rows.shape[1], _PART)
+    return integers
+
+
+def values(integers: Tensor, scales: Tensor, table: Tensor, entries: Tensor, out: Tensor) -> None:
+    """Write integers, with what entries predict, times scales into float32 `out` [R * width]."""
+    with on(out.device):
+        _values[(len(entries),)](integers, scales, table, entries, out, table.shape[1] - EXTRA, _PART)
+
+
+@triton.jit
+def _unit(scales, row):
+    """The distance of the integers of a row, and whether it is one."""
+    scale = tl.load(scales + row).to(tl.int32)
+    return (scale << 16).to(tl.float32, bitcast=True), (scale > 0) & (scale < _INFINITY)
+
+
+@triton.jit
+def _left(rows, table, entry, row, at, width, unit, limit):
+    """What an entry leaves of values of a row, in integers."""
+    inside = at < width
+    over = tl.div_rn(tl.load(rows + row * width + at, mask=inside, other=0.0), unit)
+    predicted = tl.load(table + entry * (width + _EXTRA) + at, mask=inside, other=0.0) * _SHARE
+    return tl.minimum(tl.maximum(over, -limit), limit) - predicted
+
+
+@triton.jit
+def _unpredicted(rows, scales, table, last, entries, integers, width, PART: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    unit, usable = _unit(scales, row)
+    # of a row without a unit all is 0
+    unit = tl.where(usable, unit, 1.0)
+    limit = tl.where(usable, tl.minimum(tl.floor(tl.div_rn(_LARGEST, unit)), last.to(tl.float32)), 0.0)
+    entry, most = tl.load(entries + row), 0.0
+    for first in range(0, width, PART):
+        left = _left(rows, table, entry, row, first + tl.arange(0, PART), width, unit, limit)
+        most = tl.maximum(most, tl.max(tl.abs(left), axis=0))
+    entry = tl.where(usable & (most <= last), entry, 0)
+    tl.store(entries + row, entry)
+    for first in range(0, width, PART):
+        at = first + tl.arange(0, PART)
+        left = _left(rows, table, entry, row, at, width, unit, limit)
+        whole = (left + _TIES_TO_EVEN) - _TIES_TO_EVEN
+        tl.store(integers + row * width + at, whole.to(tl.int16), mask=at < width)
+
+
+@triton.jit
+def _values(integers, scales, table, entries, out, width, PART: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    (unit, _), entry = _unit(scales, row), tl.load(entries + row)
+    for first in range(0, width, PART):
+        at = first + tl.arange(0, PART)
+        whole = tl.load(integers + row * width + at, mask=at < width, other=0).to(tl.float32)
+        predicted = tl.load(table + entry * (width + _EXTRA) + at, mask=at < width, other=0.0) * _SHARE
+        value = (whole + predicted) * unit
+        value = tl.where(value > _LARGEST, _LARGEST, value)  # NaN stays
+        tl.store(out + row * width + at, tl.where(value < -_LARGEST, -_LARGEST, value), mask=at < width)
