@@ -24,7 +24,8 @@ from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
 from thinwire.models.cut import layers_of_stages, outputs_of_stages
-from thinwire.models.data.kinds import more_samples
+from thinwire.models.data.clients import Turns, divide
+from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
 from thinwire.models.fit import fitted
@@ -33,6 +34,7 @@ from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
 from thinwire.models.source import ModelSource, Use
 from thinwire.pipeline.devices.device import choose
+from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.replicas.exchange import check_fit
 
 
@@ -62,12 +64,12 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     micro_batch = data.training, pipeline.microbatch_size, training.precision
     with showing("cutting the model"):
         model, data = fitted(source.blueprint(_use(recipe, data)), data)
-        recipe = _decided(recipe, data, model)
-        cuts, _, unread = attempt(
+        cuts, sampler, unread = attempt(
             partial(layers_of_stages, model, pipeline.layers, pipeline.num_stages, *micro_batch),
-            partial(_check_samples, data, recipe),
+            partial(_sampler, recipe, data),
             partial(check_weights, model),
         )
+        recipe = _decided(recipe, data, model, sampler.steps_per_epoch)
         outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
         check_fit(model, recipe.replicas)
         check_shared(model, recipe.compression)
@@ -76,7 +78,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             compared = model.compare(packed="position_ids" in data.training.side_example(1))
-    return _counted_in_steps(Prepared(recipe, source, model, cuts, data, outputs, prompts, unread, compared))
+    return Prepared(recipe, source, model, cuts, data, outputs, sampler, prompts, unread, compared)
 
 
 def _on_its_day(recipe: Recipe) -> Recipe:
@@ -108,38 +110,46 @@ def _use(recipe: Recipe, data: Data) -> Use:
     return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=tokens)
 
 
-def _decided(recipe: Recipe, data: Data, model: Blueprint) -> Recipe:
-    """The recipe with what it left to the data and the model: the date of chats, and whether a tied head stays one."""
+def _decided(recipe: Recipe, data: Data, model: Blueprint, steps_per_epoch: int) -> Recipe:
+    """The recipe with what it left to the data and the model.
+
+    That is the date of chats, whether a tied head stays one weight, and steps in place of epochs.
+    """
+    training = recipe.training
+    if training.epochs is not None:
+        training = replace(training, steps=training.epochs * steps_per_epoch, epochs=None)
     dated = replace(recipe.data, date=data.date or recipe.data.date)
-    return replace(recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head))
+    return replace(
+        recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head), training=training
+    )
 
 
-def _check_samples(data: Data, recipe: Recipe) -> None:
-    """Raise ModelError if training or evaluation has fewer samples than one batch needs."""
-    pipeline = recipe.pipeline
-    one_pass = pipeline.pass_size
+def _sampler(recipe: Recipe, data: Data) -> Sampler | Turns:
+    """The order of the samples of all replicas, or of all clients.
+
+    Raises:
+        ModelError: training, a client or evaluation has fewer samples than one batch needs.
+    """
+    size, one_pass, seed = recipe.batch_size, recipe.pipeline.pass_size, recipe.training.seed
+    count = len(data.training)
     fewer = "lower pipeline.num_microbatches or microbatch_size"
     fewer_replicas = ", or replicas.count" if recipe.replicas.count > 1 else ""
     require(
         (
-            len(data.training) >= recipe.batch_size,
-            f"a batch must not hold a sample twice: a step needs {recipe.batch_size} samples, and there are "
-            f"{len(data.training)} to train on; "
-            + ", or ".join([*more_samples(recipe.data), f"{fewer} or accumulation{fewer_replicas}"]),
+            count >= size,
+            f"a batch must not hold a sample twice: a step needs {size} samples, and there are {count} to train on; "
+            + ", or ".join([*recipe.data.more_samples(), f"{fewer} or accumulation{fewer_replicas}"]),
         ),
         (
             data.held_out is None or len(data.held_out) >= one_pass,
             f"an evaluation pass is as large as a training pass, and must not hold a sample twice: it needs {one_pass} "
             f"samples, and there are {len(data.held_out or ())} held out; "
-            + ", or ".join([*more_samples(recipe.data, held_out=True), fewer]),
+            + ", or ".join([*recipe.data.more_samples(held_out=True), fewer]),
         ),
     )
-
-
-def _counted_in_steps(prepared: Prepared) -> Prepared:
-    """The same with steps in place of epochs. Clients without a batch are refused."""
-    training, steps_per_epoch = prepared.recipe.training, prepared.steps_per_epoch
-    if training.epochs is None:
-        return prepared
-    training = replace(training, steps=training.epochs * steps_per_epoch, epochs=None)
-    return replace(prepared, recipe=replace(prepared.recipe, training=training))
+    shuffle, clients = recipe.data.shuffle, recipe.clients
+    if clients.count > 1:
+        each = divide(data, clients.count, clients.division, seed)
+        return Turns(each, size, seed, shuffle=shuffle, turn=partial(in_steps, clients.turn))
+    pieces = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
+    return Sampler(count, size, seed, shuffle=shuffle, pieces=pieces)

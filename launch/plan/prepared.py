@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,14 +15,13 @@ from thinwire.errors.names import first_of
 from thinwire.launch.plan.prompts import Prompts
 from thinwire.launch.plan.shared_weights import notes_on_shared
 from thinwire.launch.recipe.recipe import Recipe
-from thinwire.models.data.clients import Turns, divide, some_ids
+from thinwire.models.data.clients import Turns, some_ids
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.layers import Blueprint, Stage, build_stage
 from thinwire.models.source import ModelSource
 from thinwire.pipeline.devices.device import CPU, put_all
 from thinwire.pipeline.devices.memory import told_if_full
-from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes.placement import Placement
 
 
@@ -39,6 +37,8 @@ class Prepared:
 
     outputs: tuple[tuple[Tensor, ...], ...]
     """The output of each stage for a micro-batch, as meta tensors."""
+    sampler: Sampler | Turns
+    """The order of the samples of all replicas, or of all clients."""
     prompts: Prompts | None = None
     """What is answered at each evaluation; None without prompts."""
     unread: Sequence[str] = ()
@@ -66,11 +66,6 @@ class Prepared:
         shared = notes_on_shared(self.recipe, model, self.cuts) if self.recipe.model.lora.rank is None else []  # frozen
         return [*self.data.notes, *filter(None, of_model), *shared, *(self.prompts.notes if self.prompts else ())]
 
-    @cached_property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass through the training data, of all clients."""
-        return self.sampler().steps_per_epoch
-
     @property
     def inputs(self) -> Tensor:
         """A micro-batch of the model's input, as a meta tensor."""
@@ -80,20 +75,6 @@ class Prepared:
     def side(self) -> dict[str, Tensor]:
         """A micro-batch of the side inputs, as meta tensors by name."""
         return self.data.training.side_example(self.recipe.pipeline.microbatch_size)
-
-    def sampler(self) -> Sampler | Turns:
-        """The order of the samples of all replicas, or of all clients."""
-        recipe, seed = self.recipe, self.recipe.training.seed
-        if (clients := recipe.clients).count > 1:
-            return Turns(
-                divide(self.data, clients.count, clients.division, seed),
-                recipe.batch_size,
-                seed,
-                shuffle=recipe.data.shuffle,
-                turn=partial(in_steps, clients.turn),
-            )
-        pieces = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
-        return Sampler(len(self.data.training), recipe.batch_size, seed, shuffle=recipe.data.shuffle, pieces=pieces)
 
     def build(self, index: int, device: torch.device = CPU) -> Stage:
         """A stage with its first weights."""

@@ -90,7 +90,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
         runner=Runner(stages, _schedule(recipe, where, stages, loss), loss),
         placement=where,
         samples=data.training,
-        sampler=prepared.sampler(),
+        sampler=prepared.sampler,
         task=data.task,
         sync=sync_of(stages, where, replicas, pipeline, recipe.optimizer, shared, training.steps),
         update=Update(stages, where, recipe.optimizer, training.steps, shared),

@@ -172,6 +172,9 @@ class Turns:
     A client goes on in its samples where its last turn ended. An epoch of the run has as many steps as one epoch of
     each client together. `clients` are the ids of each one's samples. `turn` gives the steps of a turn, from those of
     an epoch of that client.
+
+    Attributes:
+        steps_per_epoch: the number of steps in which each client goes once through its samples.
     """
 
     def __init__(
@@ -196,13 +199,9 @@ class Turns:
             Sampler(len(ids), batch_size, derive_seed(seed, "client", client), shuffle)
             for client, ids in enumerate(clients)
         ]
+        self.steps_per_epoch = sum(sampler.steps_per_epoch for sampler in self._samplers)
         self._lengths = [turn(sampler.steps_per_epoch) for sampler in self._samplers]
         self._ends = list(accumulate(self._lengths))
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of steps in which each client goes once through its samples."""
-        return sum(sampler.steps_per_epoch for sampler in self._samplers)
 
     def client(self, step: int) -> int:
         """The client whose turn a step belongs to, counted from 0."""

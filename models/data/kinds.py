@@ -114,13 +114,13 @@ class Text(Kind):
                 len(tokens) >= least,
                 f"the training text of {options.name} must have {least} tokens or more, got {len(tokens)}; "
                 + ", or ".join(
-                    [*more_samples(options), "lower data.block_size" if len(tokens) > 1 else "take other data"]
+                    [*options.more_samples(), "lower data.block_size" if len(tokens) > 1 else "take other data"]
                 ),
             ),
             (
                 not rest or len(rest[0]) >= least,
                 f"the held-out text must have {least} tokens or more, got {len(rest[0]) if rest else 0}; "
-                + ", or ".join([*more_samples(options, held_out=True), "lower data.block_size"]),
+                + ", or ".join([*options.more_samples(held_out=True), "lower data.block_size"]),
             ),
         )
         held_out = TextBlocks(rest[0], options.block_size) if rest else None
@@ -396,12 +396,3 @@ def _tokens(tokenizer: Bytes | Pretrained, texts: Sequence[str] | Tensor) -> Ten
     size, largest = tokenizer.vocab_size, int(texts.max()) if len(texts) else 0
     require((largest < size, f"token ids of a stream must be below the {size} of data.tokenizer, got {largest}"))
     return texts
-
-
-def more_samples(options: DataOptions, *, held_out: bool = False) -> list[str]:
-    """What a user can change to get more samples."""
-    own = held_out and options.evaluation_limit is not None
-    name, limit = ("evaluation_limit", options.limits[1]) if own else ("limit", options.limit)
-    limited = [] if limit is None else [f"raise data.{name}, which is {limit}"]
-    shared = ["raise data.held_out"] if held_out and not options.evaluation else []
-    return [*limited, *shared]

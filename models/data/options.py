@@ -188,6 +188,14 @@ class DataOptions:
         """How much of the training data, and of the `evaluation` data, to use."""
         return self.limit, self.evaluation_limit or self.limit
 
+    def more_samples(self, *, held_out: bool = False) -> list[str]:
+        """What a user can change to get more samples."""
+        own = held_out and self.evaluation_limit is not None
+        name, limit = ("evaluation_limit", self.limits[1]) if own else ("limit", self.limit)
+        limited = [] if limit is None else [f"raise data.{name}, which is {limit}"]
+        shared = ["raise data.held_out"] if held_out and not self.evaluation else []
+        return [*limited, *shared]
+
 
 def _is_date(text: str) -> bool:
     try:

@@ -39,6 +39,9 @@ class Sampler:
         pieces: each batch is so many pieces in a row, of the same length. A sample always comes in the same piece: with
             two, one of samples 0 and 1, drawn by the seed, in the first one, one of 2 and 3, and so on. So a replica
             keeps its samples, and has some of each kind where kinds come by turns.
+
+    Attributes:
+        steps_per_epoch: the number of full batches in the data.
     """
 
     def __init__(
@@ -53,16 +56,12 @@ class Sampler:
         )
         self.num_samples = num_samples
         self.batch_size = batch_size
+        self.steps_per_epoch = num_samples // batch_size
         self.seed = seed
         self.shuffle = shuffle
         self._pieces = pieces
         self._places = self._draw_places()
         self._order = (0, self._compute_order(0))
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of full batches in the data."""
-        return self.num_samples // self.batch_size
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs. It does not depend on earlier calls."""

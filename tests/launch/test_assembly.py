@@ -35,7 +35,7 @@ def test_of_steps_and_epochs_the_later_option_counts(options, length):
 
 def test_epochs_become_steps():
     ready = prepared("--training.epochs", "3")
-    assert ready.steps_per_epoch == STEPS_PER_EPOCH
+    assert ready.sampler.steps_per_epoch == STEPS_PER_EPOCH
     assert (ready.recipe.training.steps, ready.recipe.training.epochs) == (3 * STEPS_PER_EPOCH, None)
 
 

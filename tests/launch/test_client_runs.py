@@ -26,8 +26,8 @@ def here(tmp_path, monkeypatch):
 def test_clients_in_turn_are_another_training():
     def order(*options):
         ready = prepared(*options)
-        sampler = ready.sampler()
-        return [sampler.batch(step).ids.tolist() for step in range(ready.steps_per_epoch)]
+        sampler = ready.sampler
+        return [sampler.batch(step).ids.tolist() for step in range(ready.sampler.steps_per_epoch)]
 
     assert order("--clients.count", "1") == order()
     random, in_order = (order("--clients.count", "3", "--clients.division", name) for name in ("random", "order"))
@@ -127,7 +127,7 @@ def test_each_client_can_time_its_layers(here):
 def test_a_smoke_run_lets_clients_take_turns():
     short = recipe.parse(["tiny.yaml", "--smoke", "--data.name", "pydoc", "--clients.count", "5"])
     assert (short.clients.count, short.clients.turn) == (5, "1 step")
-    assert prepared("--smoke", "--data.name", "pydoc", "--clients.count", "5").steps_per_epoch >= 5
+    assert prepared("--smoke", "--data.name", "pydoc", "--clients.count", "5").sampler.steps_per_epoch >= 5
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_it_trains_as_peft_trains_the_unsplit_model(folder, tmp_path):
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5)
     expected = []
     for step in range(4):
-        batch = ready.sampler().batch(step)
+        batch = ready.sampler.batch(step)
         inputs = ready.data.training.inputs(batch.ids, batch.epoch)
         targets = ready.data.training.targets(batch.ids)
         loss = ready.data.task.loss_sum(model(inputs).logits, targets) / ready.data.task.num_valid(targets)

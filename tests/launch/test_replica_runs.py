@@ -74,7 +74,7 @@ def test_a_run_says_if_quantized_adam_never_freezes(folder, capsys, freeze_after
 @pytest.mark.slow
 def test_a_step_takes_the_samples_of_all_replicas(folder):
     # 99 samples in batches of 4 a replica
-    assert prepared("--replicas.count", "3").steps_per_epoch == 99 // 12
+    assert prepared("--replicas.count", "3").sampler.steps_per_epoch == 99 // 12
     with pytest.raises(ModelError, match=r"a step needs 100 samples, and there are 99 .* or replicas.count"):
         prepared("--replicas.count", "25")
 

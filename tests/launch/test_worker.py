@@ -198,7 +198,7 @@ def test_a_run_that_torchrun_starts_again_goes_on_if_it_had_begun_anew(tmp_path,
     (wanted.folder / "summary.json").write_text("{}")
     monkeypatch.setattr(collectives, "everyone", lambda where, mine: [mine, others])
     monkeypatch.setattr(collectives, "barrier", lambda where, what: None)
-    found = worker.as_started(Prepared(wanted, None, None, (), None, ()), Placement({0: 0, 1: 1}))
+    found = worker.as_started(Prepared(wanted, None, None, (), None, (), None), Placement({0: 0, 1: 1}))
     assert found.recipe.checkpoint.resume == "auto"
     assert (tmp_path / "run.1").exists() == renamed
 
@@ -208,7 +208,7 @@ def test_hosts_of_which_one_begins_anew_are_refused(tmp_path, monkeypatch):
     wanted = recipe.parse(["quickstart", "--output", str(tmp_path), "--overwrite"])
     monkeypatch.setattr(collectives, "everyone", lambda where, mine: [[False, False, False, None], mine])
     with pytest.raises(OptionsError) as caught:
-        worker.as_started(Prepared(wanted, None, None, (), None, ()), Placement({0: 0, 1: 1}))
+        worker.as_started(Prepared(wanted, None, None, (), None, (), None), Placement({0: 0, 1: 1}))
     assert str(caught.value) == (
         "checkpoint.resume must be never in all processes or in none, got it in process 1 and not in process 0; give "
         "--overwrite on every host, or on none"

@@ -77,7 +77,7 @@ class Checkpointing(RunPart):
             NonFiniteError: a parameter of this process is not finite.
         """
         self.saver.check()
-        if self._last != done and is_due(self._recipe.checkpoint.every, done, self._prepared.steps_per_epoch):
+        if self._last != done and is_due(self._recipe.checkpoint.every, done, self._prepared.sampler.steps_per_epoch):
             with self._log.times.spent_on("saving"):
                 compare_replicas(self._trainer)
                 self._write(done)

@@ -14,7 +14,7 @@ class EqualityCheck(RunPart):
 
     def after_step(self, done: int, record: StepRecord | None) -> None:
         """Raise MismatchError, in every process, if what must be equal is not."""
-        ends = done % self._prepared.steps_per_epoch == 0 or done == self._recipe.training.steps
+        ends = done % self._prepared.sampler.steps_per_epoch == 0 or done == self._recipe.training.steps
         if self._recipe.debug.check_buffers and ends:
             digests = {stage.stage_index: stage.digests() for stage in self._trainer.stages}
             collectives.compare(self._trainer.placement, digests)

@@ -56,7 +56,7 @@ class Evaluation(RunPart):
     def after_step(self, done: int, record: StepRecord | None) -> None:
         """Evaluate with compression on and off, if the recipe asks for it after so many steps."""
         self.fresh = False
-        if is_due(self._recipe.training.evaluate_every, done, self._prepared.steps_per_epoch):
+        if is_due(self._recipe.training.evaluate_every, done, self._prepared.sampler.steps_per_epoch):
             self.unfinished = True
             self.evaluate(done)
         self.unfinished = False

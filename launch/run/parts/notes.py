@@ -32,7 +32,7 @@ class Notes(RunPart):
             self._where, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
         )
         if norms is not None and trainer.reports:
-            steps, per_epoch = recipe.training.steps, prepared.steps_per_epoch
+            steps, per_epoch = recipe.training.steps, prepared.sampler.steps_per_epoch
             evaluated = in_steps(recipe.training.evaluate_every, per_epoch)
             say(
                 *self._found,

@@ -68,7 +68,7 @@ class Room(RunPart):
         if not options.wanted:
             return []
         # and one at the end, where none is due there
-        written = -(-self._recipe.training.steps // in_steps(options.every, self._prepared.steps_per_epoch))
+        written = -(-self._recipe.training.steps // in_steps(options.every, self._prepared.sampler.steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = 2 * sum(by_medium(self.stores).values())
         nbytes = count * (copies(self._recipe.optimizer) + self._of_replicas()) * self._weight_bytes() + rows
