@@ -97,11 +97,16 @@ class Recipe:
             mistakes.append(f"output must be a path without control characters, got {self.output[:60]!r}")
         if self.save_every < 0:
             mistakes.append(f"save_every must not be negative, got {self.save_every}")
-        mistakes += self.compression.mistakes_of_boundaries(self.pipeline.num_stages)
-        mistakes += together.of_replicas(self.replicas, self.compression, self.optimizer)
-        mistakes += together.of_clients(self.clients, self.replicas)
-        mistakes += together.of_keys(self.wire)
-        mistakes += together.of_computing(self.model, self.training, self.pipeline, self.optimizer, self.replicas)
+        mistakes += together.mistakes(
+            self.model,
+            self.clients,
+            self.pipeline,
+            self.replicas,
+            self.compression,
+            self.wire,
+            self.optimizer,
+            self.training,
+        )
         if mistakes:
             raise OptionsError(mistakes)
 

@@ -1,4 +1,4 @@
-"""What does not fit together of several groups of a recipe: how a stage computes, replicas, and clients."""
+"""Which groups of a recipe do not go together: how a stage computes, replicas, clients, and keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,37 @@ from thinwire.pipeline.options.training import OptimizerOptions, TrainingOptions
 from thinwire.pipeline.processes.backends import TRANSPORTS, names_of
 
 
-def of_computing(
+def mistakes(
     model: ModelOptions,
-    training: TrainingOptions,
+    clients: ClientOptions,
     pipeline: PipelineOptions,
-    optimizer: OptimizerOptions,
     replicas: ReplicaOptions,
+    compression: CompressionOptions,
+    wire: WireOptions,
+    optimizer: OptimizerOptions,
+    training: TrainingOptions,
 ) -> list[str]:
-    """A sentence for each way in which a stage cannot compute as these options say."""
-    return [*_of_recompute(training, pipeline), *_of_narrow_weights(model, optimizer, replicas)]
+    """A sentence for each way in which these groups do not go together."""
+    encrypting = names_of(lambda transport: transport.encrypts)
+    rules = (
+        (
+            clients.count == 1 or replicas.count == 1,
+            f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
+            f"clients.count to 1",
+        ),
+        (
+            wire.keys is None or TRANSPORTS[wire.transport].encrypts,
+            f"wire.keys needs wire.transport {encrypting}, because {wire.transport} encrypts nothing, got {wire.keys}; "
+            f"set wire.transport to {encrypting}, or drop the keys",
+        ),
+    )
+    return [
+        *compression.mistakes_of_boundaries(pipeline.num_stages),
+        *_of_replicas(replicas, compression, optimizer),
+        *broken(*rules),
+        *_of_recompute(training, pipeline),
+        *_of_narrow_weights(model, optimizer, replicas),
+    ]
 
 
 def _of_recompute(training: TrainingOptions, pipeline: PipelineOptions) -> list[str]:
@@ -47,19 +69,7 @@ def _of_narrow_weights(model: ModelOptions, optimizer: OptimizerOptions, replica
     return [f"model.dtype must be fp32 for {other}, got {model.dtype}" for other, there in beside.items() if there]
 
 
-def of_keys(wire: WireOptions) -> list[str]:
-    """A sentence if there are keys for messages that nothing encrypts."""
-    encrypting = names_of(lambda transport: transport.encrypts)
-    return broken(
-        (
-            wire.keys is None or TRANSPORTS[wire.transport].encrypts,
-            f"wire.keys needs wire.transport {encrypting}, because {wire.transport} encrypts nothing, got {wire.keys}; "
-            f"set wire.transport to {encrypting}, or drop the keys",
-        )
-    )
-
-
-def of_replicas(replicas: ReplicaOptions, compression: CompressionOptions, optimizer: OptimizerOptions) -> list[str]:
+def _of_replicas(replicas: ReplicaOptions, compression: CompressionOptions, optimizer: OptimizerOptions) -> list[str]:
     """A sentence for each way in which replicas cannot train as these options say."""
     if replicas.count == 1:
         return []
@@ -80,15 +90,4 @@ def of_replicas(replicas: ReplicaOptions, compression: CompressionOptions, optim
             f"replicas.shuffle must be within for feedback with a buffer for each sample, because the buffers stay "
             f"with one replica; got across beside {', '.join(by_sample)}",
         ),
-    )
-
-
-def of_clients(clients: ClientOptions, replicas: ReplicaOptions) -> list[str]:
-    """A sentence if clients cannot train beside these replicas."""
-    return broken(
-        (
-            clients.count == 1 or replicas.count == 1,
-            f"clients that train in turn need one pipeline, and replicas.count is {replicas.count}; lower it to 1, or "
-            f"clients.count to 1",
-        )
     )
