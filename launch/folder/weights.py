@@ -223,7 +223,10 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
             those of an adapter.
         ModelError: the matrices of the adapter mean something else there.
     """
-    start, adapter = _of_run(model.weights), _of_run(model.lora.weights)
+    start, adapter = (
+        None if place in (FRESH, PRETRAINED) else find_checkpoint(Path(place))  # these words are never folders
+        for place in (model.weights, model.lora.weights)
+    )
     if start is None and adapter is None:
         return model
     from thinwire.models.lora import CONFIG_FILE, check_config
@@ -240,8 +243,3 @@ def with_run_weights(model: ModelOptions) -> ModelOptions:
         for place, saved in ((model.weights, start), (model.lora.weights, adapter))
     )
     return replace(model, weights=weights, lora=replace(model.lora, weights=of_adapter))
-
-
-def _of_run(place: str) -> SavedCheckpoint | None:
-    """The newest checkpoint of the run in a folder; None for any other place."""
-    return None if place in (FRESH, PRETRAINED) else find_checkpoint(Path(place))  # these words are never folders

@@ -10,32 +10,33 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.host_data import data_of
 from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
-from thinwire.launch.plan.shared_weights import check_shared
 from thinwire.launch.recipe.recipe import PACKAGED, Recipe
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
-from thinwire.models.cut import layers_of_stages, outputs_of_stages
+from thinwire.models.cut import fitted, layers_of_stages, outputs_of_stages
 from thinwire.models.data.clients import Turns, divide
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
-from thinwire.models.fit import fitted
 from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
 from thinwire.models.source import ModelSource, Use
 from thinwire.pipeline.devices.device import choose
+from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.options.durations import in_steps
-from thinwire.pipeline.replicas.exchange import check_fit
+from thinwire.pipeline.wire.channel import AS_IT_IS
 
 
 def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
@@ -71,8 +72,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
         recipe = _decided(recipe, data, model, sampler.steps_per_epoch)
         outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
-        check_fit(model, recipe.replicas)
-        check_shared(model, recipe.compression)
+        check_fit(model, recipe.replicas, recipe.compression)
         prompts = read_prompts(recipe, model, outputs) if training.prompts else None
     compared = None
     if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
@@ -83,11 +83,11 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
 
 def _on_its_day(recipe: Recipe) -> Recipe:
     """A recipe whose chats are those of the run that it goes on with, on any later day: with the date of that run."""
-    begun = recipe.folder / "recipe.yaml"
     if not recipe.data.chosen_kind.template or recipe.data.date or recipe.checkpoint.resume == "never":
         return recipe
+    begun = str(recipe.folder / "recipe.yaml")
     with suppress(ThinwireError, LookupError, AttributeError, TypeError):  # there is none, or it is damaged
-        date = fields_in(read_named(str(begun), PACKAGED, "a run has"), str(begun), "recipe")["data"].get("date")
+        date = fields_in(read_named(begun, PACKAGED, "a run has"), begun, "recipe")["data"].get("date")
         return replace(recipe, data=replace(recipe.data, date=date))
     return recipe
 
@@ -153,3 +153,22 @@ def _sampler(recipe: Recipe, data: Data) -> Sampler | Turns:
         return Turns(each, size, seed, shuffle=shuffle, turn=partial(in_steps, clients.turn))
     pieces = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
     return Sampler(count, size, seed, shuffle=shuffle, pieces=pieces)
+
+
+def check_fit(model: Blueprint, replicas: ReplicaOptions, compression: CompressionOptions) -> None:
+    """Raise ModelError if a model cannot have these replicas, or has no weights for the codec of shared weights."""
+    layers = model.on_meta if replicas.count > 1 else ()
+    weights = [named for layer in layers for named in layer.full_parameters().items()]
+    others = [f"{name} ({each.dtype})" for name, each in weights if each.requires_grad and each.dtype != torch.float32]
+    require(
+        (
+            not others,
+            f"replicas must have weights in float32, because these travel as such, got {''.join(others[:1])}; lower "
+            f"replicas.count to 1, or make the weights float32",
+        ),
+        (
+            bool(model.shared) or compression.method_of_shared == AS_IT_IS,
+            f"compression.shared must be none where no two stages hold the same weights, got "
+            f"{compression.shared}; drop it, or set model.tied: sum where the head is the embedding",
+        ),
+    )

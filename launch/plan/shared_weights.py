@@ -10,22 +10,9 @@ from thinwire.compress import Method, parse
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared.tables import size_text
-from thinwire.models.errors import require
 from thinwire.models.layers import Blueprint
-from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.replicas.shared import bytes_of_step
 from thinwire.pipeline.wire.channel import AS_IT_IS
-
-
-def check_shared(model: Blueprint, compression: CompressionOptions) -> None:
-    """Raise ModelError if a recipe has a codec for shared weights, and a model has none."""
-    require(
-        (
-            bool(model.shared) or compression.method_of_shared == AS_IT_IS,
-            f"compression.shared must be none where no two stages hold the same weights, got "
-            f"{compression.shared}; drop it, or set model.tied: sum where the head is the embedding",
-        )
-    )
 
 
 def method_of_shared(recipe: Recipe) -> Method:

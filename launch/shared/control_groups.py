@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -22,9 +22,14 @@ def machine_memory() -> int | None:
     rows = _meminfo()
     if not {"MemTotal", "SwapTotal"} <= rows.keys():
         return None
-    held = min([rows["MemTotal"], *_limits("memory", "memory.max", "memory.limit_in_bytes")])
-    swap = min([rows["SwapTotal"], *_limits("memory", "memory.swap.max")])
-    return min([held + swap, *_limits("memory", "memory.memsw.limit_in_bytes")])
+    limits = defaultdict[str, list[int]](list)
+    for folder in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes", "memory.swap.max", "memory.memsw.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                limits[name].append(int((folder / name).read_text()))
+    held = min([rows["MemTotal"], *limits["memory.max"], *limits["memory.limit_in_bytes"]])
+    swap = min([rows["SwapTotal"], *limits["memory.swap.max"]])
+    return min([held + swap, *limits["memory.memsw.limit_in_bytes"]])
 
 
 def free_memory() -> tuple[int, int] | None:
@@ -72,14 +77,6 @@ def _meminfo() -> dict[str, int]:
         lines = [line.split() for line in MEMINFO.read_text().splitlines()]
         return {name.rstrip(":"): 2**10 * int(number) for name, number, *_ in lines}
     return {}
-
-
-def _limits(controller: str, *names: str) -> Iterator[int]:
-    """The numbers in files of these names."""
-    for folder in _groups(controller):
-        for name in names:
-            with suppress(OSError, ValueError):  # no such file, or "max"
-                yield int((folder / name).read_text())
 
 
 def _groups(controller: str) -> list[Path]:

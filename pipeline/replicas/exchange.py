@@ -15,15 +15,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.compress import Progress
 from thinwire.models.batch_norm import running_statistics
-from thinwire.models.errors import ModelError
-from thinwire.models.layers import Blueprint
 from thinwire.pipeline.errors import MismatchError
 from thinwire.pipeline.options import ReplicaOptions
 from thinwire.pipeline.processes import collectives
@@ -168,16 +165,3 @@ def _compare(where: Placement, mine: Mapping[str, Any]) -> None:
             raise MismatchError(
                 f"all replicas must be started alike; replica {replica} differs in:\n" + "\n".join(lines)
             )
-
-
-def check_fit(blueprint: Blueprint, replicas: ReplicaOptions) -> None:
-    """Raise ModelError, with a sentence, if a model cannot have these replicas."""
-    if replicas.count == 1:
-        return
-    weights = (named for layer in blueprint.on_meta for named in layer.full_parameters().items())
-    trained = [(name, each.dtype) for name, each in weights if each.requires_grad]
-    if others := [f"{name} ({dtype})" for name, dtype in trained if dtype != torch.float32]:
-        raise ModelError(
-            f"replicas must have weights in float32, because these travel as such, got {others[0]}; lower "
-            f"replicas.count to 1, or make the weights float32"
-        )

@@ -13,13 +13,13 @@ from support.tiny_run import prepared
 from thinwire.launch import cli
 from thinwire.launch.plan.agreement import agreed_by_replicas
 from thinwire.launch.plan.places import real_placement
+from thinwire.launch.plan.prepare import check_fit
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.resume import header
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Layer, LayerSpec
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.options import ReplicaOptions
-from thinwire.pipeline.replicas.exchange import check_fit
+from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.wire.handshake import differences
 
 TWO = ["--replicas.count", "2", "--replicas.gradients", "ef(q(4))", "--optimizer.schedule", "constant"]
@@ -200,9 +200,9 @@ def test_weights_of_another_dtype_are_refused():
             self.parts = {"wide": self.part}
 
     model = Blueprint((LayerSpec("wide", Wide),), lambda name, module: None)
-    check_fit(model, ReplicaOptions())
+    check_fit(model, ReplicaOptions(), CompressionOptions())
     with pytest.raises(ModelError, match=r"weights in float32, .* got wide.weight \(torch.float64\)"):
-        check_fit(model, ReplicaOptions(count=2))
+        check_fit(model, ReplicaOptions(count=2), CompressionOptions())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.models.cut import require_one_way
 from thinwire.models.errors import ModelError
-from thinwire.models.fit import require_one_way
 
 
 @dataclass
