@@ -9,6 +9,8 @@ from typing import Literal, Self
 import torch
 
 from thinwire.models.checkpoint import open_checkpoint
+from thinwire.models.data.options import DataOptions
+from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
 from thinwire.models.layers import Blueprint
 from thinwire.models.options import FRESH, ModelOptions
@@ -33,6 +35,15 @@ class Use:
     """The channels of images; None for other data."""
     step_tokens: int = 0
     """The tokens of a step, in the replica with the fewest. They decide whether a tied head stays one weight."""
+
+    @classmethod
+    def of(cls, options: DataOptions, data: Data, rows: int) -> Use:
+        """What data ask of a model that is to train on so many rows of them in a step."""
+        common = cls(task=options.task, num_labels=data.num_labels)
+        if data.vocab_size is None:
+            return replace(common, channels=data.training.example(1).shape[1])
+        length = options.block_size
+        return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=rows * length)
 
     @property
     def kind(self) -> Literal["text", "images"] | None:

@@ -14,22 +14,16 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from thinwire.launch.plan.places import real_placement
-from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.shared import scratch, variables
 from thinwire.launch.shared.rank import processes_of_host
-from thinwire.models.data.clients import JoinedSamples, join
 from thinwire.models.data.load import load
 from thinwire.models.data.options import DataOptions
-from thinwire.models.data.outline import read_outline
 from thinwire.models.data.samples import Data
-from thinwire.models.errors import require
-from thinwire.models.tasks import own_task
 
 _PREFIX = "data-"
 
@@ -49,75 +43,6 @@ def load_once(options: DataOptions, seed: int) -> Data:
         data = load(options, seed=seed)
         keep(data, options, seed, folder)
         return data
-
-
-def data_of(recipe: Recipe, rank: int | None, given: Data | None) -> Data:
-    """The data of a run, unless they are given, with the loss and metrics of the user's own.
-
-    Raises:
-        ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
-            loss; the clients do not fit together; or there is no such loss, metric or best score.
-    """
-    data, training = given or _found(recipe, rank), recipe.training
-    task = own_task(data.task, training.loss, training.metrics)
-    known, best = ("loss", *task.scores), training.best
-    require(
-        (
-            best is None or (data.held_out is not None and best.split()[1] in known),
-            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
-        )
-    )
-    return replace(data, task=task)
-
-
-def _found(recipe: Recipe, rank: int | None) -> Data:
-    """The data, read, or where they are elsewhere, from outlines.
-
-    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
-    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with
-    data of their own are joined.
-    """
-    read = load if rank is None else load_once
-    outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
-    reads = not outlined or rank is None or _has_stage(recipe, rank, 0)
-    own = read(recipe.data, seed=recipe.training.seed) if reads else None
-    if own is not None and isinstance(own.training, JoinedSamples):
-        return own  # a launcher has joined them
-    if not recipe.clients.outlines:
-        return own or _outlined(recipe, labels=_has_loss(recipe, rank))
-    require(
-        (
-            recipe.data.outline is None,
-            "data.outline must be left out beside clients.outlines, which describe all clients",
-        ),
-        (
-            bool(recipe.data.mean) or "mean" not in recipe.data.chosen_kind.uses,
-            "clients with data of their own need data.mean and data.std, because each would measure other pixels",
-        ),
-    )
-    labels = own is None and _has_loss(recipe, rank)
-    paths = recipe.clients.outlines
-    return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
-
-
-def _outlined(recipe: Recipe, *, labels: bool) -> Data:
-    """The data of data.outline. ModelError if it is of images with other channels than the recipe says."""
-    path, wanted = str(recipe.data.outline), recipe.data.channels
-    data = read_outline(path, labels=labels)
-    channels = data.training.example(1).shape[1:2]
-    fits = wanted is None or channels == (wanted,)
-    told = f"data.outline must be of images with as many channels as data.channels, {wanted}, got {list(channels)}"
-    require((fits, f"{told} in {path}; write it anew with thinwire outline"))
-    return data
-
-
-def _has_loss(recipe: Recipe, rank: int | None) -> bool:
-    """Whether this process has the last stage, as far as it has a rank."""
-    return rank is not None and _has_stage(recipe, rank, recipe.pipeline.num_stages - 1)
-
-
-def _has_stage(recipe: Recipe, rank: int, stage: int) -> bool:
-    return stage in real_placement(recipe, rank).stages_of(rank)
 
 
 def keep(data: Data, options: DataOptions, seed: int, folder: Path) -> None:

@@ -14,8 +14,9 @@ import torch
 
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
-from thinwire.launch.plan.host_data import data_of
+from thinwire.launch.plan.host_data import load_once
 from thinwire.launch.plan.memory import check_memory
+from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
 from thinwire.launch.recipe.recipe import PACKAGED, Recipe
@@ -25,7 +26,9 @@ from thinwire.launch.shared import variables
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
 from thinwire.models.cut import fitted, layers_of_stages, outputs_of_stages
-from thinwire.models.data.clients import Turns, divide
+from thinwire.models.data.clients import JoinedSamples, Turns, divide, join
+from thinwire.models.data.load import load
+from thinwire.models.data.outline import read_outline
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
 from thinwire.models.errors import require
@@ -33,6 +36,7 @@ from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
 from thinwire.models.source import ModelSource, Use
+from thinwire.models.tasks import own_task
 from thinwire.pipeline.devices.device import choose
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.options.durations import in_steps
@@ -56,7 +60,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     recipe = _on_its_day(recipe)
     with showing("reading the data"):
         data, source, *_ = attempt(
-            partial(data_of, recipe, rank, given),
+            partial(_data, recipe, rank, given),
             partial(_source, recipe, copies),
             partial(check_hooks, recipe.logging),
             partial(check_precision, training.precision, device),
@@ -64,7 +68,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
         )
     micro_batch = data.training, pipeline.microbatch_size, training.precision
     with showing("cutting the model"):
-        model, data = fitted(source.blueprint(_use(recipe, data)), data)
+        model, data = fitted(source.blueprint(Use.of(recipe.data, data, pipeline.batch_size)), data)
         cuts, sampler, unread = attempt(
             partial(layers_of_stages, model, pipeline.layers, pipeline.num_stages, *micro_batch),
             partial(_sampler, recipe, data),
@@ -92,22 +96,72 @@ def _on_its_day(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def _data(recipe: Recipe, rank: int | None, given: Data | None) -> Data:
+    """The data of a run, unless they are given, with the loss and metrics of the user's own.
+
+    Raises:
+        ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
+            loss; the clients do not fit together; or there is no such loss, metric or best score.
+    """
+    data, training = given or _read(recipe, rank), recipe.training
+    task = own_task(data.task, training.loss, training.metrics)
+    known, best = ("loss", *task.scores), training.best
+    require(
+        (
+            best is None or (data.held_out is not None and best.split()[1] in known),
+            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
+        )
+    )
+    return replace(data, task=task)
+
+
+def _read(recipe: Recipe, rank: int | None) -> Data:
+    """The data, read, or where they are elsewhere, from outlines.
+
+    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
+    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with
+    data of their own are joined.
+    """
+    read = load if rank is None else load_once
+    stages = () if rank is None else real_placement(recipe, rank).stages_of(rank)
+    outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
+    reads, has_loss = not outlined or rank is None or 0 in stages, recipe.pipeline.num_stages - 1 in stages
+    own = read(recipe.data, seed=recipe.training.seed) if reads else None
+    if own is not None and isinstance(own.training, JoinedSamples):
+        return own  # a launcher has joined them
+    if not recipe.clients.outlines:
+        return own or _outlined(recipe, labels=has_loss)
+    require(
+        (
+            recipe.data.outline is None,
+            "data.outline must be left out beside clients.outlines, which describe all clients",
+        ),
+        (
+            bool(recipe.data.mean) or "mean" not in recipe.data.chosen_kind.uses,
+            "clients with data of their own need data.mean and data.std, because each would measure other pixels",
+        ),
+    )
+    labels, paths = own is None and has_loss, recipe.clients.outlines
+    return join([read_outline(path, labels=labels, option="each of clients.outlines") for path in paths], own)
+
+
+def _outlined(recipe: Recipe, *, labels: bool) -> Data:
+    """The data of data.outline. ModelError if it is of images with other channels than the recipe says."""
+    path, wanted = str(recipe.data.outline), recipe.data.channels
+    data = read_outline(path, labels=labels)
+    channels = data.training.example(1).shape[1:2]
+    fits = wanted is None or channels == (wanted,)
+    told = f"data.outline must be of images with as many channels as data.channels, {wanted}, got {list(channels)}"
+    require((fits, f"{told} in {path}; write it anew with thinwire outline"))
+    return data
+
+
 def _source(recipe: Recipe, copies: int) -> ModelSource:
     """The model, before any of it is built. OptionsError if this machine cannot hold so many copies in training."""
     source = find_model(with_run_weights(recipe.model))
     if copies:
         check_memory(recipe, source.parameters, copies)
     return source
-
-
-def _use(recipe: Recipe, data: Data) -> Use:
-    """What a recipe and its data ask of the model."""
-    common = Use(task=recipe.data.task, num_labels=data.num_labels)
-    if data.vocab_size is None:
-        return replace(common, channels=data.training.example(1).shape[1])
-    length = recipe.data.block_size
-    tokens = recipe.pipeline.batch_size * length
-    return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=tokens)
 
 
 def _decided(recipe: Recipe, data: Data, model: Blueprint, steps_per_epoch: int) -> Recipe:
@@ -118,7 +172,7 @@ def _decided(recipe: Recipe, data: Data, model: Blueprint, steps_per_epoch: int)
     training = recipe.training
     if training.epochs is not None:
         training = replace(training, steps=training.epochs * steps_per_epoch, epochs=None)
-    dated = replace(recipe.data, date=data.date or recipe.data.date)
+    dated = recipe.data if data.date is None else replace(recipe.data, date=data.date)
     return replace(
         recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head), training=training
     )
