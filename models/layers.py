@@ -203,7 +203,7 @@ class Blueprint:
     are two there."""
     inside: str = ""
     """The type of the library's model of text and images whose text model this is; empty for others."""
-    compare: Callable[..., str] | None = None
+    compare: Callable[[], str] | None = None
     """Compares a tiny copy of the model, cut, with the uncut one, and says in a sentence what it found. ModelError if
     they differ. None where the layers are the model itself."""
     remembers: Callable[[], bool] | None = None

@@ -31,6 +31,8 @@ class Use:
     """Tokens are below this number; None where data have no tokens, or are not known."""
     block_size: int | None = None
     """The tokens of a sample. Costs depend on it."""
+    packed: bool = False
+    """Whether a sample holds several texts."""
     channels: int | None = None
     """The channels of images; None for other data."""
     step_tokens: int = 0
@@ -39,11 +41,16 @@ class Use:
     @classmethod
     def of(cls, options: DataOptions, data: Data, rows: int) -> Use:
         """What data ask of a model that is to train on so many rows of them in a step."""
-        common = cls(task=options.task, num_labels=data.num_labels)
+        common, samples = cls(task=options.task, num_labels=data.num_labels), data.training
         if data.vocab_size is None:
-            return replace(common, channels=data.training.example(1).shape[1])
-        length = options.block_size
-        return replace(common, vocab_size=data.vocab_size, block_size=length, step_tokens=rows * length)
+            return replace(common, channels=samples.example(1).shape[1])
+        return replace(
+            common,
+            vocab_size=data.vocab_size,
+            block_size=options.block_size,
+            packed="position_ids" in samples.side_example(1),
+            step_tokens=rows * options.block_size,
+        )
 
     @property
     def kind(self) -> Literal["text", "images"] | None:

@@ -81,7 +81,7 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
     compared = None
     if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
-            compared = model.compare(packed="position_ids" in data.training.side_example(1))
+            compared = model.compare()
     return Prepared(recipe, source, model, cuts, data, outputs, sampler, prompts, unread, compared)
 
 

@@ -184,7 +184,7 @@ class LibrarySource(ModelSource):
             made,
             inside=self.inside,
             wide=frozenset() if self.options.dtype == "fp32" else wide_names(config, task, torch.bfloat16),
-            compare=partial(check_parity, config, task),
+            compare=partial(check_parity, config, task, packed=use.packed),
             remembers=partial(remembers, config, task),
             padding=padding if reads_padding else None,
         )
