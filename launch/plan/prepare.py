@@ -15,7 +15,6 @@ import torch
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.host_data import load_once
-from thinwire.launch.plan.memory import check_memory
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.plan.prompts import read_prompts
@@ -23,6 +22,7 @@ from thinwire.launch.recipe.recipe import PACKAGED, Recipe
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
 from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
+from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import check_compiler
 from thinwire.models.cut import fitted, layers_of_stages, outputs_of_stages
@@ -38,9 +38,12 @@ from thinwire.models.precision import check_precision
 from thinwire.models.source import ModelSource, Use
 from thinwire.models.tasks import own_task
 from thinwire.pipeline.devices.device import choose
+from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.wire.channel import AS_IT_IS
+
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5}
 
 
 def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
@@ -164,18 +167,30 @@ def _source(recipe: Recipe, copies: int) -> ModelSource:
     return source
 
 
-def _decided(recipe: Recipe, data: Data, model: Blueprint, steps_per_epoch: int) -> Recipe:
-    """The recipe with what it left to the data and the model.
+def check_memory(recipe: Recipe, parameters: int | None, replicas: int) -> None:
+    """Check that this machine can hold the parameters of `replicas` models, their gradients and moments.
 
-    That is the date of chats, whether a tied head stays one weight, and steps in place of epochs.
+    Where the parameters of a model cannot be counted, nothing is checked.
+
+    Raises:
+        OptionsError: they need more than the machine has.
     """
-    training = recipe.training
-    if training.epochs is not None:
-        training = replace(training, steps=training.epochs * steps_per_epoch, epochs=None)
-    dated = recipe.data if data.date is None else replace(recipe.data, date=data.date)
-    return replace(
-        recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head), training=training
-    )
+    held = machine_memory()
+    if parameters is None or held is None:
+        return
+    numbers = recipe.numbers_of_a_parameter
+    if recipe.model.lora.rank is not None:  # the adapter itself is small
+        numbers = 1
+    elif recipe.optimizer.of_another:  # it may keep less than adamw, such as moments of 8 bits
+        numbers = min(numbers, 2)
+    needed = parameters * replicas * numbers * _BYTES[recipe.model.dtype]
+    if needed > held:
+        of_replicas = f" in each of {replicas} replicas" if replicas > 1 else ""
+        raise OptionsError(
+            f"the model must fit into memory: its {parameters / 1e6:,.0f} million parameters{of_replicas} take at "
+            f"least {needed / 1e9:,.1f} GB to train, and this machine has {held / 1e9:,.1f} GB, its swap included; "
+            f"make the model smaller, or spread its stages over more machines with torchrun"
+        )
 
 
 def _sampler(recipe: Recipe, data: Data) -> Sampler | Turns:
@@ -207,6 +222,20 @@ def _sampler(recipe: Recipe, data: Data) -> Sampler | Turns:
         return Turns(each, size, seed, shuffle=shuffle, turn=partial(in_steps, clients.turn))
     pieces = recipe.replicas.count if recipe.replicas.shuffle == "within" else 1
     return Sampler(count, size, seed, shuffle=shuffle, pieces=pieces)
+
+
+def _decided(recipe: Recipe, data: Data, model: Blueprint, steps_per_epoch: int) -> Recipe:
+    """The recipe with what it left to the data and the model.
+
+    That is the date of chats, whether a tied head stays one weight, and steps in place of epochs.
+    """
+    training = recipe.training
+    if training.epochs is not None:
+        training = replace(training, steps=training.epochs * steps_per_epoch, epochs=None)
+    dated = recipe.data if data.date is None else replace(recipe.data, date=data.date)
+    return replace(
+        recipe, data=dated, model=replace(recipe.model, tied=recipe.model.tied or model.head), training=training
+    )
 
 
 def check_fit(model: Blueprint, replicas: ReplicaOptions, compression: CompressionOptions) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from thinwire.compress.transfer import put
 from thinwire.errors.files import read_object
-from thinwire.launch.plan.memory import numbers_of_a_parameter
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.recipe.fields import read_fields
 from thinwire.launch.shared.tables import Table, Value
@@ -131,7 +130,7 @@ def limits_of(given: Sequence[float] | None, num_stages: int) -> list[float]:
 
 def _machines(places: Sequence[MeasuredMachine], prepared: Prepared, limits: Sequence[float]) -> list[Machine]:
     """What the layers cost each stage; stages alike share one object."""
-    pipeline, copies = prepared.recipe.pipeline, numbers_of_a_parameter(prepared.recipe)
+    pipeline, copies = prepared.recipe.pipeline, prepared.recipe.numbers_of_a_parameter
     numbers = pipeline.num_stages, pipeline.num_processes, pipeline.num_microbatches
     held = timetable(pipeline.schedule, *numbers).held("stage")
 

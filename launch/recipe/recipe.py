@@ -116,6 +116,15 @@ class Recipe:
         return self.replicas.count * self.pipeline.batch_size
 
     @property
+    def numbers_of_a_parameter(self) -> int:
+        """Numbers that training keeps for each parameter, of its dtype: itself, its gradient, its moments."""
+        optimizer, training = self.optimizer, self.training
+        if not (training.steps if training.epochs is None else training.epochs):
+            return 1
+        has_moments = optimizer.name != "sgd" or bool(optimizer.momentum)
+        return 2 + (optimizer.copies - 1) * has_moments
+
+    @property
     def num_processes(self) -> int:
         """Processes of all replicas."""
         return self.replicas.count * self.pipeline.num_processes

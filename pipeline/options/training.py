@@ -125,6 +125,11 @@ class OptimizerOptions:
         """Whether it is a class of torch.optim or of the user."""
         return self.name not in OPTIMIZERS
 
+    @property
+    def copies(self) -> int:
+        """Tensors as large as the parameters in a checkpoint: these and the moments, as of adamw if unknown."""
+        return 2 if self.name in ("sgd", "muon") else 3
+
     def usual(self) -> dict[str, Any]:
         """What fields of Adam and sgd are where the recipe leaves them out; nothing for another optimizer."""
         return {} if self.of_another else _USUAL | _USUAL_OF.get(self.name, {})

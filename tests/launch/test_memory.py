@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from thinwire.launch import cli
-from thinwire.launch.plan import memory
+from thinwire.launch.plan import prepare
 from thinwire.launch.recipe import recipe
 from thinwire.models import source
 from thinwire.models.options import LoraOptions, ModelOptions
@@ -18,7 +18,7 @@ PARAMETERS = 1_000_000
 @pytest.mark.parametrize("command", ["train", "simulate"])
 def test_thousands_of_layers_are_answered_before_they_are_built(command, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr(prepare, "machine_memory", lambda: 16 * 10**9)
     monkeypatch.setattr(source.ModelSource, "blueprint", lambda *_: pytest.fail("the model was built"))
     assert cli.main([command, "quickstart", "--model.config.n_layer", "10000"]) == 2
     said = capsys.readouterr()
@@ -56,9 +56,9 @@ def needed(monkeypatch):
         wanted = recipe.parse(["quickstart"])
         wanted = replace(wanted, **{name: replace(getattr(wanted, name), **more) for name, more in changes.items()})
         for numbers in range(20):
-            monkeypatch.setattr(memory, "machine_memory", lambda held=4 * numbers * PARAMETERS: held)
+            monkeypatch.setattr(prepare, "machine_memory", lambda held=4 * numbers * PARAMETERS: held)
             try:
-                memory.check_memory(wanted, parameters, replicas)
+                prepare.check_memory(wanted, parameters, replicas)
             except OptionsError:
                 continue
             return numbers
@@ -94,8 +94,8 @@ def test_weights_take_what_their_type_takes(dtype, rank, nbytes, monkeypatch):
     """Those of bf16 were counted as fp32, so a model that fits was refused. Gradients and moments are of that dtype."""
     model = ModelOptions(weights="pretrained", dtype=dtype, lora=LoraOptions(rank=rank))
     wanted = replace(recipe.parse(["quickstart"]), model=model)
-    monkeypatch.setattr(memory, "machine_memory", lambda: nbytes * PARAMETERS)
-    memory.check_memory(wanted, PARAMETERS, 1)
-    monkeypatch.setattr(memory, "machine_memory", lambda: nbytes * PARAMETERS - 1)
+    monkeypatch.setattr(prepare, "machine_memory", lambda: nbytes * PARAMETERS)
+    prepare.check_memory(wanted, PARAMETERS, 1)
+    monkeypatch.setattr(prepare, "machine_memory", lambda: nbytes * PARAMETERS - 1)
     with pytest.raises(OptionsError, match="the model must fit into memory"):
-        memory.check_memory(wanted, PARAMETERS, 1)
+        prepare.check_memory(wanted, PARAMETERS, 1)

@@ -9,7 +9,6 @@ from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, ne
 from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.folder.policy import checkpoint_folder
 from thinwire.launch.folder.weights import newest
-from thinwire.launch.plan.memory import copies
 from thinwire.launch.results.console import show_stores
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.parts.part import RunPart
@@ -71,7 +70,7 @@ class Room(RunPart):
         written = -(-self._recipe.training.steps // in_steps(options.every, self._prepared.sampler.steps_per_epoch))
         count = max(1, min(options.keep + 1, written) - len(manifests(folder)))
         rows = 2 * sum(by_medium(self.stores).values())
-        nbytes = count * (copies(self._recipe.optimizer) + self._of_replicas()) * self._weight_bytes() + rows
+        nbytes = count * (self._recipe.optimizer.copies + self._of_replicas()) * self._weight_bytes() + rows
         return needs_of("checkpoints", [(nbytes, folder / "new")])
 
     def _of_replicas(self) -> int:
@@ -85,4 +84,4 @@ class Room(RunPart):
         if replicas.sync.every == 1:
             return errors
         # the common weights with their momentum; a simulation has the weights and optimizers of all replicas
-        return errors + 2 + (here - 1) * copies(self._recipe.optimizer)
+        return errors + 2 + (here - 1) * self._recipe.optimizer.copies
