@@ -60,12 +60,13 @@ class Beginnings:
         return self._made[key]
 
 
-Seal = Callable[[Tensor], None]
-"""Writes the header into a frame of the host that holds its payloads."""
+Seal = Callable[[Tensor, int], int]
+"""Writes the header into a frame of the host that holds its payloads, of so many bytes at most; returns how many."""
 
 
-def complete(buffer: Tensor) -> None:
+def complete(buffer: Tensor, nbytes: int) -> int:
     """Of a buffer to which nothing is to be added."""
+    return nbytes
 
 
 class SendingEnd(Protocol):
@@ -75,7 +76,9 @@ class SendingEnd(Protocol):
         """A buffer to write the next frame into, where the stage computes; contents undefined."""
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
-        """Seal and send the first `nbytes` of `buffer` and return at once; the buffer belongs to the transport again.
+        """Seal and send `nbytes` of `buffer`, or what the seal says, and return at once.
+
+        The buffer belongs to the transport again.
 
         Later compute may read it, but must not write it.
         """
@@ -106,7 +109,7 @@ class MemoryEnd(Pool):
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Queue the buffer."""
-        seal(buffer)
+        seal(buffer, nbytes)
         self._frames.append(buffer)
 
     def flush(self) -> None:
@@ -145,7 +148,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Start sending the first `nbytes` of `buffer`."""
-        seal(buffer)
+        nbytes = seal(buffer, nbytes)
         with reaching(what), _unrecorded:
             work = self._group.send([self._beginnings.of(buffer, nbytes)], self._peer, self._tag)
         self._pending.append((work, buffer, what))

@@ -164,7 +164,7 @@ class Several:
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
         """Start sending the first `nbytes` of `buffer` to each receiver."""
-        seal(buffer)
+        nbytes = seal(buffer, nbytes)
         first, *others = self._ends
         # copy first: once it is sent, the buffer belongs to the transport
         copies = [end.take() for end in others]

@@ -173,36 +173,49 @@ class Sender(ChannelEnd):
             plan = self.plan(microbatch)
             # 3. Encode, then seal: the checksum in the header covers the payloads, once they are on the host.
             frame = self._way.take()
-            encoded, nbytes = self._encode(frame, microbatch, plan, tensors)
-            self.count(self._meter.sent, microbatch, plan, nbytes)
+            encoded, nbytes, end = self._encode(frame, microbatch, plan, tensors)
             nones = 0
             if len(encoded) < len(tensors):
                 nones = sum(1 << at for at, tensor in enumerate(tensors) if tensor is None)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
-            self._way.send(frame, nbytes, channel.sending(microbatch), partial(self._seal, microbatch, nbytes, nones))
+            self._way.send(
+                frame, nbytes, channel.sending(microbatch), partial(self._seal, microbatch, plan, nones, end)
+            )
             # 5. Settle last, while the wire is busy: nothing reads the buffers of these rows before their next plan.
             for encoder, one in encoded:
                 encoder.settle(one)
 
-    def _seal(self, microbatch: Microbatch, nbytes: int, nones: int, frame: Tensor) -> None:
-        """Write the header, with the time of departure; of a frame from a GPU, the courier calls it."""
+    def _seal(
+        self, microbatch: Microbatch, plan: FramePlan, nones: int, end: _End | None, frame: Tensor, nbytes: int
+    ) -> int:
+        """Write the header, with the time of departure, and return the frame's length.
+
+        Of a frame from a GPU the courier calls it, so nobody else waits for the length.
+        """
+        nbytes = nbytes if end is None else end(frame)
+        self.count(self._meter.sent, microbatch, plan, nbytes)
         header = self.channel.header(microbatch, nbytes, nones, departed=time.perf_counter_ns())
         seal(header, frame.numpy().data, payload=self._options.checksum)
+        return nbytes
 
     def _encode(
         self, frame: Tensor, microbatch: Microbatch, plan: FramePlan, tensors: Sequence[Tensor | None]
-    ) -> tuple[list[tuple[Encoder, Encoded]], int]:
-        """Write every payload into the frame; the messages that are still to be settled, and the frame's length."""
-        messages, stop = [], HEADER_BYTES
+    ) -> tuple[list[tuple[Encoder, Encoded]], int, _End | None]:
+        """Write every payload into the frame.
+
+        Returns the messages that are still to be settled, the most bytes that the frame has, and what tells them on the
+        host if they may be fewer.
+        """
+        messages, stop, end = [], HEADER_BYTES, None
         for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):
-            place = place_of(message.nbytes, stop)
-            payload, stop = frame[place], place.stop
+            # the next payload may overwrite what the one before does not use
+            place = place_of(message.nbytes, stop if end is None else end(frame))
+            stop, end = place.stop, None
             if tensor is not None:
                 key = self.channel.key(microbatch, index)
-                messages.append((encoder, encoder.encode(message.crossing(tensor), payload, key, message)))
-                # the next payload may overwrite what this one does not use
-                stop = place.start + encoder.used(payload, message)
-        return messages, stop
+                messages.append((encoder, encoder.encode(message.crossing(tensor), frame[place], key, message)))
+                end = partial(_end, encoder, message, place) if encoder.varies else None
+        return messages, stop, end
 
     def flush(self) -> None:
         """Wait until all sent frames have left; NonFiniteError if one from a GPU had NaN or infinity."""
@@ -241,6 +254,14 @@ class Sender(ChannelEnd):
             f"{self.channel.sender} has NaN or infinity in the {what}; lower the learning rate, or pass it on, with "
             f"wire.nonfinite send and a codec without feedback"
         )
+
+
+_End = Callable[[Tensor], int]
+"""Tells where the last payload of a frame ends."""
+
+
+def _end(encoder: Encoder, message: MessagePlan, place: slice, frame: Tensor) -> int:
+    return int(place.start) + encoder.used(frame[place], message)
 
 
 def refuses_nonfinite(options: WireOptions, channel: Channel) -> bool:

@@ -167,7 +167,7 @@ class GpuSender(Pool):
         """Put header and sum into the frame and enqueue its send, behind the compute that was asked for until now."""
         # torch gives pinned memory out again only when its copy is done, which nothing here waits for
         head = torch.empty(HEADER_BYTES, dtype=torch.uint8, pin_memory=self._pins)
-        seal(head)
+        seal(head, nbytes)
         buffer[:HEADER_BYTES].copy_(head, non_blocking=True)
         if self._sums is not None:
             self._sums.seal(buffer, nbytes)

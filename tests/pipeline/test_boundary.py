@@ -68,6 +68,24 @@ def test_payloads_lie_behind_the_header_at_multiples_of_16():
     assert frame_bytes(sizes) == 152
 
 
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_nobody_looks_at_the_length_of_the_last_payload_before_the_courier_has_it(tensors, monkeypatch):
+    """On a GPU the thread that launches compute would wait for it."""
+    described = channel(*(example(4, 64) for _ in range(tensors)), codec="q(8, step=0.2)")
+    sender, receiver, meter, link = ends(described)
+    orders, looks, used, send = [], [], Encoder.used, link.send
+    monkeypatch.setattr(Encoder, "used", lambda *given: looks.append(given) or used(*given))
+    monkeypatch.setattr(link, "send", lambda *given: orders.append(given))
+    hidden = [torch.randn(4, 64) for _ in range(tensors)]
+    sender.send(which(), hidden)
+    assert len(looks) == tensors - 1
+    send(*orders[0])
+    assert len(looks) == tensors
+    got = receiver.receive(which())
+    assert [*meter.sent.values()] == [*meter.received.values()]
+    assert all((one - other).abs().max() < 0.3 for one, other in zip(got, hidden, strict=True))
+
+
 def test_only_floating_tensors_that_need_gradients_are_compressed():
     described = channel(example(64, 64), example(4, dtype=torch.int64, gradient=False), example(64, 64, gradient=False))
     hidden, ids, mask = torch.randn(64, 64), torch.tensor([2**40, -1, 0, 7]), torch.randn(64, 64)

@@ -31,7 +31,7 @@ class Recorded(LaneEnds):
         send = end.send
 
         def kept(buffer, nbytes, what, seal):
-            seal(buffer)
+            nbytes = seal(buffer, nbytes)
             self.frames[lane.replica].append(bytes(buffer[:nbytes].tolist()))
             send(buffer, nbytes, what)
 
