@@ -489,22 +489,23 @@ def _symbols_of_row(integers, means, kinds, offset, reach, plane, index):
 @compiled
 def _encode_lanes(index, packed, inverse, states, words):
     """Write the words of a chunk to the end of `words`, and the states; return the first word's place."""
-    n, lanes, at = len(index), len(states), len(words)
+    # without a sign, because a negative index would be looked for at each word
+    n, lanes, at = len(index), len(states), np.uint64(len(words) - 1)
     states[:] = _LOWEST
     for step in range((n + lanes - 1) // lanes - 1, -1, -1):
         start = step * lanes
         for lane in range(min(lanes, n - start) - 1, -1, -1):
             entry, state = packed[index[start + lane]], states[lane]
             frequency = entry & _FREQUENCY
-            words[at - 1] = np.uint16(state)
+            words[at] = np.uint16(state)
             # a shift, because a branch that depends on data is slow
             full = np.uint32((state >> _FULL) >= frequency)
-            at -= np.int64(full)
+            at -= np.uint64(full)
             state = state >> np.uint32(full << _FOUR)
             # exact: half of one over a frequency is far more than the rounding of float64
             quotient = np.uint32(np.int64((np.float64(state) + 0.5) * inverse[index[start + lane]]))
             states[lane] = (quotient << _BITS) + (state - quotient * frequency) + (entry >> _WORD_BITS)
-    return at
+    return np.int64(at) + 1
 
 
 @compiled
@@ -599,10 +600,10 @@ def _tables_of_row(kinds, offset, plane, table):
 @compiled
 def _decode_lanes(table, slot, states, words, symbols):
     """Write the symbols of a chunk; return whether words and states end as they must."""
-    n, lanes, at, last, done = len(symbols), len(states), 0, len(words) - 1, 0
+    n, lanes, at, last, done = len(symbols), len(states), np.uint64(0), np.uint64(len(words) - 1), 0
     if lanes == MOST_LANES:
         for start in range(0, n - MOST_LANES + 1, MOST_LANES):
-            if at + MOST_LANES > last:
+            if at + np.uint64(MOST_LANES) > last:
                 break
             # in two loops, because no symbol needs to wait for the words of those before
             for lane in range(MOST_LANES):
@@ -634,4 +635,4 @@ def _without(state, found):
 def _refilled(state, word, at):
     """A state with the next word, if it needs one, and the place of the word after it."""
     needs = np.uint32(state < _LOWEST)
-    return np.uint32(state << np.uint32(needs << _FOUR)) | (np.uint32(word) * needs), at + np.int64(needs)
+    return np.uint32(state << np.uint32(needs << _FOUR)) | (np.uint32(word) * needs), at + np.uint64(needs)
