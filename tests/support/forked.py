@@ -1,7 +1,8 @@
 """Commands as forks of one process, which has imported torch once; each new interpreter would need seconds for it.
 
-What a command starts as a new interpreter with a module of ours or of torch, as torchrun does its workers, is a fork
-too: of a nursery, a process that was forked before the command began. The fork's parent is whoever started it.
+What a command starts as a new interpreter with a module of ours or of torch, as torchrun does its workers, or with a
+script is a fork too: of a nursery, a process that was forked before the command began. The fork's parent is whoever
+started it.
 """
 
 import ctypes
@@ -166,7 +167,7 @@ def _become(call, files, folder, environment):
 
 
 def fork_interpreters(nursery):
-    """Have `subprocess` fork what it would start from this process as `python -m`, if the module is ours or torch's.
+    """Have `subprocess` fork what it would start from this process as Python, as far as that can be forked.
 
     Args:
         nursery: returns the socket of a nursery that is an offspring of this process.
@@ -175,8 +176,7 @@ def fork_interpreters(nursery):
 
     def fork_exec(words, executables, close, kept, folder, environment, *given):
         call = call_of([os.fsdecode(word) for word in words], folder or Path.cwd())
-        ours = call is not None and call.run is _module and call.words[0].partition(".")[0] in ("thinwire", "torch")
-        if not ours or os.getpid() != owner:
+        if call is None or not _is_ours(call) or os.getpid() != owner:
             return start(words, executables, close, kept, folder, environment, *given)
         variables = dict(os.environ)
         if environment is not None:
@@ -191,6 +191,13 @@ def fork_interpreters(nursery):
             return int(nursery().recv(20))
 
     subprocess._fork_exec = fork_exec
+
+
+def _is_ours(call):
+    """Whether it is a module of ours or of torch, or a script that no library brings."""
+    if call.run is _script:
+        return Path(sys.prefix) not in Path(call.words[0]).parents
+    return call.run is _module and call.words[0].partition(".")[0] in ("thinwire", "torch")
 
 
 @contextmanager
