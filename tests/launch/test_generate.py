@@ -2,6 +2,7 @@
 
 import json
 from contextlib import chdir
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from support.tiny_run import TEXT, alone
 from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.prompts import read_prompts
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.assembly import assemble
-from thinwire.models.architectures import parity
 from thinwire.models.data.chats import visible
 from thinwire.models.data.tokenizer import Bytes
 from thinwire.models.layers import build_stage
@@ -94,7 +95,11 @@ def test_a_cut_model_writes_what_transformers_writes_with_the_exported_one(folde
     expected = answer_of(whole)
     assert len(set(expected)) > 3, "it is no single token again and again"
     assert generated(capsys, run) == expected
-    monkeypatch.setattr(parity, "remembers", lambda config, task: False)
+
+    def forgetful(*given):
+        return replace(read_prompts(*given), remembers=False)
+
+    monkeypatch.setattr("thinwire.launch.plan.prepare.read_prompts", forgetful)
     assert generated(capsys, run) == expected
 
 

@@ -3,20 +3,23 @@
 from pathlib import Path
 
 from thinwire.launch.plan import prepare
+from thinwire.models.architectures import configuration
 from thinwire.models.architectures.configuration import LibrarySource
+from thinwire.models.options import FRESH, PRETRAINED
 from thinwire.models.source import ModelSource
 
-_outputs, _count, _model, _found = (
+_outputs, _count, _model, _remembers, _found = (
     prepare.outputs_of_stages,
     LibrarySource.parameters.fget,
     ModelSource.blueprint,
+    configuration.remembers,
     {},
 )
 
 
 def remember():
-    """From now on, this process and its forks look once at each model that is a type with fresh weights or a folder."""
-    prepare.outputs_of_stages = _outputs_once
+    """From now on, this process and its forks look once at each model that is a type or a folder, with its weights."""
+    prepare.outputs_of_stages, configuration.remembers = _outputs_once, _remembers_once
     LibrarySource.parameters, ModelSource.blueprint = property(_count_once), _model_once
 
 
@@ -40,12 +43,21 @@ def _model_once(source, use):
     return _once(lambda: _model(source, use), "model", source.options, use)
 
 
+def _remembers_once(config, task):
+    case = repr(("remembers", config.to_json_string(), task))
+    if case not in _found:
+        _found[case] = _remembers(config, task)
+    return _found[case]
+
+
 def _once(work_out, what, options, *others):
-    folder, fresh = Path(options.name).resolve(), options.weights == "fresh"
-    known = fresh or options.weights == "pretrained" if folder.is_dir() else fresh and not folder.exists()
-    if not known or options.lora.weights != "fresh" or not (folder.is_dir() or options.name.replace("-", "").isalnum()):
+    kind, *named = options.name, *({options.weights, options.lora.weights} - {FRESH, PRETRAINED})
+    named += [kind] if Path(kind).exists() else []
+    ours = kind in named or (options.weights != PRETRAINED and kind.replace("-", "").isalnum())
+    if not ours or not all(Path(name).is_dir() for name in named):
         return work_out()
-    files = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*"))]
+    paths = [path for name in sorted(named) for path in sorted(Path(name).resolve().rglob("*"))]
+    files = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     case = repr((what, options, others, files))
     if case not in _found:
         _found[case] = work_out()
