@@ -105,7 +105,7 @@ class Link:
         return self._free.take()
 
     def send(self, buffer, nbytes, what, seal):
-        seal(buffer)
+        nbytes = seal(buffer, nbytes)
         self._process.moment()  # encoded, and not sent
         self._require_open(what)
         self._network.add(self, buffer, nbytes)
