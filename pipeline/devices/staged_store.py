@@ -98,12 +98,16 @@ class StagedStore(Store):
 
     def _take(self, slots: list[int]) -> Tensor:
         """The rows on the GPU, for compute asked for until the next `_take`."""
-        self._take_back()
+        if self._lent is not None:  # its memory may be written after the compute asked for until now
+            self._free.append((self._lent, self._lanes.stream.mark()))
+            self._lent = None
         if self._ahead is None or self._ahead.slots != tuple(slots):
             self._forget()
             self._ahead = self._fetch(tuple(slots))
         fetch, self._ahead = self._ahead, None
-        self._lend(fetch)
+        # compute waits for the rows, on the GPU; the host waits until their copy is ordered
+        self._lanes.stream.hold_compute(fetch.copied.result())
+        self._lent = fetch.rows
         self._fetch_ahead()
         return fetch.rows[: len(slots)]
 
@@ -161,17 +165,6 @@ class StagedStore(Store):
         copied.synchronize()
         self._host._put(slots, pinned[: len(slots)])
         self._pinned.append(pinned)
-
-    def _lend(self, fetch: _Fetch) -> None:
-        """Have compute wait for the rows, on the GPU; the host waits until their copy is ordered."""
-        self._lanes.stream.hold_compute(fetch.copied.result())
-        self._lent = fetch.rows
-
-    def _take_back(self) -> None:
-        """Memory that was lent may be written after the compute asked for until now."""
-        if self._lent is not None:
-            self._free.append((self._lent, self._lanes.stream.mark()))
-            self._lent = None
 
     def _forget(self) -> None:
         """Give up what was announced: the messages come in another order, or the rows change. What is lent stays."""

@@ -100,14 +100,15 @@ class StagedReceiver(StraightReceiver):
 
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
         """Order the copy, and have compute wait for it on the GPU."""
-        self._give_back()
+        # the transport receives into those frames whose copies are done
+        while self._read and self._read[0][1].query():
+            self._transport.give(self._read.popleft()[0])
         if self._free:
-            brought, decoded = self._free.popleft()
-            copied = self._stream.copy(frame[:nbytes], brought[:nbytes], after=decoded)
+            brought, free = self._free.popleft()
         else:
             brought = torch.empty(self._capacity, dtype=torch.uint8, device=self._stream.device)
-            # memory that compute has freed may be in use until now
-            copied = self._stream.copy(frame[:nbytes], brought[:nbytes], after=self._stream.mark())
+            free = self._stream.mark()  # memory that compute has freed may be in use until now
+        copied = self._stream.copy(frame[:nbytes], brought[:nbytes], after=free)
         self._stream.hold_compute(copied)
         self._read.append((frame, copied))
         return brought
@@ -115,11 +116,6 @@ class StagedReceiver(StraightReceiver):
     def give(self, frame: Tensor, brought: Tensor) -> None:
         """The frame on the GPU may be written after what compute was asked for until now."""
         self._free.append((brought, self._stream.mark()))
-
-    def _give_back(self) -> None:
-        """Give those frames to the transport whose copies are done; it receives into them."""
-        while self._read and self._read[0][1].query():
-            self._transport.give(self._read.popleft()[0])
 
 
 class Ways:

@@ -88,13 +88,12 @@ def placed(processes: int, gpus: Sequence[int], device: DeviceName) -> list[Loca
             f"add --training.device auto, which takes the CPU there, or --training.device cpu",
         ),
     )
-    return [_on_host(gpus, device, *divmod(process, each)) for process in range(processes)]
-
-
-def _on_host(gpus: Sequence[int], device: DeviceName, host: int, place: int) -> Location:
-    """Where the process at a place of its host computes: on its GPUs in turn."""
-    taken = device != "cpu" and gpus[host] > 0
-    return Location(f"host {host}", f"GPU {place % gpus[host]} of host {host}" if taken else None)
+    taken = [0 if device == "cpu" else count for count in gpus]
+    return [
+        Location(f"host {host}", f"GPU {place % count} of host {host}" if count else None)
+        for host, count in enumerate(taken)
+        for place in range(each)
+    ]
 
 
 def advice(gpus: int) -> str:

@@ -81,7 +81,11 @@ class StageExchange:
         One that no replica has used so far has none. What arrived does not say that: a codec without a point at zero
         makes something of zeros.
         """
-        self._learn_used()
+        # all replicas have marked the same as used, so all of them ask, or none does
+        if not self._used.all():
+            told = torch.tensor(self._everyone(self._seen.tolist()))
+            self._used |= told.any(0)
+            self._seen.zero_()
         room, scratch, self._given = self._rows.room(self._given), self._scratch(), []
         for index, bucket in enumerate(self._buckets):
             window = self._rows.window(room, bucket.rows)
@@ -97,14 +101,6 @@ class StageExchange:
     def _scratch(self) -> Tensor:
         """Memory for the rows of a bucket that has pieces of several tensors."""
         return torch.empty(self._longest, self._rows.layout.row, dtype=torch.float32)
-
-    def _learn_used(self) -> None:
-        """Mark the parameters that any replica used in this step; collective, until all of them are marked."""
-        # all replicas have marked the same, so all of them ask, or none does
-        if not self._used.all():
-            told = torch.tensor(self._everyone(self._seen.tolist()))
-            self._used |= told.any(0)
-            self._seen.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all errors of the replicas here: worker/REPLICA/NAME/FIRST and owner/NAME/FIRST; and `used`.

@@ -260,8 +260,9 @@ class Checkpoints:
                 self._discard(path)
 
     def _run(self, step: int, states: Mapping[int, StageState], logged: Callable[[], None], trains: bool) -> None:
-        if trains:
-            _let_training_go_first()
+        if trains and sys.platform == "linux":  # which has a priority for each thread
+            with suppress(OSError):  # where a sandbox forbids it, the checkpoint is written all the same
+                os.nice(_NICENESS)
         try:
             logged()
             self._write(step, states)
@@ -282,25 +283,24 @@ class Checkpoints:
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
-        self._claim(target)
+        if run_of(target) not in (None, *self._runs):
+            said = f"another run made {target}; give each run a checkpoint.folder of its own"
+            raise OSError(errno.EEXIST, said, str(target))
+        claim(target, self._runs[0])
         parts = dict[int, _Part]()
         for stage, state in states.items():
             parts[stage] = self._write_stage(target / f"stage-{stage}", step, stage, state)
             self._post(step, stage, {"files": parts[stage].digests})
         manifest = Manifest(step, self._header, self._await_everyone(step))
         self._all_wrote = step
-        self._forget_words_before(step)
+        # all have read the words of the checkpoint before, which else would fill the store, in memory and in its file
+        for key in self._posted - (now := {_key(step, stage) for stage in self._stages}):
+            self._words.delete_key(key)
+        self._posted = now
         write_durably(target / MANIFEST, manifest.text().encode())
         self._last |= parts
         for path in [path for path in self._own_steps() if (path / MANIFEST).exists()][: -self._keep]:
             self._discard(path)
-
-    def _claim(self, folder: Path) -> None:
-        """As `claim`; OSError if another run made the folder."""
-        if run_of(folder) not in (None, *self._runs):
-            said = f"another run made {folder}; give each run a checkpoint.folder of its own"
-            raise OSError(errno.EEXIST, said, str(folder))
-        claim(folder, self._runs[0])
 
     def _write_stage(self, folder: Path, step: int, stage: int, state: StageState) -> _Part:
         """Write one stage's files, with links to older rows, and wait until they are on disk."""
@@ -327,15 +327,6 @@ class Checkpoints:
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self._words.set(_key(step, stage), posts.written(word))
         self._posted.add(_key(step, stage))
-
-    def _forget_words_before(self, step: int) -> None:
-        """Delete what this process posted for the checkpoint before: all stages wrote a later one, so all have read it.
-
-        Else the store of words would grow with every checkpoint, in memory and in its file.
-        """
-        for key in self._posted - (now := {_key(step, stage) for stage in self._stages}):
-            self._words.delete_key(key)
-        self._posted = now
 
     def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
         """The digests of every stage's files, after all are written. CheckpointError if a stage could not write."""
@@ -414,13 +405,6 @@ def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str
     sync(folder)
     write_durably(folder / VALUES, json.dumps(values).encode())
     return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
-
-
-def _let_training_go_first() -> None:
-    """Lower the priority of the calling thread. Only Linux has one for each thread."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # where a sandbox forbids it, the checkpoint is written all the same
-            os.nice(_NICENESS)
 
 
 def _parts_of(path: Path) -> list[Path]:

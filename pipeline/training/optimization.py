@@ -120,7 +120,9 @@ class Update:
         most = self._options.max_grad_norm
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
         if most is not None:
-            squares = self._of_all(squares)
+            with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
+                self._squares.send(squares)
+                squares = dict(enumerate(self._squares.receive()))
             for stage in self._stages:
                 clip(stage.submod.parameters(), norm_of(squares), most)
         # 3. Step, then clear the gradients for the next batch.
@@ -132,12 +134,6 @@ class Update:
                 optimizer.step()
                 optimizer.zero_grad()
         return squares
-
-    def _of_all(self, squares: Mapping[int, float]) -> dict[int, float]:
-        """The squares of all stages, from those of the stages of each process. Collective."""
-        with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
-            self._squares.send(squares)
-            return dict(enumerate(self._squares.receive()))
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""
