@@ -54,10 +54,7 @@ def sent_share(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float:
 def _gaussian_share(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype) -> float:
     rows = max(1, _MOST_ELEMENTS // max(1, torch.Size(shape[1:]).numel()))
     shape = (min(shape[0], rows), *shape[1:]) if shape else shape
-    return _share(codec, torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype))
-
-
-def _share(codec: Codec, x: Tensor) -> float:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
     payload = torch.empty(size_of(codec, x.shape, x.dtype), dtype=torch.uint8)
     codec.encode(x, payload, NO_KEY)
     return codec.used(payload) / len(payload) if len(payload) else 1.0

@@ -117,7 +117,7 @@ class Checkpoint:
             return ""
         files = sorted({file for place in self.stored.values() for file, _ in place.parts})
         paths = [locate(self.source, file) for file in files]
-        known = sorted((name, *about, path) for path in paths for name, about in _headers(path).items())
+        known = sorted((name, *about, path) for path in paths for name, about in read_headers(path).items())
         hashed = hashlib.sha256(_configuration(Path(self.source)).encode())
         hashed.update(repr([about for *about, _ in known]).encode())
         for name, *_, path in known[:: max(1, len(known) // _SAMPLES)]:
@@ -132,7 +132,7 @@ class Checkpoint:
         if dtype not in _NARROW or not Path(self.source).is_dir():
             return []
         files = {file for place in self.stored.values() for file, _ in place.parts}
-        headers = {file: _headers(locate(self.source, file)) for file in files}
+        headers = {file: read_headers(locate(self.source, file)) for file in files}
         found = {name: {headers[file][key][1] for file, key in place.parts} for name, place in self.stored.items()}
         mixed = {_NARROW[dtype]} in found.values()
         return sorted(name for name, kinds in found.items() if mixed and kinds == {"F32"})
@@ -156,7 +156,7 @@ class Checkpoint:
         places = {name: place for name in tensors if (place := self._find(name)) is not None}
         files = sorted({file for place in places.values() for file, _ in place.parts})
         paths = {file: locate(self.source, file) for file in files}
-        headers = {file: _headers(path) for file, path in paths.items()}
+        headers = {file: read_headers(path) for file, path in paths.items()}
         misfits, quantized = [], []
         for name, place in places.items():
             for file, key in place.parts:
@@ -213,11 +213,6 @@ def open_checkpoint(
     )
 
 
-def read_names(path: Path) -> list[str]:
-    """The names of the tensors in a file. ModelError if it is not a whole safetensors file."""
-    return [*_headers(path)]
-
-
 def in_place_of_weights(source: str) -> str | None:
     """What a folder holds in place of a model's weights, and what to do with it, in words; None if nothing is known."""
     return next((said for name, said in _OTHERS if any(Path(source).glob(name))), None)
@@ -270,12 +265,12 @@ def _weight_map(source: str) -> dict[str, str]:
     # as in transformers, the whole file counts where both are: an index may be left from before
     single = find(source, _FILE)
     if single is not None:
-        return dict.fromkeys(_headers(single), _FILE)
+        return dict.fromkeys(read_headers(single), _FILE)
     index = find(source, _INDEX)
     if index is not None:
         return _read_index(index)
     if stages := sorted(path for path in Path(source).glob(_OF_STAGES) if path.is_file()):
-        files = {name: str(path.relative_to(source)) for path in stages for name in _headers(path)}
+        files = {name: str(path.relative_to(source)) for path in stages for name in read_headers(path)}
         return {name: file for name, file in files.items() if name.startswith(WEIGHTS)}
     instead = in_place_of_weights(source) if Path(source).is_dir() else None
     way_out = f"it holds {instead}" if instead else "to draw the weights from the seed, set weights: fresh"
@@ -286,15 +281,13 @@ def _read_index(path: Path) -> dict[str, str]:
     """The file of each tensor, read from an index. ModelError if the index is not such a table."""
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        if not isinstance(weight_map, dict) or not all(_is_name(file) for file in weight_map.values()):
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in weight_map.values()
+        ):
             raise TypeError("it does not map names to files of this folder")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"weight_map in {path} must name the file of each tensor: {error}") from error
     return weight_map
-
-
-def _is_name(file: object) -> bool:
-    return isinstance(file, str) and Path(file).name == file
 
 
 def _shape(place: Stored, shapes: Sequence[tuple[int, ...]]) -> list[int] | str:
@@ -307,8 +300,11 @@ def _shape(place: Stored, shapes: Sequence[tuple[int, ...]]) -> list[int] | str:
         return f"{len(shapes)} tensors that do not make one: {first_line(error)}"
 
 
-def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The shape and the type of each tensor of a file, by its name: ((2, 3), "F32")."""
+def read_headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and the type of each tensor of a file, by its name: ((2, 3), "F32").
+
+    ModelError if it is not a whole safetensors file.
+    """
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
@@ -317,8 +313,7 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 def _copy(path: Path, name: str, out: Tensor) -> None:
     """Copy one tensor to `out` and to the dtype of `out`, one part of rows at a time."""
     if out.ndim == 0:
-        with _opened(path) as file:
-            out.copy_(file.get_tensor(name))
+        out.copy_(_read(path, name))
         return
     row_bytes = max(1, out.nbytes // max(1, len(out)))
     rows = max(1, _PART_BYTES // row_bytes)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors.names import first_of
-from thinwire.models.checkpoint import WEIGHTS, Checkpoint, Stored, read_names
+from thinwire.models.checkpoint import WEIGHTS, Checkpoint, Stored, read_headers
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import (
     ADAPTER_MARK,
@@ -362,7 +362,7 @@ def _open(options: LoraOptions) -> Checkpoint:
     )
     if (folder / CONFIG_FILE).is_file():
         check_config(folder / CONFIG_FILE, options)
-    names = [(str(path.relative_to(folder)), name) for path in files for name in read_names(path)]
+    names = [(str(path.relative_to(folder)), name) for path in files for name in read_headers(path)]
     stored = {_own_name(name): Stored(((file, name),)) for file, name in names if name.startswith((_PREFIX, WEIGHTS))}
     return Checkpoint(source=str(folder), stored=stored, tied={})
 

@@ -44,7 +44,13 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
     On a GPU fp32 may mean TF32, which has 10 bits of digits; a CPU without instructions for 16 bits emulates them.
     """
     if device_type == "cpu":
-        return _emulated_note() if narrow_weights or precision == "bf16" else None
+        narrow = narrow_weights or precision == "bf16"
+        if not narrow or not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return None
+        return (
+            "this CPU has no instructions for bf16, so torch emulates it, which can make a step ten times slower; "
+            "--training.precision fp32 --model.dtype fp32 is faster here"
+        )
     if precision != "fp32" or device_type != "cuda":
         return None
     rounds = {
@@ -53,15 +59,6 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
     }
     said = [f"{what} {'round to TF32' if rounded else 'keep all digits'}" for what, rounded in rounds.items()]
     return f"fp32 on a GPU: {', '.join(said)}"
-
-
-def _emulated_note() -> str | None:
-    if not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
-    return (
-        "this CPU has no instructions for bf16, so torch emulates it, which can make a step ten times slower; "
-        "--training.precision fp32 --model.dtype fp32 is faster here"
-    )
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:

@@ -250,10 +250,9 @@ class DiskStore(Store):
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return len(self._ready) + len(self._reading) < self._max_ahead or self._oldest_is_stale()
-
-    def _oldest_is_stale(self) -> bool:
-        """Whether the oldest ready row was skipped: rows of a later prefetch are already in use."""
+        if len(self._ready) + len(self._reading) < self._max_ahead:
+            return True
+        # the oldest ready row may go if it was skipped: rows of a later prefetch are already in use
         return bool(self._ready) and next(iter(self._ready.values()))[0] < self._reached
 
     def _make_room(self) -> None:

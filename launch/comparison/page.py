@@ -40,13 +40,18 @@ def _view(run: RunFiles, name: str) -> dict[str, Any]:
     summary = run.summary
     sent = (figures.channels(summary), figures.shared(summary), figures.replicas(summary))
     spent = (figures.stages(summary), figures.exchange(summary), figures.cut(summary))
+    held_out = [
+        Curve(f"held out, compression {mode}", points(run.scored(mode)), marker)
+        for mode, marker in (("on", "o"), ("off", "x"))
+    ]
+    losses = [Curve("training", points(run.trained)), *held_out]
     return {
         "name": name,
         "torn": run.torn,
         "facts": _facts(run),
         "command": f"thinwire train {shlex.quote(str(run.folder / 'recipe.yaml'))} --output runs/again",
         "recipe": run.recipe,
-        "loss": _loss_picture(run),
+        "loss": curves(losses, f"Loss of {summary['name']} over optimizer steps, training and held out"),
         "held_out": list(filter(None, [figures.scores(summary)])),
         "answers": _answers(run),
         "bytes": list(filter(None, sent)),
@@ -80,13 +85,6 @@ def _answers(run: RunFiles) -> list[Table]:
     fields = ("step", "prompt", "on", "off")
     rows = [[line[name] for name in fields] for line in run.answers]
     return [Table("Answers", ("after step", "prompt", "compression on", "off"), rows)] if rows else []
-
-
-def _loss_picture(run: RunFiles) -> str:
-    curve = [Curve("training", points(run.trained))]
-    for mode, marker in (("on", "o"), ("off", "x")):
-        curve.append(Curve(f"held out, compression {mode}", points(run.scored(mode)), marker))
-    return curves(curve, f"Loss of {run.summary['name']} over optimizer steps, training and held out")
 
 
 def _shares(seconds: Mapping[str, float], total: float) -> list[tuple[str, float, str]]:

@@ -108,12 +108,6 @@ def words(told: object) -> str:
     return "".join(each for each in str(told)[:600] if each.isprintable())
 
 
-def listening(address: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is one that the system chooses."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=MACHINES)
-
-
 def why(error: Exception, port: int) -> str:
     """Why a call failed, and what to do."""
     match error:

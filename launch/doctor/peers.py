@@ -24,12 +24,12 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 from thinwire.errors.words import listed
-from thinwire.launch.doctor.calls import MACHINES, PATIENCE, SECONDS, Call, listening, refusal, why, words
+from thinwire.launch.doctor.calls import MACHINES, PATIENCE, SECONDS, Call, refusal, why, words
 from thinwire.launch.shared.exit_codes import FailedError
 from thinwire.launch.shared.probes import COMMAND_SECONDS
 from thinwire.launch.shared.tables import duration_text
 from thinwire.pipeline.errors import OptionsError
-from thinwire.pipeline.processes.addresses import interface_addresses, parted
+from thinwire.pipeline.processes.addresses import interface_addresses, listening, parted
 
 CLOCKS = 2.0
 """Seconds by which two clocks may differ."""
@@ -101,7 +101,7 @@ def own_place(peers: Sequence[Peer]) -> tuple[int, str, socket.socket]:
     for index, peer in enumerate(peers):
         if peer.address in known:
             try:
-                return index, known[peer.address], listening(peer.address, peer.port)
+                return index, known[peer.address], listening(peer.address, peer.port, MACHINES)
             except OSError as error:
                 what = "in use" if error.errno == errno.EADDRINUSE else f"not to be had ({error.strerror})"
                 mistake = f"port {peer.port} is {what}; end what listens there, or write another on every machine"
@@ -116,7 +116,7 @@ class Meeting:
         self._joined: dict[int, tuple[Call, str, float]] = {}
         """Those that called the first machine to meet there, their versions, and how far ahead their clocks are."""
         self._begun = False
-        self._listeners = [listener, listening(peers[index].address, 0)]
+        self._listeners = [listener, listening(peers[index].address, backlog=MACHINES)]
         threading.Thread(target=self._serve, name="peers", daemon=True).start()
 
     def meet(self, wait: float, argv: Sequence[str]) -> Found:

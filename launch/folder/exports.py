@@ -125,6 +125,8 @@ def _check_adapter(run: SavedRun) -> None:
 
 def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
     """Write a model that was trained itself."""
+    from huggingface_hub import save_torch_state_dict
+
     copy_model_files(run.folder, folder, CONFIG_FILE)
     chosen = dtype or run.facts.dtype
     tied, apart = tied_again(run.weights, run.facts.tied)
@@ -137,7 +139,9 @@ def _write_model(run: SavedRun, folder: Path, dtype: str | None) -> list[str]:
         rounded = for_the_library(folder, run.recipe.data.task, rounded)
         ties = {"tie_word_embeddings": True} if tied else {}
         change_config(folder, {"dtype": chosen, **ties, **_of_classes(run)})
-    _save_weights(folder, rounded)
+    save_torch_state_dict(rounded, folder)  # large weights become several files and an index
+    for path in folder.glob("*.safetensors"):
+        follow_umask(path)
     notes = [
         f"{name} and {other} were tied, but are no longer equal: the export has both, untied" for name, other in apart
     ]
@@ -386,12 +390,3 @@ def _resolved(name: str) -> str:
     """The absolute path, if `name` is a path; else the name as it is."""
     path = Path(name)
     return str(path.resolve()) if name not in (*BUNDLED, BYTES, SMOLLM2) and path.exists() else name
-
-
-def _save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write model.safetensors. Large weights become several files and an index."""
-    from huggingface_hub import save_torch_state_dict
-
-    save_torch_state_dict(dict(weights), folder)
-    for path in folder.glob("*.safetensors"):
-        follow_umask(path)

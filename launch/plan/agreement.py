@@ -33,12 +33,14 @@ def agreed(recipe: Recipe, data: Data, model: Blueprint) -> dict[str, Any]:
     fields |= {"checkpoint.every": recipe.checkpoint.every, "compression.shared": recipe.compression.shared}
     if recipe.clients.outlines:
         del fields["data.name"]
-    anew, held_out = "read the same data, or write the outline anew", data.held_out
+    anew = "read the same data, or write the outline anew"
     digest = {
         f"digest of the samples; {anew}": data.training.digest,
-        f"digest of the held-out samples; {anew}": None if held_out is None else held_out.digest,
-        **{f"digest of {name}; copy it from one host to all": value for name, value in _of_model(model).items()},
+        f"digest of the held-out samples; {anew}": data.held_out_digest,
     }
+    # what tells the folder of a pretrained model from another one
+    if model.checkpoint is not None and (of_model := model.checkpoint.digest()):
+        digest["digest of the pretrained model; copy it from one host to all"] = of_model
     # keys as text, as others read them
     agreement: dict[str, Any] = json.loads(json.dumps({**fields, **digest}))
     return agreement
@@ -59,9 +61,3 @@ def agreed_by_replicas(recipe: Recipe) -> dict[str, Any]:
         for channel in CHANNELS
     }
     return {**codecs, "compression.warmup": common.warmup, "compression.warmup_fill": common.warmup_fill}
-
-
-def _of_model(model: Blueprint) -> dict[str, str]:
-    """What tells the folder of a pretrained model from another one; nothing where there is none."""
-    digest = "" if model.checkpoint is None else model.checkpoint.digest()
-    return {"the pretrained model": digest} if digest else {}

@@ -185,12 +185,6 @@ def silences(silent: Mapping[int, str], where: Placement) -> dict[int, Report]:
     }
 
 
-def explain_stopped(number: signal.Signals, reports: Iterable[Report], left: str) -> str:
-    """How a run ended that a signal stopped, in words; `left` says what is left of one that wrote nothing then."""
-    saved = next((report.text for report in reports if report.kind == "saved"), None)
-    return f"stopped by {number.name}" + (f" {saved}" if saved else f"; {left}" if left else "")
-
-
 def _merged(reports: Iterable[Report]) -> list[Report]:
     """The reports, with one report for all stages of a pipeline that have the same text."""
     merged: dict[tuple[int | None, str], Report] = {}

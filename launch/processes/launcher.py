@@ -52,7 +52,10 @@ def launch(prepared: Prepared, arguments: Sequence[str], descriptors: Sequence[i
             if end.finished:
                 return
             if came:
-                raise StoppedError(failures.explain_stopped(came[0], reports.values(), what_is_left(wanted)), came[0])
+                saved = next((report.text for report in reports.values() if report.kind == "saved"), "")
+                kept = what_is_left(wanted)
+                how = f" {saved}" if saved else f"; {kept}" if kept else ""
+                raise StoppedError(f"stopped by {came[0].name}{how}", came[0])
             told = "\n".join(filter(None, [end.wrong, failures.explain(reports, end.failed, where, end.hung)]))
             if left == 0 or any(report.lasting for report in reports.values()):
                 began, told = left < wanted.checkpoint.restarts, "\n".join(filter(None, [told, what_is_left(wanted)]))

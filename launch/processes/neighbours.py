@@ -29,7 +29,7 @@ from thinwire.launch.shared.doing import Doing
 from thinwire.launch.shared.interfaces import host_address
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.processes import collectives
-from thinwire.pipeline.processes.addresses import interface_addresses, is_address, joined, parted
+from thinwire.pipeline.processes.addresses import interface_addresses, is_address, joined, listening, parted
 from thinwire.pipeline.processes.placement import Placement
 
 _TOKEN_BYTES = 16
@@ -76,9 +76,7 @@ class Neighbours:
     def _listen(self) -> tuple[str, int]:
         """Where the neighbours call."""
         address = run_address()
-        self._listener = socket.create_server(
-            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
-        )
+        self._listener = listening(address)
         self._listener.setblocking(False)
         self._waiting.register(self._listener, selectors.EVENT_READ)
         return address, self._listener.getsockname()[1]

@@ -138,7 +138,14 @@ class MetricsLog:
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
         self._logs["evaluations"].add(_line({"step": step} | values | {"error": error_of_difference(scores)}))
-        self._add(step, _of_curves(scores))
+        self._add(
+            step,
+            {
+                f"held-out/{name} compression {mode}": value
+                for mode, score in scores.items()
+                for name, value in {"loss": score.loss, **score.metrics}.items()
+            },
+        )
 
     def answers(self, step: int, said: Sequence[tuple[str, Mapping[Compression, str]]]) -> None:
         """Log the answers to all prompts after `step` steps."""
@@ -174,12 +181,3 @@ def _score(values: Mapping[str, Any]) -> Score:
     """The score in a line of evaluations.jsonl."""
     metrics = {name: with_nan(value) for name, value in values.items() if name not in ("loss", "num_targets")}
     return Score(with_nan(values["loss"]), values["num_targets"], metrics)
-
-
-def _of_curves(scores: Mapping[Compression, Score]) -> dict[str, float]:
-    """The points of an evaluation by the names of their curves."""
-    return {
-        f"held-out/{name} compression {mode}": value
-        for mode, score in scores.items()
-        for name, value in {"loss": score.loss, **score.metrics}.items()
-    }

@@ -25,7 +25,6 @@ from thinwire.launch.run.compile import compile_stages
 from thinwire.launch.shared.progress import counting
 from thinwire.launch.shared.rank import own_local_rank
 from thinwire.models.data.samples import Data
-from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import choose, use
 from thinwire.pipeline.generation import Generator
 from thinwire.pipeline.processes import collectives
@@ -135,7 +134,10 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
     names, recipe = prepared.blueprint.shared, prepared.recipe
     if not names:
         return None
-    copies = {stage.stage_index: _copies(stage.submod, names) for stage in stages}
+    inside, copies = tuple(f"{name}." for name in names), dict[int, dict[str, Parameter]]()
+    for stage in stages:
+        own = sorted(trained(stage.submod).items())  # in an order that all holders have
+        copies[stage.stage_index] = {name: parameter for name, parameter in own if name.startswith(inside)}
     counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]
     if len(holders) < 2:
@@ -150,13 +152,6 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
         lambda progress: recipe.compression.warms_up(progress.step, progress.steps_per_epoch),
         real_placement(recipe) if where == simulated_placement(recipe) else None,
     )
-
-
-def _copies(module: Any, shared: Sequence[str]) -> dict[str, Parameter]:
-    """The parameters of a stage's shared parts that train, in the order of their names."""
-    assert isinstance(module, Stage)
-    found = trained(module)
-    return {name: found[name] for name in sorted(found) if name.startswith(tuple(f"{part}." for part in shared))}
 
 
 def _schedule(recipe: Recipe, where: Placement, stages: Sequence[CompressedStage], loss: WholeBatchLoss) -> Any:

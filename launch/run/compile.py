@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
+from thinwire.launch.results.summary import module_of
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
 from thinwire.models.errors import ModelError
-from thinwire.models.layers import Stage
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
@@ -52,11 +52,10 @@ def compile_stages(stages: Sequence[CompressedStage], prepared: Prepared, where:
 
 
 def _compile(stage: CompressedStage, prepared: Prepared) -> None:
-    module, index = stage.submod, stage.stage_index
-    assert isinstance(module, Stage)
+    index = stage.stage_index
     _, inputs, side = prepared.stage_inputs(index, stage.device)
     try:
-        compile_layers(module, inputs, side)
+        compile_layers(module_of(stage), inputs, side)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(

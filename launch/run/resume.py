@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,13 @@ def resumption_of(assembly: Assembly) -> Resumption:
     saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[-1])
     with reading(step_folder(folder, manifest.step)):
         states = dict(saved.values["parts"])
-    return Resumption(folder, manifest, same_parts, tuple(passed), tuple(changes(manifest, made).values()), states)
+    old, new = manifest.header.get("fields", {}), made["fields"]
+    changes = tuple(
+        f"{name} is {here} in place of {there}"
+        for name, (there, here) in differences(old, new, WITHOUT_EFFECT).items()
+        if name in old or not name.startswith("classes.")  # earlier releases kept no names
+    )
+    return Resumption(folder, manifest, same_parts, tuple(passed), changes, states)
 
 
 def _check_turn(prepared: Prepared, where: Placement, trainer: Trainer, first: int) -> None:
@@ -147,26 +153,14 @@ def header(prepared: Prepared, where: Placement) -> dict[str, Any]:
         recipe["replicas"]["sync"] = {"every": 1}  # nothing else counts
     if prepared.recipe.clients.outlines:
         del recipe["data"]["name"]  # that of the client whose turn it is; the digest of the samples is that of all
-    held_out = prepared.data.held_out
     fields = values_of(recipe) | {
         "samples": prepared.data.training.digest,
-        "held-out samples": None if held_out is None else held_out.digest,
+        "held-out samples": prepared.data.held_out_digest,
         **{f"classes.{number}": name for number, name in enumerate(prepared.data.classes)},
     }
     cuts = [[cut.start, cut.stop] for cut in prepared.cuts] * where.num_replicas
     header: dict[str, Any] = json.loads(json.dumps({"fields": fields, "cuts": cuts, "state": STATE}))
     return header
-
-
-def changes(manifest: Manifest, made: Mapping[str, Any]) -> dict[str, str]:
-    """By name, the settings of a run with a header that change what comes after a checkpoint, in words."""
-    old, new = manifest.header.get("fields", {}), made["fields"]
-    return {
-        name: f"{name} is {_shown(new, name)} in place of {_shown(old, name)}"
-        for name in sorted(old.keys() | new)
-        if old.get(name) != new.get(name) and not is_among(name, WITHOUT_EFFECT)
-        if name in old or not name.startswith("classes.")  # earlier releases kept no names
-    }
 
 
 def find(
@@ -228,7 +222,7 @@ def _check_agrees(newest: Manifest, recipe: Recipe, made: Mapping[str, Any]) -> 
             f"state of a run otherwise; go on with that release, or begin a new run from it with --model.weights "
             f"{recipe.folder}"
         )
-    if differing := differences(newest.header.get("fields", {}), made["fields"]):
+    if differing := differences(newest.header.get("fields", {}), made["fields"], _MAY_CHANGE):
         raise OptionsError(
             [
                 f"the checkpoint of step {newest.step} in {folder} is of another run; give the recipe of that run, "
@@ -250,12 +244,14 @@ def _trouble(manifest: Manifest, recipe: Recipe, made: Mapping[str, Any], parts:
     return trouble(checkpoint_folder(recipe), manifest, needed, stores=same_parts)
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The fields that differ but must not: name -> (value in the checkpoint, value in the recipe), in words."""
+def differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], others: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """The fields that differ, but for these others: name -> (value in the checkpoint, in the recipe), in words."""
     return {
         name: (_shown(saved, name), _shown(wanted, name))
         for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name) and not is_among(name, _MAY_CHANGE)
+        if saved.get(name) != wanted.get(name) and not is_among(name, others)
     }
 
 

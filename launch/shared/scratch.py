@@ -48,7 +48,11 @@ def folder() -> Iterator[Path]:
     except OSError as error:
         raise FailedError(f"TMPDIR must name a folder that can be written: {error.strerror or error}") from error
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}-{owner()}-", ignore_cleanup_errors=True) as made:
-        _check_room(Path(made))
+        if found := no_room(Path(made), _ROOM):
+            raise FailedError(
+                f"TMPDIR must have room for {_ROOM >> 20} MiB, for the rendezvous of a run, but {Path(made).parent} "
+                f"has not: {found.strerror}; name another folder, and see ulimit -f"
+            ) from found
         held = lock(Path(made))
         try:
             yield Path(made)
@@ -56,17 +60,15 @@ def folder() -> Iterator[Path]:
             os.close(held)
 
 
-def _check_room(made: Path) -> None:
-    """Raise FailedError if the folder has no room for what processes report to each other there."""
+def no_room(place: Path, nbytes: int) -> OSError | None:
+    """Why a folder has no room for so many bytes; None if it has."""
     try:
-        with tempfile.TemporaryFile(dir=made) as file:
-            file.write(bytes(_ROOM))
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(nbytes))
             file.flush()
     except OSError as error:
-        raise FailedError(
-            f"TMPDIR must have room for {_ROOM >> 20} MiB, for the rendezvous of a run, but {made.parent} has "
-            f"not: {error.strerror}; name another folder, and see ulimit -f"
-        ) from error
+        return error
+    return None
 
 
 def of_parent() -> Path:

@@ -68,7 +68,8 @@ class Table:
         shown = RichTable(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)  # close enough for 80 columns
         for index, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
             if numeric:
-                name = _over_numbers(name, [row[index] for row in self.texts])
+                width = max(map(len, [*name.split(), *(row[index] for row in self.texts)]), default=1)
+                name = "\n".join(wrap(name, width, break_long_words=False, break_on_hyphens=False))
             shown.add_column(escape(name), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
         for row in self.texts:
             shown.add_row(*map(escape, row))
@@ -172,12 +173,6 @@ def duration_text(seconds: float) -> str:
     unit, name, part, below = next(each for each in units if whole >= each[0])
     count, rest = whole // unit, whole % unit // part
     return f"{count} {name}{'s' * (name == 'day' and count > 1)}" + (f" {rest} {below}" if rest else "")
-
-
-def _over_numbers(name: str, numbers: Sequence[str]) -> str:
-    """The name of a column, wrapped to the width of its numbers."""
-    width = max(map(len, [*name.split(), *numbers]), default=1)
-    return "\n".join(wrap(name, width, break_long_words=False, break_on_hyphens=False))
 
 
 def _column_texts(cells: Sequence[Value]) -> list[str]:

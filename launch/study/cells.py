@@ -219,7 +219,6 @@ def _check_score(data: Data, score: str) -> None:
 def origin_of(wanted: Recipe, data: Data) -> dict[str, Any]:
     """The origin of a cell with this recipe, whose own modules are imported, and these data."""
     kept = fields_of(wanted)
-    held_out = data.held_out.digest if data.held_out is not None else None
     start = with_run_weights(wanted.model)
     folders = [Path(place) for place in dict.fromkeys((start.name, start.weights, start.lora.weights))]
     of_model = [path for folder in folders for pattern in _OF_A_MODEL for path in sorted(folder.glob(pattern))]
@@ -227,7 +226,7 @@ def origin_of(wanted: Recipe, data: Data) -> dict[str, Any]:
     own = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(named)]
     return {
         **kept,
-        "data": [data.training.digest, held_out],
+        "data": [data.training.digest, data.held_out_digest],
         "code": code_digest(),
         "model's files": list(map(_file_digest, of_model)),
         "own code": [_file_digest(Path(path)) for path in own if path],

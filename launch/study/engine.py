@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Literal
 
 from thinwire.compress.stores.durable import write_durably
@@ -20,6 +19,7 @@ from thinwire.launch.folder.policy import clear, held
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.environment import environment
 from thinwire.launch.shared.exit_codes import ended, signal_group
+from thinwire.launch.shared.scratch import no_room
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import duration_text
 from thinwire.launch.study.cells import Cell, Origin, State, is_finished, last_line, read_json, weights_digest
@@ -92,7 +92,9 @@ class Job:
             remove_checkpoints(folder / "checkpoints")
         else:
             # who was killed said nothing of it, and on a full disk nobody can
-            said = [] if code < 0 else [last_line(folder / "log.txt"), _full(folder)]
+            said = [] if code < 0 else [last_line(folder / "log.txt")]
+            if code >= 0 and (error := no_room(folder, _ROOM)):
+                said.append(f"{folder} cannot be written: {error.strerror}")
             self.status, self.trouble = "failed", "; ".join(filter(None, said)) or ended(code)
 
     def ended(self, study: Study) -> str:
@@ -163,17 +165,6 @@ def progress(jobs: Sequence[Job]) -> str:
     running = [job for job in jobs if job.status == "runs"]
     lines = (f"{job.cell.name}: {last_line(job.cell.folder / 'log.txt')}" for job in running)
     return "; ".join([f"{done} of {len(jobs)} cells are finished", *lines])
-
-
-def _full(folder: Path) -> str:
-    """Why a log cannot grow in a folder; empty where it can."""
-    try:
-        with TemporaryFile(dir=folder) as file:
-            file.write(bytes(_ROOM))
-            file.flush()
-    except OSError as error:
-        return f"{folder} cannot be written: {error.strerror}"
-    return ""
 
 
 def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:

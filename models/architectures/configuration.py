@@ -224,7 +224,9 @@ def _config(options: ModelOptions, by_type: bool) -> tuple[Any, str]:
         name = place_of(options.name)
         folder = local_path(name, rule, own=True)
         if folder is not None and not (folder / "config.json").is_file():
-            raise ModelError(_not_a_model(folder))
+            instead = in_place_of_weights(str(folder))
+            held = f"; it holds {instead}" if instead else ""
+            raise ModelError(f"{folder} must be the folder of a model, with its config.json{held}")
         with hub.reading(name):
             stored, _ = PreTrainedConfig.get_config_dict(str(folder or name))
         _refuse_sizes(options.name, {**stored, **options.config})
@@ -252,13 +254,6 @@ def _is_type(options: ModelOptions) -> bool:
 def _left_to_tokenizer(options: ModelOptions) -> list[str]:
     """The fields of a type's configuration that its tokenizer knows, as far as the options leave them out."""
     return [name for name in (_BEGIN, _END) if name not in options.config]
-
-
-def _not_a_model(folder: Path) -> str:
-    instead = in_place_of_weights(str(folder))
-    return f"{folder} must be the folder of a model, with its config.json" + (
-        f"; it holds {instead}" if instead else ""
-    )
 
 
 def _not_on_hub(name: str, error: OSError) -> str:

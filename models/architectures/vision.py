@@ -369,11 +369,12 @@ def weights_folder(name: str, weights: str) -> Path:
     path = folder / _FILE
     if path.is_file():
         return folder
+    watched = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"  # a terminal, the first of its host
     try:
         # load through the model: it renames the tensors of old files
         with _impatient():
             # an earlier download is not hashed again, and a pickle could run code
-            stored = known[weights].get_state_dict(progress=_is_watched(), check_hash=True, weights_only=True)
+            stored = known[weights].get_state_dict(progress=watched, check_hash=True, weights_only=True)
         model = get_model(name)
         model.load_state_dict(stored)
         state = model.state_dict()
@@ -404,8 +405,3 @@ def _impatient() -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _is_watched() -> bool:
-    """Whether this process shows how far a download is: on a terminal, the first of its host."""
-    return sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"

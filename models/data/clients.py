@@ -136,7 +136,7 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
             "clients.outlines must list the same classes, by name, in one order; give each client a folder for each",
         ),
         (
-            all(_held_out(data) == _held_out(first) for data in (*outlines, *filter(None, [own]))),
+            all(data.held_out_digest == first.held_out_digest for data in (*outlines, *filter(None, [own]))),
             "the data for evaluation must be the same for all clients; name them with data.evaluation, or take none "
             "with data.held_out 0",
         ),
@@ -160,10 +160,6 @@ def join(outlines: Sequence[Data], own: Data | None) -> Data:
 def _alike(data: Data) -> tuple[object, ...]:
     example = data.training.example(1)
     return example.shape, example.dtype, data.num_labels, data.vocab_size
-
-
-def _held_out(data: Data) -> str | None:
-    return None if data.held_out is None else data.held_out.digest
 
 
 class Turns:

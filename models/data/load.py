@@ -41,7 +41,7 @@ def load(options: DataOptions, *, seed: int = 0) -> Data:
         notes.append(f"data.date, {options.date}, does nothing, because the chat template asks for no date")
     if options.evaluation and options.held_out not in (0, DataOptions.held_out):
         notes.append(f"data.held_out, {options.held_out}, does nothing, because data.evaluation names what is held out")
-    if data.held_out is not None and data.held_out.digest == data.training.digest:
+    if data.held_out_digest == data.training.digest:
         notes.append(
             "the samples for evaluation are those to train on; name others by data.evaluation to see what a model "
             "learned"

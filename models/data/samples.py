@@ -56,3 +56,8 @@ class Data:
     """The date that the chat template wrote, as in 2026-11-29; None if it asks for none."""
     notes: tuple[str, ...] = ()
     """Sentences to print at the start of a run."""
+
+    @property
+    def held_out_digest(self) -> str | None:
+        """That of the samples for evaluation; None if there are none."""
+        return None if self.held_out is None else self.held_out.digest

@@ -45,10 +45,6 @@ class StraightReceiver:
         self._transport.give(frame)
 
 
-Arriving = StraightReceiver
-"""What a receiver gets its frames by: this way, or that to a GPU."""
-
-
 class StagedSender:
     """A sending end on a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
 
@@ -132,7 +128,7 @@ class Ways:
         carrier: Carrier = AtOnce() if at_once else self._courier(device)
         return StagedSender(transport, capacity, self._stream(device), carrier)
 
-    def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> Arriving:
+    def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> StraightReceiver:
         """The way to a device."""
         if device.type == "cpu":
             return StraightReceiver(transport)

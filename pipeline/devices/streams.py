@@ -23,10 +23,9 @@ class CopyStream:
         """The moment when the device has done all compute that it was asked for until now."""
         return torch.accelerator.current_stream(self.device).record_event()
 
-    def copy(self, source: Tensor, target: Tensor, after: torch.Event | None) -> torch.Event:
+    def copy(self, source: Tensor, target: Tensor, after: torch.Event) -> torch.Event:
         """Copy on the side stream, not before `after`; the moment when the copy is done."""
-        if after is not None:
-            self._side.wait_event(after)
+        self._side.wait_event(after)
         with self._side:
             target.copy_(source, non_blocking=True)
         return self._side.record_event()

@@ -51,6 +51,12 @@ def parted(place: str) -> tuple[str, int]:
     return found[2], int(found[3])
 
 
+def listening(address: str, port: int = 0, backlog: int | None = None) -> socket.socket:
+    """A socket that listens at an address; port 0 is one that the system chooses."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=backlog)
+
+
 def is_address(host: str) -> bool:
     """Whether a host is an IPv4 or IPv6 address, without the name of an interface."""
     with suppress(ValueError):

@@ -425,7 +425,9 @@ class CompressedStage(TorchStage):
         gradients = [next(received) if example.requires_grad else None for example in self._shapes.examples[1]]
         if self._adds_up:  # it waits for each weight, so a None becomes zeros
             gradients = [
-                _or_zeros(gradient, example, self.device) if example.requires_grad else None
+                torch.zeros(example.shape, dtype=example.dtype, device=self.device)
+                if gradient is None and example.requires_grad
+                else gradient
                 for gradient, example in zip(gradients, self._shapes.examples[1], strict=True)
             ]
         return tuple(gradients)
@@ -513,11 +515,6 @@ def _as_tuple(output: Any, stage: str = "a stage") -> tuple[Any, ...]:
     if isinstance(output, tuple | list):
         return tuple(output)
     raise PipelineError(f"{stage} must return a tensor or a tuple of tensors, got {type(output).__name__}")
-
-
-def _or_zeros(gradient: Tensor | None, example: Tensor, device: torch.device) -> Tensor:
-    """A gradient that was None at the next stage, as zeros."""
-    return gradient if gradient is not None else torch.zeros(example.shape, dtype=example.dtype, device=device)
 
 
 def _nothing(_: bool) -> None:

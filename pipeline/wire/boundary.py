@@ -25,7 +25,7 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.devices.staging import Arriving
+from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
@@ -291,7 +291,7 @@ class Receiver(ChannelEnd):
         self,
         channel: Channel,
         decoders: Sequence[Decoder],
-        way: Arriving,
+        way: StraightReceiver,
         options: WireOptions,
         meter: Meter,
         local_time: LocalTime = same_clock,

@@ -103,10 +103,9 @@ class Evaluation(RunPart):
 
     def told(self) -> dict[str, Any]:
         """The last scores, and those before training."""
-        held_out, lines = self._prepared.data.held_out, self._log.lines
-        evaluations = [] if lines is None else lines.evaluations
+        evaluations = [] if self._log.lines is None else self._log.lines.evaluations
         return {
-            "held_out_digest": None if held_out is None else held_out.digest,
+            "held_out_digest": self._prepared.data.held_out_digest,
             "held_out": {mode: each.values() for mode, each in evaluations[-1][1].items()} if evaluations else {},
             "look": self._look,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from thinwire.compress.stores.space import SpaceNeed, by_medium, check_space, needs_of
@@ -27,7 +26,10 @@ class Room(RunPart):
 
     def check(self) -> None:
         """Raise StoreError, in every process, if a disk has too little room for the whole run. Collective."""
-        check_space(self._everyone([*self._stores(), *self._weights(self._sets()), *self._checkpoints()]))
+        on_disk = needs_of("stores", ((layout.nbytes, path) for layout, path in self.stores if path is not None))
+        mine = [vars(need) for need in (*on_disk, *self._weights(), *self._checkpoints())]
+        told = collectives.everyone(self._where, mine)
+        check_space([[SpaceNeed(**need) for need in needs] for needs in told])
 
     def begin(self) -> None:
         """Print the final size of the stores of all processes before training fills them; collective."""
@@ -36,25 +38,16 @@ class Room(RunPart):
         if gathered is not None and self._trainer.reports:
             show_stores({tuple(stages): taken for stages, taken in gathered})
 
-    def _everyone(self, mine: Sequence[SpaceNeed]) -> list[list[SpaceNeed]]:
-        everyone = collectives.everyone(self._where, [vars(need) for need in mine])
-        return [[SpaceNeed(**need) for need in needs] for needs in everyone]
-
-    def _stores(self) -> list[SpaceNeed]:
-        return needs_of("stores", ((layout.nbytes, path) for layout, path in self.stores if path is not None))
-
-    def _sets(self) -> int:
-        """New sets of weights that are on the disk at the same time: a set is removed after the next one is whole."""
-        several = 0 < self._recipe.save_every < self._recipe.training.steps
-        return 2 if several and newest(self._recipe.folder) is None else 1
-
     def _weight_bytes(self) -> int:
         tensors = [tensor for stage in self._trainer.stages for tensor in module_of(stage).saved_state().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def _weights(self, sets: int) -> list[SpaceNeed]:
+    def _weights(self) -> list[SpaceNeed]:
         if self._where.replica:  # the first replica saves the weights
             return []
+        # a set of weights is removed after the next one is whole
+        several = 0 < self._recipe.save_every < self._recipe.training.steps
+        sets = 2 if several and newest(self._recipe.folder) is None else 1
         return needs_of("weights", [(sets * self._weight_bytes(), self._recipe.folder / "weights" / "new")])
 
     def _checkpoints(self) -> list[SpaceNeed]:

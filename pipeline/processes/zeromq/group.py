@@ -219,7 +219,9 @@ def _create(options: Any, given: MeshSettings | Group) -> Group:
     """This process's part of a new group; `options` are torch's description of the group."""
     if isinstance(given, Group):
         return Group(given.mesh, options.global_ranks_in_group, options.group_id, options.timeout)
-    interface = _interface()
+    # the first address of the interface named for gloo, or loopback
+    asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    interface = interface_addresses().get(asked, [asked or "127.0.0.1"])[0]
     try:
         mesh = Mesh(
             options.group_rank,
@@ -235,12 +237,6 @@ def _create(options: Any, given: MeshSettings | Group) -> Group:
         ) from error
     mesh.add_addresses(_addresses(options.store, mesh, given.keys, options.group_size, options.timeout))
     return Group(mesh, range(options.group_size), options.group_id, options.timeout)
-
-
-def _interface() -> str:
-    """The address to listen on: the first of the interface named for gloo, or loopback."""
-    asked = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return interface_addresses().get(asked, [asked or "127.0.0.1"])[0]
 
 
 def _addresses(store: dist.Store, mesh: Mesh, keys: Keys, count: int, wait: timedelta) -> Mapping[int, Address]:

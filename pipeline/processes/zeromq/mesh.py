@@ -219,12 +219,6 @@ class Mesh:
         """Take the packets of all connections, and send one acknowledgement for each connection where it is awaited."""
         self._acknowledge(self._take(*parts) for parts in received(self._inbox) if len(parts) > 1)
 
-    def _acknowledge_soon(self, connection: bytes) -> None:
-        """Let one acknowledgement stand for the packets of some time: it costs more than a short message."""
-        if not self._unanswered:
-            self._loop.later(_SOON, self._acknowledge_all)
-        self._unanswered.add(connection)
-
     def _acknowledge_all(self) -> None:
         connections, self._unanswered = self._unanswered, set()
         self._acknowledge(connections)
@@ -261,7 +255,10 @@ class Mesh:
             peer.mailbox.take(piece, data[0].buffer)
         if awaited:
             return came
-        self._acknowledge_soon(came)
+        # one acknowledgement stands for the packets of some time: it costs more than a short message
+        if not self._unanswered:
+            self._loop.later(_SOON, self._acknowledge_all)
+        self._unanswered.add(came)
         return None
 
     def _lose(self, came: bytes) -> None:
@@ -281,16 +278,12 @@ class Mesh:
         if hello.sender_life != there.life:
             self._answer(came, pack_refusal(f"process {hello.sender} of this run is another one"))
             return None
-        return came if self._is_latest(came, hello) else None
-
-    def _is_latest(self, came: bytes, hello: Hello) -> bool:
-        """Whether a connection takes the place of one before; else it broke before it was read."""
         latest, here = self._peer(hello.sender).attempts, (hello.sender, hello.connection)
         if hello.attempt < latest[hello.connection]:
-            return False
+            return None  # it broke before it was read
         latest[hello.connection] = hello.attempt
         self._senders = {old: way for old, way in self._senders.items() if way != here} | {came: here}
-        return True
+        return came
 
     def _answer(self, connection: bytes, *parts: bytes | memoryview) -> None:
         self._inbox.send_multipart([connection, *parts], zmq.NOBLOCK, copy=False)
