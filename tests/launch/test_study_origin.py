@@ -11,7 +11,7 @@ from thinwire.launch.recipe import recipe
 from thinwire.launch.study.cells import origin_of
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 
-DATA = SimpleNamespace(training=SimpleNamespace(digest="a"), held_out=None)
+DATA = SimpleNamespace(training=SimpleNamespace(digest="a"), held_out_digest=None)
 
 
 def origin(*options):
