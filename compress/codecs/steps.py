@@ -131,7 +131,7 @@ class StepQuantizer(Quantizer):
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write integers, with what is predicted, times scales into `out`."""
         blocks, columns = self.blocks(out.shape), self.columns(out.shape)
-        values = out.view(-1) if out.dtype == torch.float32 else torch.empty(out.numel(), device=out.device)
+        values = out.view(-1) if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32).view(-1)
         short = self._is_short(self._places(out.shape)[1], out.shape) and kernels.cover(values, blocks)
         if short and kernels.decode_message(payload, blocks.inner, self.bits // 8, columns, values):
             if values.data_ptr() != out.data_ptr():
@@ -216,7 +216,7 @@ class StepQuantizer(Quantizer):
 
     def _limits(self, scales: Tensor) -> Tensor:
         """The largest integer of each block whose value float32 has."""
-        most = torch.full((1,), torch.finfo(torch.float32).max, device=scales.device)
+        most = torch.full((1,), torch.finfo(torch.float32).max, dtype=torch.float32, device=scales.device)
         return (most / scales).floor_().clamp_(max=self.last)
 
     def _places(self, shape: Sequence[int]) -> tuple[int, int]:

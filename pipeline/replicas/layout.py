@@ -45,7 +45,8 @@ class Layout:
 
     def frame_bytes(self, rows: int, method: Method) -> int:
         """Bytes of a frame of so many rows, header included."""
-        return frame_length((torch.empty(self.shape(rows), device="meta", requires_grad=True),), method, method)
+        example = torch.empty(self.shape(rows), dtype=torch.float32, device="meta", requires_grad=True)
+        return frame_length((example,), method, method)
 
 
 FLAT = Layout(row=512, tiled=False)

@@ -19,7 +19,7 @@ from support.fused_cases import CPU_CASES, SELECTED, SHAPES, SPECIAL, differing,
 from support.pages import ROOT
 from thinwire.compress import Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.codecs import indices
-from thinwire.compress.codecs.fused import cpu, cpu_kernels
+from thinwire.compress.codecs.fused import codebook, cpu, cpu_kernels, steps
 from thinwire.compress.codecs.fused.trial import _one_first, work
 from thinwire.compress.codecs.granularity import Blocks
 from thinwire.compress.codecs.grid import AbsMaxGrid
@@ -83,8 +83,25 @@ def test_kernels_are_tried_out_alike_whatever_torchs_default_dtype():
     try:
         torch.set_default_dtype(torch.bfloat16)
         assert cpu._agree(AbsMaxGrid(4, False))
+        assert codebook._agree()
+        assert steps._agree()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("expression", ["q(8, step=0.2)", "q(8, step=0.2, codebook=2)", "q(4)", "fp8"])
+def test_tensors_of_another_dtype_are_decoded_whatever_torchs_default_dtype(expression):
+    """Those of bfloat16 were refused with a TypeError, where they were the default too."""
+    codec, x = parse(expression), gaussian(64, 32).bfloat16()
+    expected = torch.empty_like(x)
+    codec.decode(encode(codec, x), expected, KEY)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        found = torch.empty_like(x)
+        codec.decode(encode(codec, x), found, KEY)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(("shapes", "calls"), [([(1, 16)] * 4, [16]), ([(512, 512), (1, 32)], [1 << 18, 32])])

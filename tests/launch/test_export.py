@@ -62,7 +62,7 @@ def copied(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
-@pytest.mark.parametrize("at", ["thinwire.launch.folder.exports._save_weights", "shutil.copyfile"])
+@pytest.mark.parametrize("at", ["huggingface_hub.save_torch_state_dict", "shutil.copyfile"])
 def test_a_full_disk_is_a_sentence_and_leaves_no_half_model(copied, tmp_path, monkeypatch, capsys, at, error):
     def full(*arguments):
         (tmp_path / "out/model.safetensors").write_text("half")

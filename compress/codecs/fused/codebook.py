@@ -1,5 +1,7 @@
 """A codebook by codebook_kernels.py on a CPU, by row_kernels.py on a GPU, else by the operations of entries.py."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -68,7 +70,7 @@ def _agree() -> bool:
     from thinwire.compress.codecs.fused import codebook_kernels
 
     width = 24
-    tables = [torch.zeros(7, width + EXTRA) for _ in range(2)]
+    tables = [torch.zeros(7, width + EXTRA, dtype=torch.float32) for _ in range(2)]
     for message in range(4):
         integers = (torch.linspace(-9, 7, 12 * width).sin() * (20 - message)).round().to(torch.int16).view(12, width)
         entries = torch.arange(12) * message % 7
@@ -81,14 +83,15 @@ def _alike(device: torch.device) -> bool:
     """Whether a GPU predicts rows as torch operations do on the host, also such as are too far from their entry."""
     from thinwire.compress.codecs.fused import row_kernels
 
-    table = (torch.linspace(-8, 8, 5 * (200 + EXTRA)).sin() * 900).round().view(5, -1)
-    rows = torch.linspace(-99, 99, 40 * 200).cos().view(40, 200) * torch.linspace(0, 9, 40).unsqueeze(1)
-    scales = torch.linspace(0.01, 0.2, 40).bfloat16().view(torch.int16)
+    many, width, evenly = 20, 1040, partial(torch.linspace, dtype=torch.float32)
+    table = (evenly(-8, 8, 5 * (width + EXTRA)).sin() * 900).round().view(5, -1)
+    rows = evenly(-99, 99, many * width).cos().view(many, width) * evenly(0, 9, many).unsqueeze(1)
+    scales = evenly(0.01, 0.2, many).bfloat16().view(torch.int16)
     scales[3:5] = torch.tensor([0, 0x7F80])
-    table[0], entries = 0, torch.arange(40) % 5
+    table[0], entries = 0, torch.arange(many) % 5
     wanted, integers = eager.unpredicted(rows, scales, table, 127, entries)
     rows, scales, table, entries = (each.to(device) for each in (rows, scales, table, entries))
-    found, values = row_kernels.unpredicted(rows, scales, table, 127, entries), torch.empty(8000, device=device)
+    found, values = row_kernels.unpredicted(rows, scales, table, 127, entries), torch.empty_like(rows).view(-1)
     row_kernels.values(found, scales, table, entries, values)
     expected = eager.values(*(each.cpu() for each in (found, scales, table, entries)))
     alike = torch.equal(entries.cpu(), wanted) and torch.equal(found.cpu(), integers)

@@ -91,7 +91,7 @@ def _choose(integers: Tensor, columns: Blocks) -> Scales:
 
     least, slope, bounds, with_offsets = known(device)
     votes, many, of_rows, means = zeros(15 + CLASSES + count).split([11, CLASSES, 4, count])
-    kinds, chosen, offsets = zeros(3 * count), torch.empty_like(means), zeros(rows)
+    kinds, chosen, offsets = means.new_empty(3 * count, dtype=torch.int8), torch.empty_like(means), zeros(rows)
     most = (RARE * add(means, torch.full((), 1 << 15, device=device))[2].sum() // n).clamp_(min=LARGEST)
     sums, sizes, _ = add(means, most)
     _centre[_parts(means)](sums, means, count, size, _PART)
@@ -145,10 +145,10 @@ def _add(integers, means, most, sums, sizes, left, rows, width, inner, ROWS: tl.
         value = tl.minimum(tl.maximum(value, -most), most)
         far = tl.where(inside, tl.abs(value - mean), 0)
         total, size = total + value, size + far
-        tl.atomic_add(left + row, tl.sum(far, axis=0).to(tl.int64))
+        tl.atomic_add(left + row, tl.sum(far, axis=0).to(tl.int64), sem="relaxed")
         place += width
-    tl.atomic_add(sums + at // inner, total.to(tl.int64), mask=inside)
-    tl.atomic_add(sizes + at // inner, size.to(tl.int64), mask=inside)
+    tl.atomic_add(sums + at // inner, total.to(tl.int64), mask=inside, sem="relaxed")
+    tl.atomic_add(sizes + at // inner, size.to(tl.int64), mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -170,8 +170,8 @@ def _centre(sums, means, n, size, PART: tl.constexpr):
 @triton.jit
 def _extend(extents, values, inside):
     """Note how far the integers of a list lie from 0 on both sides, plus 128."""
-    tl.atomic_max(extents, tl.max(tl.where(inside, _ZERO + values, 0), axis=0))
-    tl.atomic_max(extents + 1, tl.max(tl.where(inside, _ZERO - values, 0), axis=0))
+    tl.atomic_max(extents, tl.max(tl.where(inside, _ZERO + values, 0), axis=0), sem="relaxed")
+    tl.atomic_max(extents + 1, tl.max(tl.where(inside, _ZERO - values, 0), axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -198,9 +198,9 @@ def _price(
         for each in range(BOUNDS):
             kind += (mean_size >= tl.load(bounds + each)).to(tl.int64)
         bits = size * tl.load(least + kind) + total * tl.load(slope + kind)
-        tl.atomic_add(votes + way, tl.sum(tl.where(inside, bits, 0), axis=0))
+        tl.atomic_add(votes + way, tl.sum(tl.where(inside, bits, 0), axis=0), sem="relaxed")
         _extend(votes + 3 + 2 * way, kind, inside)
-        tl.store(kinds + way * n + at, kind, mask=inside)
+        tl.store(kinds + way * n + at, kind.to(tl.int8), mask=inside)
     _extend(votes + 9, tl.where(left < own, tl.load(means + at, mask=inside, other=0), 0), inside)
 
 
@@ -211,11 +211,14 @@ def _take(sizes, centred, means, votes, kinds, chosen, many, n, PART: tl.constex
     apart = tl.load(votes + 1) + _bits_of_list(votes + 5, n)
     shifted = tl.load(votes + 2) + _bits_of_list(votes + 7, n) + _bits_of_list(votes + 9, n)
     best = tl.where(shifted < tl.minimum(one, apart), 2, tl.where(apart < one, 1, 0))
-    kind, mean = tl.load(kinds + best * n + at, mask=inside, other=0), tl.load(means + at, mask=inside, other=0)
+    kind = tl.load(kinds + best * n + at, mask=inside, other=0).to(tl.int64)
+    mean = tl.load(means + at, mask=inside, other=0)
     less = tl.load(centred + at, mask=inside, other=0) < tl.load(sizes + at, mask=inside, other=0)
     tl.store(chosen + at, kind, mask=inside)
     tl.store(means + at, tl.where(less & (best == 2), mean, 0), mask=inside)
-    tl.atomic_add(many + kind, 1, mask=inside)
+    bins = tl.arange(0, 128)
+    found = tl.histogram(tl.where(inside, kind, 127).to(tl.int32), 128)
+    tl.atomic_add(many + bins, found.to(tl.int64), mask=bins < _CLASSES, sem="relaxed")
 
 
 @triton.jit
@@ -226,8 +229,8 @@ def _weigh(left, sized, base, steep, votes, offsets, rows, inner, PART: tl.const
         middle = (inner * tl.load(sized + each) + inner * tl.load(sized + each + 1)) // 2
         found += ((size << _UNIT) >= middle).to(tl.int64)
     bits = inner * tl.load(base + found) + size * (tl.load(steep + found) // tl.load(sized + found))
-    tl.atomic_add(votes, tl.sum(tl.where(inside, bits, 0), axis=0))
-    tl.atomic_add(votes + 1, tl.sum(size, axis=0))
+    tl.atomic_add(votes, tl.sum(tl.where(inside, bits, 0), axis=0), sem="relaxed")
+    tl.atomic_add(votes + 1, tl.sum(size, axis=0), sem="relaxed")
     _extend(votes + 2, found, inside)
     tl.store(offsets + at, found, mask=inside)
 
