@@ -162,8 +162,7 @@ class Buffers:
             store = self.store("codebook")
             every = torch.arange(store.layout.num_slots)
             if not store.known(every).all():
-                zeros = torch.zeros(len(every), *store.layout.row_shape, dtype=torch.float32, device=store.device)
-                store.write(every, zeros)
+                store.write(every, torch.zeros(len(every), *store.layout.row_shape, device=store.device))
             self._entries = store.borrow(every)
         (table,) = self._entries.parts
         return table

@@ -59,5 +59,5 @@ class Data:
 
     @property
     def held_out_digest(self) -> str | None:
-        """That of the samples for evaluation; None if there are none."""
+        """The digest of the samples for evaluation; None if there are none."""
         return None if self.held_out is None else self.held_out.digest

@@ -61,7 +61,7 @@ class Beginnings:
 
 
 Seal = Callable[[Tensor, int], int]
-"""Writes the header into a frame of the host that holds its payloads, of so many bytes at most; returns how many."""
+"""Writes the header into a frame on the host, given the most bytes that the frame may have; returns how many it has."""
 
 
 def complete(buffer: Tensor, nbytes: int) -> int:
@@ -76,7 +76,7 @@ class SendingEnd(Protocol):
         """A buffer to write the next frame into, where the stage computes; contents undefined."""
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
-        """Seal and send `nbytes` of `buffer`, or what the seal says, and return at once.
+        """Seal `buffer`, send as many bytes as the seal returns, of `nbytes` at most, and return at once.
 
         The buffer belongs to the transport again.
 

@@ -190,7 +190,7 @@ class Sender(ChannelEnd):
     ) -> int:
         """Write the header, with the time of departure, and return the frame's length.
 
-        Of a frame from a GPU the courier calls it, so nobody else waits for the length.
+        For a frame from a GPU the courier calls this, so no other thread waits for the length.
         """
         nbytes = nbytes if end is None else end(frame)
         self.count(self._meter.sent, microbatch, plan, nbytes)
@@ -203,8 +203,8 @@ class Sender(ChannelEnd):
     ) -> tuple[list[tuple[Encoder, Encoded]], int, _End | None]:
         """Write every payload into the frame.
 
-        Returns the messages that are still to be settled, the most bytes that the frame has, and what tells them on the
-        host if they may be fewer.
+        Returns the messages that are still to be settled, the most bytes that the frame may have, and a function that
+        reads its length on the host; None if it has the most.
         """
         messages, stop, end = [], HEADER_BYTES, None
         for index, (encoder, tensor, message) in enumerate(zip(self._encoders, tensors, plan.messages, strict=True)):

@@ -2,11 +2,14 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +17,8 @@ from support.commands import THINWIRE, free_port, started
 from support.hosts import WIRE, hosts
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.doctor import peers
-from thinwire.launch.doctor.calls import MACHINES, Call
+from thinwire.launch.doctor import calls, peers
+from thinwire.launch.doctor.calls import MACHINES, PINGS, Call
 from thinwire.pipeline.errors import OptionsError
 
 in_namespaces = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
@@ -176,6 +179,35 @@ def test_a_stranger_is_hung_up_on_and_one_of_the_list_gets_no_more_than_it_may(p
         call = Call(late)
         call.say(peers=places, join=1, versions="", time=0)
         assert call.heard()["refused"].startswith("it measures already, without this machine")
+
+
+def test_what_waits_in_memory_when_measuring_begins_is_not_what_a_link_carries(monkeypatch):
+    """A machine that was busy told 23.6 of a link of 20 Mbit/s."""
+    here, there = socket.socketpair()
+    call, ends, empty = Call(here), Call(there), threading.Event()
+    seconds = (0.6 * piece for piece in count())  # for each piece that is read
+
+    def looked(*given):
+        found = select.select(*given)
+        if not found[0]:
+            empty.set()
+        return found
+
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(calls, "select", SimpleNamespace(select=looked))
+    monkeypatch.setattr(calls, "_CHUNK", 1 << 10)
+    there.sendall(b'{"ping": true}\n' * PINGS + b'{"flood": true}\n')
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(call.answer_measurement)
+        for _ in range(PINGS):
+            ends.heard()
+        there.sendall(bytes(3 << 10))
+        assert empty.wait(20)
+        for _ in range(2):
+            there.sendall(bytes(1 << 10))
+        assert ends.heard()["rate"] == pytest.approx(8 * (2 << 10) / 1.2)
+        ends.close()
+        answer.result(20)
 
 
 def test_the_longest_list_is_told_whole_to_machines_that_came():

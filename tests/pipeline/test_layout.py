@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from thinwire.compress import parse
 from thinwire.pipeline.replicas.layout import FLAT, SIDE, TILES, StageRows
 
 SHAPES = {"wide": (130, 70), "bias": (5,), "even": (64, 128), "small": (3, 9), "kernel": (4, 2, 3, 3)}
@@ -91,3 +92,13 @@ def test_pieces_name_every_element_of_every_parameter_once(layout):
     assert sum(map(len, padding)) == rows.count * layout.row - sum(
         torch.Size(shape).numel() for shape in SHAPES.values()
     )
+
+
+def test_bytes_of_a_frame_do_not_depend_on_torchs_default_dtype():
+    """With bfloat16 they were said to be half of what travels."""
+    expected = FLAT.frame_bytes(4, parse("none"))
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert FLAT.frame_bytes(4, parse("none")) == expected > 4 * 4 * FLAT.row
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -95,10 +95,10 @@ def choose(values: Tensor) -> Scales:
 @cache
 def known(device: torch.device) -> list[Tensor]:
     """`least`, `slope` and `bounds` of the classes; and by a row's offset their mean, least, and mean times slope."""
-    known, offsets = classes(), np.arange(-MOST_OFFSET, MOST_OFFSET + 1)[:, None]
+    made, offsets = classes(), np.arange(-MOST_OFFSET, MOST_OFFSET + 1)[:, None]
     around = (np.arange(CLASSES) + offsets).clip(0, CLASSES - 1)
-    with_offsets = np.stack([known.mean, known.least, known.mean * known.slope])[:, around]
-    return [put(torch.from_numpy(each), device) for each in (known.least, known.slope, known.bounds, with_offsets)]
+    with_offsets = np.stack([made.mean, made.least, made.mean * made.slope])[:, around]
+    return [put(torch.from_numpy(each), device) for each in (made.least, made.slope, made.bounds, with_offsets)]
 
 
 def _width_of(values: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def _add(integers, means, most, sums, sizes, left, rows, width, inner, ROWS: tl.
 
 @triton.jit
 def _mine(n, PART: tl.constexpr):
-    """The places of a program, and which there are."""
+    """The indices of a program, and which of them exist."""
     at = tl.program_id(0) * PART + tl.arange(0, PART)
     return at, at < n
 
@@ -162,14 +162,14 @@ def _mine(n, PART: tl.constexpr):
 def _centre(sums, means, n, size, PART: tl.constexpr):
     at, inside = _mine(n, PART)
     size += tl.zeros((PART,), tl.int64)
-    # what is divided is positive, because that of Triton rounds to zero
+    # the dividend is positive, because the division of Triton rounds towards zero
     mean = (2 * tl.load(sums + at, mask=inside, other=0) + size + (size << 17)) // (2 * size) - (1 << 16)
     tl.store(means + at, tl.minimum(tl.maximum(mean, -_LARGEST), _LARGEST), mask=inside)
 
 
 @triton.jit
 def _extend(extents, values, inside):
-    """Note how far the integers of a list lie from 0 on both sides, plus 128."""
+    """Record how far the integers of a list lie from 0 on both sides, plus 128."""
     tl.atomic_max(extents, tl.max(tl.where(inside, _ZERO + values, 0), axis=0), sem="relaxed")
     tl.atomic_max(extents + 1, tl.max(tl.where(inside, _ZERO - values, 0), axis=0), sem="relaxed")
 

@@ -1,6 +1,6 @@
 """Rows and the entries that predict them on a GPU, by Triton kernels: a program is a row. Imported only where used.
 
-Each step rounds as the torch operations of entries.py do: to divide, Triton has an operator that is not exact.
+Each step rounds as in entries.py. So `div_rn` divides: the operator / of Triton is not exact.
 """
 
 import torch
@@ -34,7 +34,7 @@ def values(integers: Tensor, scales: Tensor, table: Tensor, entries: Tensor, out
 
 @triton.jit
 def _unit(scales, row):
-    """The distance of the integers of a row, and whether it is one."""
+    """The unit of a row, and whether the row has one."""
     scale = tl.load(scales + row).to(tl.int32)
     return (scale << 16).to(tl.float32, bitcast=True), (scale > 0) & (scale < _INFINITY)
 
@@ -52,7 +52,7 @@ def _left(rows, table, entry, row, at, width, unit, limit):
 def _unpredicted(rows, scales, table, last, entries, integers, width, PART: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     unit, usable = _unit(scales, row)
-    # of a row without a unit all is 0
+    # a row without a unit is 0 throughout
     unit = tl.where(usable, unit, 1.0)
     limit = tl.where(usable, tl.minimum(tl.floor(tl.div_rn(_LARGEST, unit)), last.to(tl.float32)), 0.0)
     entry, most = tl.load(entries + row), 0.0

@@ -489,7 +489,7 @@ def _symbols_of_row(integers, means, kinds, offset, reach, plane, index):
 @compiled
 def _encode_lanes(index, packed, inverse, states, words):
     """Write the words of a chunk to the end of `words`, and the states; return the first word's place."""
-    # without a sign, because a negative index would be looked for at each word
+    # unsigned, because each access by a signed index checks whether it is negative
     n, lanes, at = len(index), len(states), np.uint64(len(words) - 1)
     states[:] = _LOWEST
     for step in range((n + lanes - 1) // lanes - 1, -1, -1):

@@ -64,5 +64,5 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where Triton launches kernels; tests have its interpreter, on a CPU."""
+    """The context in which Triton launches kernels on a device; on a CPU its interpreter runs them, in tests."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
