@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe_of(options.place, rest, PROG)
     if Path(options.place).is_dir() and any(option.startswith("--data.") for option in rest):
         _note_on_training(wanted.data, recipe_of(options.place, [], PROG).data)
-    prepared = prepare(replace(wanted, logging=[]))  # an evaluation logs nothing
+    prepared = prepare(wanted)
     check_classes(Path(options.place), prepared.data.classes)
     with working(), showing("scoring the held-out samples"):
         table = _table(prepared.recipe.name, _scores(prepared, options.place))

@@ -62,13 +62,14 @@ def opened(place: str, options: Sequence[str], prompt: str, tokens: int) -> Iter
         from thinwire.launch.folder.saved_run import check_base, recipe_of
         from thinwire.launch.plan.places import simulated_placement
         from thinwire.launch.plan.prepare import prepare
+        from thinwire.launch.plan.training import with_prompts
         from thinwire.launch.run.assembly import assemble
         from thinwire.launch.shared.interfaces import alone
         from thinwire.models.data.load import without_texts
         from thinwire.models.data.tokenizer import make_tokenizer
     wanted = _to_answer(recipe_of(place, options, PROG), prompt, tokens)
     data = without_texts(wanted.data, make_tokenizer(wanted.data.tokenizer).vocab_size, wanted.batch_size)
-    prepared = prepare(wanted, replace(data, ends=ends_of(Path(place))))
+    prepared = with_prompts(prepare(wanted, replace(data, ends=ends_of(Path(place)))))
     with alone():
         assembly = assemble(prepared, simulated_placement(prepared.recipe), rank=0)
         assert assembly.generator is not None, "there is a prompt"
@@ -85,7 +86,6 @@ def _to_answer(wanted: Recipe, prompt: str, tokens: int) -> Recipe:
     kept = {name: getattr(said, name) for name in ("seed", "precision", "device", "threads")}
     return replace(
         wanted,
-        logging=[],
         clients=ClientOptions(),
         replicas=ReplicaOptions(),
         training=TrainingOptions(steps=0, prompts=[prompt], answer_tokens=tokens, **kept),

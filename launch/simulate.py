@@ -24,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv, "thinwire simulate", partial(refuse_early, suffix="-simulated"))
     wanted = replace(wanted, output=wanted.output or f"{wanted.folder}-simulated")
     check_unused(wanted)  # before a training is imported and the data is read
-    from thinwire.launch.plan.prepare import prepare
+    from thinwire.launch.plan.training import prepare_training
 
-    prepared = prepare(wanted, copies=1)  # all replicas share one copy of the weights
+    prepared = prepare_training(wanted, copies=1)  # all replicas share one copy of the weights
     check_folders(wanted)
     if wanted.data.outline is not None:
         print(f"data.outline, {wanted.data.outline}, is not read: this process has the data", file=sys.stderr)

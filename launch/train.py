@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
     wanted = recipe.parse(argv, before=refuse_early)
     check_unused(wanted)  # before a training is imported and the data is read
     check_reach(wanted)
-    from thinwire.launch.plan.prepare import prepare
+    from thinwire.launch.plan.training import prepare_training
     from thinwire.launch.processes.launcher import launch
     from thinwire.launch.results.outputs import save_recipe
 
-    prepared = prepare(wanted, copies=wanted.replicas.count)
+    prepared = prepare_training(wanted, copies=wanted.replicas.count)
     check_transport(wanted)
     check_folders(wanted)
     with all_held(wanted) as descriptors:

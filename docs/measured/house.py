@@ -9,8 +9,9 @@ counts the functions of Thinwire that are called before; others measure the proc
 which other work on the machine changes little. With --lines it only counts lines.
 
 Of `prepare` it counts stays, files and climbs. A stay is a function that launch calls before `prepare` returns, or that
-calls one of launch, once for each caller: a method, a property and a lambda, too. A file is one that a stay is in. A
-climb is a stay in a file that imports the caller's, directly or through others, as that of a callback does.
+calls one of launch, once for each caller: a method and a property, too. A lambda is part of the function that it is
+written in. A file is one that a stay is in. A climb is a stay in a file that imports the caller's, directly or through
+others, as that of a callback does.
 
 Another commit is measured as today's: `git worktree add ../before 6d675f28`, and FOLDER is ../before, with what
 its setup.cfg asks for installed.
@@ -103,7 +104,7 @@ root, called, files, calls, preparing = str(Path(sys.argv[1]).resolve()), set(),
 def is_ours(code):
     return "/thinwire/" in code.co_filename and (code.co_name[0] != "<" or code.co_name == "<lambda>")
 def place(code):
-    return code.co_filename.rpartition("/thinwire/")[2], id(code)
+    return code.co_filename.rpartition("/thinwire/")[2], code.co_qualname.removesuffix(".<locals>.<lambda>")
 def profile(frame, event, argument):
     global preparing
     code = frame.f_code
@@ -111,7 +112,7 @@ def profile(frame, event, argument):
         return
     if code.co_name == "prepare":
         preparing = event == "call"
-    if event == "return":
+    if event == "return" or code.co_name == "<lambda>":
         return
     path = str(Path(code.co_filename).resolve())
     if code.co_name == "train_step":
@@ -131,15 +132,15 @@ sys.setprofile(profile)
 cli.main(["simulate", "quickstart", "--training.steps", "1", "--data.limit", "40000", "--output", sys.argv[2]])
 """
 """Trains a step, and prints how many functions of how many files were called before, how many are under way, and the
-calls of `prepare`: caller and called, each a file and a number."""
+calls of `prepare`: caller and called, each a file and a name."""
 IMPORTS = {
     "import thinwire.pipeline": "import thinwire.pipeline",
     "thinwire --help": "from thinwire.launch import cli; cli.main(['--help'])",
 }
 
 
-Place = tuple[str, int]
-"""The file of a function, from the folder of the packages on, and a number that is its own."""
+Place = tuple[str, str]
+"""The file of a function, from the folder of the packages on, and its name in it."""
 
 
 def to_the_first_step(layout: Path, root: Path) -> tuple[int, int, int, set[tuple[Place, Place]]]:

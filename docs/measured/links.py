@@ -192,7 +192,7 @@ def main(argv: Sequence[str]) -> int:
     before = _rows_of(options.out)
     rank = own_place(wanted)
     with working():
-        prepared = prepare(wanted, rank=rank)
+        prepared = prepare(wanted, stages=real_placement(wanted, rank).stages_of(rank))
         told = take_turns(prepared, rank, contenders, options.repetitions, options.steps)
     if told is None:
         return OK

@@ -169,7 +169,8 @@ class CodecTime:
 def work(options: argparse.Namespace, device: torch.device) -> None:
     """One of the processes: all contenders take turns, and what it measured is written down."""
     rank = int(os.environ["RANK"])
-    prepared = prepare(recipe.parse(words(options.tiny, "auto")), rank=rank)
+    wanted = recipe.parse(words(options.tiny, "auto"))
+    prepared = prepare(wanted, stages=real_placement(wanted, rank).stages_of(rank))
     join(prepared, rank)
     use(device := choose("auto", rank))
     where = connected(real_placement(prepared.recipe, rank), timedelta(seconds=prepared.recipe.wire.timeout))

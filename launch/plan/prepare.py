@@ -6,6 +6,7 @@ This needs no process group. So a launcher calls it first, and finds every mista
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,16 +16,12 @@ import torch
 from thinwire.errors import ThinwireError, attempt
 from thinwire.launch.folder.weights import with_run_weights
 from thinwire.launch.plan.host_data import load_once
-from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
-from thinwire.launch.plan.prompts import read_prompts
 from thinwire.launch.recipe.recipe import PACKAGED, Recipe
 from thinwire.launch.recipe.yaml_text import fields_in, read_named
-from thinwire.launch.results.hooks import check_hooks
 from thinwire.launch.shared import variables
 from thinwire.launch.shared.control_groups import machine_memory
 from thinwire.launch.shared.progress import showing
-from thinwire.models.compiled import check_compiler
 from thinwire.models.cut import fitted, layers_of_stages, outputs_of_stages
 from thinwire.models.data.clients import JoinedSamples, Turns, divide, join
 from thinwire.models.data.load import load
@@ -46,11 +43,13 @@ from thinwire.pipeline.wire.channel import AS_IT_IS
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "nf4": 0.5}
 
 
-def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = None, copies: int = 0) -> Prepared:
+def prepare(
+    recipe: Recipe, given: Data | None = None, *, stages: Sequence[int] | None = None, copies: int = 0
+) -> Prepared:
     """Find the model, read the data and cut the model. The recipe says then what was left to them.
 
     That is whether a tied head stays one weight, the date of chats, and steps in place of epochs. `given` are the data
-    where they are read already; `rank` is that of a stage process, None for a launcher and for what runs in one
+    where they are read already; `stages` are those of a stage process, None for a launcher and for what runs in one
     process. A stage process may have an outline in place of the data, and shares them on its host. This machine must
     have the memory to train so many `copies` of the model; 0 trains elsewhere, or not at all.
 
@@ -59,33 +58,29 @@ def prepare(recipe: Recipe, given: Data | None = None, *, rank: int | None = Non
             names as many mistakes as possible.
         OptionsError: there is no GPU where one is wanted, or too little memory.
     """
-    device, pipeline, training = choose(recipe.training.device), recipe.pipeline, recipe.training
-    recipe = _on_its_day(recipe)
+    recipe, pipeline, precision = _on_its_day(recipe), recipe.pipeline, recipe.training.precision
     with showing("reading the data"):
-        data, source, *_ = attempt(
-            partial(_data, recipe, rank, given),
-            partial(_source, recipe, copies),
-            partial(check_hooks, recipe.logging),
-            partial(check_precision, training.precision, device),
-            *([partial(check_compiler, device)] if training.compile else []),
+        data, source, _ = attempt(
+            lambda: _data(recipe, stages, given),
+            lambda: _source(recipe, copies),
+            lambda: check_precision(precision, choose(recipe.training.device)),
         )
-    micro_batch = data.training, pipeline.microbatch_size, training.precision
+    micro_batch = data.training, pipeline.microbatch_size, precision
     with showing("cutting the model"):
         model, data = fitted(source.blueprint(Use.of(recipe.data, data, pipeline.batch_size)), data)
         cuts, sampler, unread = attempt(
-            partial(layers_of_stages, model, pipeline.layers, pipeline.num_stages, *micro_batch),
-            partial(_sampler, recipe, data),
-            partial(check_weights, model),
+            lambda: layers_of_stages(model, pipeline.layers, pipeline.num_stages, *micro_batch),
+            lambda: _sampler(recipe, data),
+            lambda: check_weights(model),
         )
         recipe = _decided(recipe, data, model, sampler.steps_per_epoch)
-        outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
         check_fit(model, recipe.replicas, recipe.compression)
-        prompts = read_prompts(recipe, model, outputs) if training.prompts else None
+        outputs = outputs_of_stages(model, cuts, *micro_batch, data.task)
     compared = None
-    if model.compare is not None and (rank is None or variables.LAUNCHER not in os.environ):
+    if model.compare is not None and (stages is None or variables.LAUNCHER not in os.environ):
         with showing("comparing a tiny copy of the model, cut, with the uncut one"):
             compared = model.compare()
-    return Prepared(recipe, source, model, cuts, data, outputs, sampler, prompts, unread, compared)
+    return Prepared(recipe, source, model, cuts, data, outputs, sampler, unread=unread, compared=compared)
 
 
 def _on_its_day(recipe: Recipe) -> Recipe:
@@ -99,14 +94,14 @@ def _on_its_day(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _data(recipe: Recipe, rank: int | None, given: Data | None) -> Data:
+def _data(recipe: Recipe, stages: Sequence[int] | None, given: Data | None) -> Data:
     """The data of a run, unless they are given, with the loss and metrics of the user's own.
 
     Raises:
         ModelError: the data cannot be read; a file is no outline, or has no labels although this process computes the
             loss; the clients do not fit together; or there is no such loss, metric or best score.
     """
-    data, training = given or _read(recipe, rank), recipe.training
+    data, training = given or _read(recipe, stages), recipe.training
     task = own_task(data.task, training.loss, training.metrics)
     known, best = ("loss", *task.scores), training.best
     require(
@@ -118,17 +113,17 @@ def _data(recipe: Recipe, rank: int | None, given: Data | None) -> Data:
     return replace(data, task=task)
 
 
-def _read(recipe: Recipe, rank: int | None) -> Data:
+def _read(recipe: Recipe, stages: Sequence[int] | None) -> Data:
     """The data, read, or where they are elsewhere, from outlines.
 
-    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher has no
-    rank, and reads the data for all its processes. Stage processes of a host share what one of them reads. Clients with
-    data of their own are joined.
+    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher is not
+    asked for some stages, and reads the data for all its processes. Stage processes of a host share what one of them
+    reads. Clients with data of their own are joined.
     """
-    read = load if rank is None else load_once
-    stages = () if rank is None else real_placement(recipe, rank).stages_of(rank)
+    read = load if stages is None else load_once
     outlined = recipe.data.outline is not None or bool(recipe.clients.outlines)
-    reads, has_loss = not outlined or rank is None or 0 in stages, recipe.pipeline.num_stages - 1 in stages
+    reads = not outlined or stages is None or 0 in stages
+    has_loss = stages is not None and recipe.pipeline.num_stages - 1 in stages
     own = read(recipe.data, seed=recipe.training.seed) if reads else None
     if own is not None and isinstance(own.training, JoinedSamples):
         return own  # a launcher has joined them

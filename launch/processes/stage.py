@@ -20,6 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Be a stage of a recipe, and return the exit status."""
     parent.end_with_parent()
     rank = own_rank()
+    assert rank is not None, "whoever calls this has seen RANK"
     from thinwire.launch.processes.reach import check_reach
     from thinwire.launch.recipe import recipe
 
@@ -30,11 +31,13 @@ def main(argv: Sequence[str]) -> int:
     beating = heartbeat.begin()
     check_reach(wanted)
     from thinwire.launch.folder.policy import check_folders
-    from thinwire.launch.plan.prepare import prepare
+    from thinwire.launch.plan.places import real_placement
+    from thinwire.launch.plan.training import prepare_training
     from thinwire.launch.processes.worker import work
 
     beating.doing = lambda: Doing.READING
     # other machines may hold most of the stages
-    prepared = prepare(wanted, rank=rank, copies=0 if is_spread(rank) else wanted.replicas.count)
+    copies, stages = 0 if is_spread(rank) else wanted.replicas.count, real_placement(wanted, rank).stages_of(rank)
+    prepared = prepare_training(wanted, copies=copies, stages=stages)
     check_folders(wanted)
     return work(prepared, beating)

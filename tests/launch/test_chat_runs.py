@@ -20,6 +20,7 @@ from thinwire.launch.folder.model_files import ends_of
 from thinwire.launch.folder.saved_run import read_run, recipe_of
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.training import prepare_training
 from thinwire.launch.processes import launcher
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.run import Run
@@ -77,7 +78,7 @@ def test_what_ends_an_answer_in_the_data_is_named_by_the_run_and_its_export(chat
     assert LlamaForCausalLM.from_pretrained(tmp_path / "export").generation_config.eos_token_id == [3]
     assert ends_of(run) == ends_of(tmp_path / "export") == {(3,)}
     assert ends_of(tmp_path / "chat.yaml") == frozenset()
-    asked = prepare(recipe.parse(["chat.yaml", "--training.prompts", '["why"]']))
+    asked = prepare_training(recipe.parse(["chat.yaml", "--training.prompts", '["why"]']), copies=0)
     assert asked.prompts.ends == {3}
     known = prepare(
         recipe.parse(["chat.yaml", "--model.config", json.dumps(asked.recipe.model.config | {"eos_token_id": 3})])
@@ -184,7 +185,7 @@ def test_a_run_keeps_the_date_of_its_chats(chats, tmp_path, monkeypatch, capsys)
     assert summary(run)["steps"] == 2
     assert cli.main(["export", str(run), "--to", "tuned"]) == 0
     assert "chats had the date 2026-11-29 in training" in Path("tuned/README.md").read_text()
-    asked = prepare(recipe_of("tuned", ["--training.prompts", '["why"]'], "thinwire generate"))
+    asked = prepare_training(recipe_of("tuned", ["--training.prompts", '["why"]'], "thinwire generate"), copies=0)
     assert asked.prompts.tokens[0][0] == 5 + WORDS.index("cat")
     assert prepare(recipe.parse(["chat.yaml", "--output", "new"])).recipe.data.date == "2026-11-30"
 

@@ -18,6 +18,7 @@ from thinwire.launch import cli
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.plan.prepare import prepare
 from thinwire.launch.plan.prompts import read_prompts
+from thinwire.launch.plan.training import prepare_training
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.assembly import assemble
 from thinwire.models.data.chats import visible
@@ -99,7 +100,7 @@ def test_a_cut_model_writes_what_transformers_writes_with_the_exported_one(folde
     def forgetful(*given):
         return replace(read_prompts(*given), remembers=False)
 
-    monkeypatch.setattr("thinwire.launch.plan.prepare.read_prompts", forgetful)
+    monkeypatch.setattr("thinwire.launch.plan.training.read_prompts", forgetful)
     assert generated(capsys, run) == expected
 
 
@@ -129,7 +130,7 @@ def test_the_tokenizer_says_what_ends_an_answer_of_a_type_unless_the_recipe_does
     sizes = yaml.safe_load(f"{{{SIZES['llama']}}}")
     options = ["--data.tokenizer", str(tmp_path / "words"), "--data.name", str(tmp_path / "text")]
     options += ["--model.config", json.dumps(sizes | config), "--training.prompts", '["why"]', "--training.steps", "0"]
-    assert prepare(recipe.parse(["llama.yaml", *options])).prompts.ends == {3, ends}
+    assert prepare_training(recipe.parse(["llama.yaml", *options]), copies=0).prompts.ends == {3, ends}
     run = simulate("llama.yaml", tmp_path / "run", *options)
     assert json.loads((run / "model" / "config.json").read_text())["eos_token_id"] == ends
 
@@ -189,7 +190,7 @@ def test_each_token_crosses_each_boundary_once_through_the_codec(folder):
     """The prompt is one frame of 12 tokens; then each token is one of its own."""
     options = ["--training.prompts", json.dumps([PROMPT]), "--training.answer_tokens", "4", "--codec", "q(8)"]
     with alone():
-        ready = prepare(recipe.parse(["llama.yaml", *options]))
+        ready = prepare_training(recipe.parse(["llama.yaml", *options]), copies=0)
         assembly = assemble(ready, simulated_placement(ready.recipe), rank=0)
         assembly.trainer.runner.set_mode(trains=False)
         asked = ready.prompts

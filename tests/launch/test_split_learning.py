@@ -172,7 +172,7 @@ def test_a_server_without_labels_may_not_have_the_last_stage(machines):
     (client / "split.yaml").write_text(LABELS_AT_SERVER)
     assert cli.main(["outline", "split.yaml", "--to", "outline.json"]) == 0
     with pytest.raises(ModelError, match=r"data\.outline must have labels for the process of the last stage"):
-        prepare(recipe.parse(["split.yaml", "--data.outline", "outline.json"]), rank=SERVER)
+        prepare(recipe.parse(["split.yaml", "--data.outline", "outline.json"]), stages=[1])
 
 
 @pytest.mark.slow
@@ -182,4 +182,4 @@ def test_an_outline_of_images_with_other_channels_is_to_be_written_anew(machines
     (client / "split.yaml").write_text(LABELS_AT_CLIENT)
     assert cli.main(["outline", "split.yaml", "--to", "outline.json", "--data.channels", "1"]) == 0
     with pytest.raises(ModelError, match=r"as data\.channels, 3, got \[1\] in outline\.json; write it anew"):
-        prepare(recipe.parse(["split.yaml", "--data.channels", "3", "--data.outline", "outline.json"]), rank=SERVER)
+        prepare(recipe.parse(["split.yaml", "--data.channels", "3", "--data.outline", "outline.json"]), stages=[1])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from support import known_models
 from support.tiny_run import write_recipe
-from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.training import prepare_training
 from thinwire.launch.recipe import recipe
 
 known_models.remember()
 with tempfile.TemporaryDirectory() as _folder, chdir(_folder), redirect_stdout(io.StringIO()):
     write_recipe(Path())
-    prepare(recipe.parse(["tiny.yaml"]), copies=1)
+    prepare_training(recipe.parse(["tiny.yaml"]), copies=1)

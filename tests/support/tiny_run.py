@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from thinwire.launch.folder.policy import all_held
 from thinwire.launch.plan.places import simulated_placement
-from thinwire.launch.plan.prepare import prepare
+from thinwire.launch.plan.training import prepare_training
 from thinwire.launch.recipe import recipe
 from thinwire.launch.run.run import Run
 
@@ -37,7 +37,7 @@ def write_recipe(folder):
 
 def prepared(*options):
     """The recipe `tiny.yaml` of the current folder with options, prepared."""
-    return prepare(recipe.parse(["tiny.yaml", *options]))
+    return prepare_training(recipe.parse(["tiny.yaml", *options]), copies=0)
 
 
 @contextmanager
