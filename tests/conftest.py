@@ -59,9 +59,9 @@ def pytest_collection():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Three workers for two cores: processes that wait for each other leave half of a core to others."""
+    """Two workers a core: processes that wait for each other leave a third of their time to others."""
     cores = len(os.sched_getaffinity(0))
-    return cores if "not processes" in config.option.markexpr else 3 * cores // 2
+    return cores if "not processes" in config.option.markexpr else 2 * cores
 
 
 @pytest.hookimpl(optionalhook=True)
