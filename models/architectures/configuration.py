@@ -21,6 +21,7 @@ from thinwire.models.architectures.library import (
     text_model_of,
     unsplit,
     wide_names,
+    without_weights,
 )
 from thinwire.models.architectures.parity import check_parity, remembers
 from thinwire.models.checkpoint import in_place_of_weights
@@ -154,7 +155,7 @@ class LibrarySource(ModelSource):
         name = self.options.name
         require((some, f"model.dtype nf4 needs linear modules, and the blocks of {name} have none; take bf16"))
         # what the library never quantizes is what it would keep wide in float16
-        kept = wide_names(self.config, use.task, torch.float16)
+        kept = wide_names(without_weights(self.config, use.task, torch.float16), torch.float16)
         return replace(adapted, narrow=partial(to_four_bits, blocks, kept))
 
     def _whole(self, use: Use) -> Blueprint:
@@ -172,6 +173,7 @@ class LibrarySource(ModelSource):
             )
         if use.num_labels is not None and task != "causal-lm":
             config.num_labels = use.num_labels
+        narrow = None if self.options.dtype == "fp32" else without_weights(config, task, torch.bfloat16)
         made = take_apart(
             config,
             task,
@@ -179,11 +181,12 @@ class LibrarySource(ModelSource):
             source=self.weights,
             tied=self.options.tied or ("untie" if self.options.lora.rank is not None else None),
             step_tokens=use.step_tokens,
+            narrow=narrow,
         )
         return replace(
             made,
             inside=self.inside,
-            wide=frozenset() if self.options.dtype == "fp32" else wide_names(config, task, torch.bfloat16),
+            wide=frozenset() if narrow is None else wide_names(narrow, torch.bfloat16),
             compare=partial(check_parity, config, task, packed=use.packed),
             remembers=partial(remembers, config, task),
             padding=padding if reads_padding else None,

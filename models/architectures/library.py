@@ -631,11 +631,13 @@ def take_apart(
     source: str | None = None,
     tied: Tied | None = None,
     step_tokens: int = 0,
+    narrow: Any = None,
 ) -> Blueprint:
     """The model of a configuration of transformers in layers, with the weights of `source` if there is one.
 
     Token ids [B, T] go in; logits come out, [B, T, vocabulary] or [B, labels]. Costs are the multiplications of one
     token's forward pass, `block_size` tokens attending to each other. Without `tied`, the tokens of a step decide.
+    `narrow` is `without_weights` of the dtype that weights will have, where it is not float32.
 
     Raises:
         ModelError: the library refuses the configuration, the model cannot be cut, or there are no weights to read.
@@ -655,7 +657,9 @@ def take_apart(
     saved, config = copy.deepcopy(config), copy.deepcopy(config)
     # a cache is for generation only, and what routers give is for their loss, which layers make themselves
     config.use_cache = config.output_router_logits = False
-    whole = _without_weights(config, task)
+    whole = without_weights(config, task)
+    if narrow is not None:
+        _take_buffers(whole, narrow)
     twice = tied_names(whole)
     if tied == "sum" and not twice:
         raise ModelError(
@@ -764,7 +768,7 @@ def kinds_of_blocks(config: Any, task: TaskName) -> list[Any]:
     Raises:
         ModelError: the library refuses the configuration, or the blocks are no list.
     """
-    _, blocks = _list_of_blocks(_without_weights(config, task))
+    _, blocks = _list_of_blocks(without_weights(config, task))
     held = [tuple((name, tensor.shape) for name, tensor in block.state_dict().items()) for block in blocks]
     lists = [each for each in config.to_dict().values() if isinstance(each, list) and len(each) == len(blocks)]
     said = [each for each in lists if all(isinstance(one, str) or one in (0, 1) for one in each)]
@@ -789,31 +793,35 @@ def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -
     """
     from transformers import AutoConfig
 
-    return as_stored(_without_weights(hub.load(AutoConfig, str(folder)), task), state)
+    return as_stored(without_weights(hub.load(AutoConfig, str(folder)), task), state)
 
 
-def wide_names(config: Any, task: TaskName, dtype: torch.dtype) -> frozenset[str]:
-    """The tensors that `from_pretrained` keeps float32 in a model of a narrower dtype, by full name.
-
-    Raises:
-        ModelError: the library refuses the configuration.
-    """
-    if dtype == torch.float32:
-        return frozenset()
-    whole = _without_weights(config, task, dtype)
+def wide_names(whole: Any, dtype: torch.dtype) -> frozenset[str]:
+    """The tensors that `from_pretrained` keeps float32 in a model of a narrower dtype, by full name."""
     kept = [re.compile(pattern.replace("*", ".*")) for pattern in whole._get_dtype_plan(dtype)]
     floats = {name: each.dtype for name, each in whole.state_dict().items() if each.is_floating_point()}
     return frozenset(n for n, own in floats.items() if own == torch.float32 or any(k.search(n) for k in kept))
 
 
 def wide_in(folder: Path, task: TaskName, dtype: torch.dtype) -> frozenset[str]:
-    """As `wide_names`, of the configuration in a folder."""
+    """As `wide_names`, of the configuration in a folder. ModelError if the library refuses it."""
     from transformers import AutoConfig
 
-    return wide_names(hub.load(AutoConfig, str(folder)), task, dtype)
+    if dtype == torch.float32:
+        return frozenset()
+    return wide_names(without_weights(hub.load(AutoConfig, str(folder)), task, dtype), dtype)
 
 
-def _without_weights(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
+def _take_buffers(model: Any, narrow: Any) -> None:
+    """Give a model the buffers that no checkpoint holds and that the library makes in a narrower dtype."""
+    for full_name, buffer in narrow.named_buffers():
+        path, _, name = full_name.rpartition(".")
+        module = model.get_submodule(path)
+        if name in module._non_persistent_buffers_set and buffer.dtype != module._buffers[name].dtype:
+            module._buffers[name] = buffer
+
+
+def without_weights(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
     """The whole model, its weights on the meta device, as the library builds it."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), parameters_on_meta(), _NeverReal():
