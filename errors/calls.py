@@ -41,11 +41,15 @@ def called(function: object) -> str:
     return f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', type(inner).__name__)}"
 
 
+def message_of(raised: BaseException) -> str:
+    """The first line of an exception's message, or two where the first is a heading; its class if it says nothing."""
+    lines = [line.strip() for line in str(raised).splitlines() if line.strip()] or [type(raised).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
 def first_line(raised: BaseException) -> str:
-    """The class of an exception, and the first line of its message, or two where the first is a heading."""
-    lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return ": ".join(filter(None, [type(raised).__name__, said]))
+    """The class of an exception, and the first line of its message as `message_of` gives it."""
+    return ": ".join(dict.fromkeys([type(raised).__name__, message_of(raised)]))
 
 
 def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from thinwire.errors.calls import message_of
 from thinwire.models.costs import operations
 from thinwire.models.data.chats import require_positions
 from thinwire.models.data.endings import missing
@@ -94,10 +95,9 @@ def outputs_of_stages(
     except ModelError:
         raise
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
         raise ModelError(
             f"the model must be able to read samples such as {str(example.dtype).removeprefix('torch.')} of shape "
-            f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {reason}"
+            f"{list(example.shape)}, and each layer the output of the layer before; it fails with: {message_of(error)}"
         ) from error
     if isinstance(task, Classification):  # without a loss of the user's own
         width = found[-1][0].shape[-1]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from thinwire.errors.calls import message_of
 from thinwire.models.errors import ModelError
 
 Precision = Literal["fp32", "bf16"]
@@ -77,8 +78,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
                 output = nn.Linear(4, 4)(torch.ones(2, 4))
             output.float().sum().backward()
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"training.precision must be one that torch {torch.__version__} can compute on this CPU, got "
-                f"{precision}: {reason}; take fp32"
+                f"{precision}: {message_of(error)}; take fp32"
             ) from error

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
+from thinwire.errors.calls import message_of
 from thinwire.launch.results.summary import module_of
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
@@ -57,7 +58,6 @@ def _compile(stage: CompressedStage, prepared: Prepared) -> None:
     try:
         compile_layers(module_of(stage), inputs, side)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
-            f"training.compile must be false, because torch cannot compile stage {index}: {reason}"
+            f"training.compile must be false, because torch cannot compile stage {index}: {message_of(error)}"
         ) from error

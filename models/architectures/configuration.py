@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from thinwire.errors.calls import message_of
 from thinwire.errors.names import did_you_mean
 from thinwire.models import hub
 from thinwire.models.architectures.library import (
@@ -173,7 +174,9 @@ class LibrarySource(ModelSource):
             )
         if use.num_labels is not None and task != "causal-lm":
             config.num_labels = use.num_labels
-        narrow = None if self.options.dtype == "fp32" else without_weights(config, task, torch.bfloat16)
+        narrow = None
+        if self.options.dtype != "fp32":  # the library notes the dtype in the configuration that it is given
+            narrow = without_weights(copy.deepcopy(config), task, torch.bfloat16)
         made = take_apart(
             config,
             task,
@@ -243,7 +246,7 @@ def _config(options: ModelOptions, by_type: bool) -> tuple[Any, str]:
     except OSError as error:
         raise ModelError(_not_on_hub(options.name, error)) from error
     except Exception as error:
-        raise ModelError(f"transformers refuses the configuration of {options.name!r}: {_first_line(error)}") from error
+        raise ModelError(f"transformers refuses the configuration of {options.name!r}: {message_of(error)}") from error
 
 
 def _is_type(options: ModelOptions) -> bool:
@@ -311,12 +314,6 @@ def _supported() -> str:
         "take one that AutoModelForCausalLM, AutoModelForSequenceClassification or AutoModelForTokenClassification of "
         "transformers knows, or give layers as module:factory, a function that returns its layers in order"
     )
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's message, and the second if the first ends with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def _parameters(config: Any, blocks: int) -> int:
