@@ -253,12 +253,14 @@ class Stage(nn.Module):
         shared: Sequence[str] = (),
         recompute: Recompute = "none",
         *,
+        reads: bool = True,
         crosses: bool = False,
     ) -> None:
         """Join the layers.
 
-        Parts with a name in `shared` become one module: that of the first layer that holds it. `crosses` says whether
-        the outputs go to another stage; then they have the type of the arithmetic.
+        Parts with a name in `shared` become one module: that of the first layer that holds it. `reads` says whether the
+        inputs are samples, and `crosses` whether the outputs go to another stage; these have the type of the
+        arithmetic.
         """
         super().__init__()
         known = get_args(Precision)
@@ -271,7 +273,7 @@ class Stage(nn.Module):
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
         add_in_place(self.layers)
-        self.precision, self.recompute, self.crosses = precision, recompute, crosses
+        self.precision, self.recompute, self.reads, self.crosses = precision, recompute, reads, crosses
         self.weights_dtype = torch.float32
         self.base: dict[str, str] = {}
         self.shared = tuple(name for name in shared if name in names)
@@ -282,8 +284,8 @@ class Stage(nn.Module):
 
         Each layer gets the side inputs that it names; others are ignored.
         """
-        # pixels are float32, whatever the weights are
-        result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype)
+        # pixels are float32, whatever the weights are; so is what Mamba hands on, which stays so in the unsplit model
+        result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype) if self.reads else tensors
         with arithmetic(self.precision, tensors[0].device.type):
             for layer in self._own():
                 result = self._run(layer, as_tuple(result), _side_of(layer, side))
@@ -342,7 +344,8 @@ def build_stage(
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         built = [_build_layer(blueprint.layers[index]) for index in layers]
-        stage = Stage(built, precision, blueprint.shared, recompute, crosses=layers.stop < count)
+        ends = {"reads": layers.start == 0, "crosses": layers.stop < count}
+        stage = Stage(built, precision, blueprint.shared, recompute, **ends)
         # takes no memory before there are values
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
         stage.weights_dtype = blueprint.weights_dtype
@@ -407,6 +410,7 @@ def stage_output_examples(
                 [_build_layer(blueprint.layers[index]) for index in cut],
                 precision,
                 blueprint.shared,
+                reads=cut.start == 0,
                 crosses=cut.stop < len(blueprint.layers),
             )
             for cut in cuts

@@ -106,9 +106,12 @@ def test_weights_that_the_library_keeps_wide_stay_wide(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ("falcon_h1", "gemma2", "xglm") if name in CONFIG_MAPPING])
-def test_buffers_that_the_library_makes_narrow_are_as_narrow(name, tmp_path):
-    """Positions of XGLM and multipliers of Falcon H1 stayed float32: logits differed by 0.01 of the largest."""
+@pytest.mark.parametrize("name", [name for name in ("falcon_h1", "gemma2", "mamba", "xglm") if name in CONFIG_MAPPING])
+def test_what_the_library_makes_narrow_is_as_narrow_and_what_it_keeps_wide_crosses_wide(name, tmp_path):
+    """Logits differed by 0.01 of the largest.
+
+    Positions of XGLM and multipliers of Falcon H1 stayed float32, and the sum of Mamba's blocks did not.
+    """
     _, uncut, _, ids, _ = tiny(AutoConfig.for_model(name), "causal-lm")
     uncut.save_pretrained(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
@@ -119,7 +122,7 @@ def test_buffers_that_the_library_makes_narrow_are_as_narrow(name, tmp_path):
     def dtypes(*models):
         return {(path.rpartition(".")[2], each.dtype) for model in models for path, each in model.named_buffers()}
 
-    assert dtypes(*stages) == dtypes(theirs) and torch.bfloat16 in {dtype for _, dtype in dtypes(theirs)}
+    assert dtypes(*stages) == dtypes(theirs)
     with torch.no_grad():
         for stage in stages:
             found = stage(found)
