@@ -154,6 +154,7 @@ def make(
     config = type(small).from_dict(fields | {"tie_word_embeddings": False})
     torch.manual_seed(0)
     model = unsplit(config, task).eval()
+    model.initialize_weights()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -776,13 +776,17 @@ def kinds_of_blocks(config: Any, task: TaskName) -> list[Any]:
 
 
 def unsplit(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
-    """The whole model, as the library builds it."""
+    """The whole model, as the library builds it; no weights are drawn, which would take twice as long again."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     auto: Any = getattr(transformers, AUTO_CLASSES[task])
     # scaled dot-product attention cannot bend its scores
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
-    return auto.from_config(config, dtype=dtype, attn_implementation=attention, **hub.NO_CODE)
+    with no_init_weights():
+        model = auto.from_config(config, dtype=dtype, attn_implementation=attention, **hub.NO_CODE)
+    model.tie_weights(recompute_mapping=False)  # which drawing does, too
+    return model
 
 
 def for_the_library(folder: Path, task: TaskName, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
