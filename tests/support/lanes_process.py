@@ -57,7 +57,7 @@ def decoded(codec, payload, like):
     return out
 
 
-def differing(expression, x, *, damages=2):
+def differing(expression, x, *, damages=1):
     codec = parse(expression)
     expected, chance = encode(codec, x), torch.Generator().manual_seed(len(x))
     used, coded, what = codec.used(expected), as_on_a_gpu(encode, codec, x), f"{expression} of {tuple(x.shape)}"
