@@ -37,7 +37,7 @@ from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.saving import checkpoint
 from thinwire.pipeline.wire import maker
 
-SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "60")), int(os.environ.get("THINWIRE_FIRST_SEED", "0"))
+SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "50")), int(os.environ.get("THINWIRE_FIRST_SEED", "0"))
 """How many seeds, and the first of them; `make fuzz` asks for more."""
 ATTEMPTS, AT_REST = 3, 0.15
 """How often a run is disturbed at most, and how often its checkpoints are damaged between two attempts."""
