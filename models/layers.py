@@ -259,8 +259,8 @@ class Stage(nn.Module):
         """Join the layers.
 
         Parts with a name in `shared` become one module: that of the first layer that holds it. `reads` says whether the
-        inputs are samples, and `crosses` whether the outputs go to another stage; these have the type of the
-        arithmetic.
+        inputs are samples, and `crosses` whether the outputs go to another stage. Outputs that cross have the type of
+        the arithmetic.
         """
         super().__init__()
         known = get_args(Precision)
@@ -284,7 +284,7 @@ class Stage(nn.Module):
 
         Each layer gets the side inputs that it names; others are ignored.
         """
-        # pixels are float32, whatever the weights are; so is what Mamba hands on, which stays so in the unsplit model
+        # pixels are float32, whatever the weights are; a stage before may hand on float32 on purpose, as Mamba's sum
         result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype) if self.reads else tensors
         with arithmetic(self.precision, tensors[0].device.type):
             for layer in self._own():

@@ -204,7 +204,10 @@ def compared(folder: str, task: TaskName) -> tuple[str, str]:
             except (RuntimeError, NotImplementedError):  # the library cannot run it in this dtype on this device
                 break
             found = passed(cut, ids, side)
-            gradients = {name: each.grad for stage in cut.stages for name, each in stage.full_parameters().items()}
+            gradients: dict[str, Tensor | None] = {}
+            for name, each in (pair for stage in cut.stages for pair in stage.full_parameters().items()):
+                before = gradients.get(name)  # what several stages hold they sum
+                gradients[name] = before + each.grad if before is not None and each.grad is not None else each.grad
             pairs = {"logits": (found, expected)} | {
                 f"gradient of {name}": (gradients[name], each.grad) for name, each in theirs.named_parameters()
             }

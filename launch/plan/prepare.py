@@ -116,8 +116,8 @@ def _data(recipe: Recipe, stages: Sequence[int] | None, given: Data | None) -> D
 def _read(recipe: Recipe, stages: Sequence[int] | None) -> Data:
     """The data, read, or where they are elsewhere, from outlines.
 
-    A process reads outlines in place of the data if the recipe names any and it has no first stage. A launcher is not
-    asked for some stages, and reads the data for all its processes. Stage processes of a host share what one of them
+    A process reads outlines in place of the data if the recipe names any and it has no first stage. For a
+    launcher `stages` is None: it reads the data for all its processes. Stage processes of a host share what one of them
     reads. Clients with data of their own are joined.
     """
     read = load if stages is None else load_once

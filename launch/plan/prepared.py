@@ -40,7 +40,7 @@ class Prepared:
     sampler: Sampler | Turns
     """The order of the samples of all replicas, or of all clients."""
     prompts: Prompts | None = None
-    """What is answered at each evaluation, or once; None without prompts."""
+    """What is answered at each evaluation, or by `thinwire generate`; None without prompts."""
     unread: Sequence[str] = ()
     """Tensors in the files of the weights that the model does not read."""
     compared: str | None = None

@@ -33,7 +33,7 @@ def prepare_training(recipe: Recipe, *, copies: int, stages: Sequence[int] | Non
 
 
 def with_prompts(prepared: Prepared) -> Prepared:
-    """The same with the prompts of its recipe, read. ModelError as `read_prompts`."""
+    """A prepared run with the prompts of its recipe as tokens. ModelError as `read_prompts`."""
     if not prepared.recipe.training.prompts:
         return prepared
     return replace(prepared, prompts=read_prompts(prepared.recipe, prepared.blueprint, prepared.outputs))

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Be a stage of a recipe, and return the exit status."""
     parent.end_with_parent()
     rank = own_rank()
-    assert rank is not None, "whoever calls this has seen RANK"
+    assert rank is not None, "a stage is started with RANK"
     from thinwire.launch.processes.reach import check_reach
     from thinwire.launch.recipe import recipe
 

@@ -776,7 +776,7 @@ def kinds_of_blocks(config: Any, task: TaskName) -> list[Any]:
 
 
 def unsplit(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> Any:
-    """The whole model, as the library builds it; no weights are drawn, which would take twice as long again."""
+    """The whole model, as the library builds it, without values: to draw them takes twice as long."""
     import transformers
     from transformers.initialization import no_init_weights
 
@@ -785,7 +785,7 @@ def unsplit(config: Any, task: TaskName, dtype: torch.dtype = torch.float32) -> 
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
     with no_init_weights():
         model = auto.from_config(config, dtype=dtype, attn_implementation=attention, **hub.NO_CODE)
-    model.tie_weights(recompute_mapping=False)  # which drawing does, too
+    model.tie_weights(recompute_mapping=False)  # `no_init_weights` leaves it out
     return model
 
 
