@@ -231,7 +231,10 @@ class StepQuantizer(Quantizer):
 
     def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Scales and integers, with those of wide rows in place of what they are in their own unit."""
-        first, goes = _first_of(_wide(scales, most), most)
+        wide = _wide(scales, most)
+        if wide.is_cpu and not wide.any():
+            return scales, integers
+        first, goes = _first_of(wide, most)
         some = rows[first]
         sizes = some.abs()
         typical = torch.maximum(sizes.median(1).values * (_OF_MEDIAN * self.step), sizes.amax(1) / _WIDEST)

@@ -40,7 +40,7 @@ def encode_symbols(symbols: Tensor, counts: Tensor | None = None) -> Tensor:
 
 def counts_of(symbols: Tensor) -> Tensor:
     """How often each symbol up to the largest occurs."""
-    return symbols.int().bincount()
+    return symbols.bincount()
 
 
 def coded_size(counts: Tensor) -> int:

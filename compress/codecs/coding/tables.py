@@ -89,11 +89,6 @@ class Tables:
         """Frequencies, and starts from bit 16 on [tables * 256]."""
         return (self.frequency | self.start << 16).astype(np.uint32).reshape(-1)
 
-    @property
-    def inverse(self) -> NDArray[np.float64]:
-        """One over each frequency [tables * 256]; one for what does not occur."""
-        return 1 / np.maximum(1, self.frequency).astype(np.float64).reshape(-1)
-
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """The frequencies and starts [tables * 256], and the slots [tables * 4096], int64."""

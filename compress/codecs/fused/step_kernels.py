@@ -132,7 +132,7 @@ def decode_message(payload, size, width, shape, slot, out):
 
 
 @compiled
-def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, packed, inverse, out):
+def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, packed, out):
     """Write the code of integers [rows * columns * inner]; return its length, or -1 if there is no room."""
     means, kinds, offsets = np.zeros(columns, np.int32), np.zeros(columns, np.int32), np.zeros(rows, np.int32)
     _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets)
@@ -140,7 +140,7 @@ def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, pa
     means, kinds = np.repeat(means, inner), np.repeat(kinds, inner)
     escapes, escaped = np.empty(len(integers) + 1, np.int16), 0
     for plane in range(2 if _has_low_bits(kinds, offsets) else 1):
-        at, found = _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane, escapes, out, at)
+        at, found = _encode_plane(integers, means, kinds, offsets, reach, packed, plane, escapes, out, at)
         escaped += found
     if at < 0 or at + 2 * escaped > len(out):
         return -1
@@ -150,13 +150,13 @@ def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, pa
 
 
 @compiled
-def encode_symbols(symbols, packed, inverse, out):
+def encode_symbols(symbols, packed, out):
     """Write the lanes of uint8 symbols [n] of one table; return their length."""
     integers, reach, escapes = np.empty(len(symbols), np.int16), np.full(1, ZERO, np.int32), np.empty(1, np.int16)
     for i in range(len(symbols)):
         integers[i] = np.int16(symbols[i]) - np.int16(ZERO)
     kinds, offsets = _one_class(len(symbols))
-    return _encode_plane(integers, kinds, kinds, offsets, reach, packed, inverse, 0, escapes, out, 0)[0]
+    return _encode_plane(integers, kinds, kinds, offsets, reach, packed, 0, escapes, out, 0)[0]
 
 
 @compiled
@@ -256,8 +256,9 @@ def _size(integers):
     total = np.int64(0)
     for first in range(0, len(integers), _SOME):
         added = np.int32(0)
-        for value in integers[first : first + _SOME]:
-            added += abs(np.int32(value))
+        some = integers[first : first + _SOME]
+        for i in range(len(some)):
+            added += abs(np.int32(some[i]))
         total += added
     return total
 
@@ -390,18 +391,30 @@ def _lanes(n):
 
 
 @compiled
-def _kind_at(kind, offset):
-    """The class of an integer: its column's and its row's, in int32, as those below, so that loops become vectors."""
-    return min(max(np.int32(kind + offset), np.int32(0)), np.int32(CLASSES - 1))
+def _by_offset(kinds, offsets):
+    """The table and the low bits of each column by a row's offset, uint8 [offsets, columns], and which each row has."""
+    least, most = _ends(offsets)
+    tables = np.zeros((most - least + 1, len(kinds)), np.uint8)
+    bits, known = np.empty_like(tables), np.zeros(len(tables), np.bool_)
+    rows = offsets - np.int32(least)
+    for row in range(len(rows)):
+        if not known[rows[row]]:
+            known[rows[row]] = True
+            _tables_of(kinds, offsets[row], tables[rows[row]], bits[rows[row]])
+    return tables, bits, rows
 
 
 @compiled
-def _low_bits(kind):
-    return np.int32(max(np.int32(kind - np.int32(OWN - OCTAVE)), np.int32(0)) // np.int32(OCTAVE))
+def _tables_of(kinds, offset, tables, bits):
+    """Write the table and the low bits of each column where a row has this offset; in int32, so that it becomes vectors."""
+    for j in range(len(kinds)):
+        kind = min(max(np.int32(kinds[j] + offset), np.int32(0)), np.int32(CLASSES - 1))
+        low = np.int32(max(np.int32(kind - np.int32(OWN - OCTAVE)), np.int32(0)) // np.int32(OCTAVE))
+        tables[j], bits[j] = np.uint8(kind - low * np.int32(OCTAVE)), np.uint8(low)
 
 
 @compiled
-def _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane, escapes, out, at):
+def _encode_plane(integers, means, kinds, offsets, reach, packed, plane, escapes, out, at):
     """Write the high symbols, and which integers escape; or the low ones.
 
     Returns where they end, or -1 if there is no room, and how many escape.
@@ -413,13 +426,15 @@ def _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane
     index, words, states = np.empty(most, np.uint16), np.empty(most + 1, np.uint16), np.empty(lanes, np.uint32)
     place, head = at, at + chunks * (2 + 4 * lanes)
     head_states, escaped = at + 2 * chunks, 0
+    tables, bits, rows = _by_offset(kinds, offsets)
+    reaches = np.take(reach, tables)
     if at < 0 or head > len(out):
         return -1, 0
     at = head
     for chunk in range(chunks):
         start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, n)
-        escaped += _symbols(integers, start, stop, means, kinds, offsets, reach, plane, index, escapes[escaped:])
-        first = _encode_lanes(index[: stop - start], packed, inverse, states, words)
+        escaped += _symbols(integers, start, stop, means, rows, tables, bits, reaches, plane, index, escapes[escaped:])
+        first = _encode_lanes(index[: stop - start], packed, states, words)
         count = len(words) - first
         if at + 2 * count > len(out):
             return -1, 0
@@ -434,78 +449,80 @@ def _encode_plane(integers, means, kinds, offsets, reach, packed, inverse, plane
 
 
 @compiled
-def _symbols(integers, start, stop, means, kinds, offsets, reach, plane, index, escapes):
+def _symbols(integers, start, stop, means, rows, tables, bits, reaches, plane, index, escapes):
     """Write table * 256 + symbol of each integer of a chunk, and those that escape; return how many these are."""
-    columns, escaped, i, has_low = len(means), 0, start, _has_low_bits(kinds, offsets)
+    columns, escaped, i = len(means), 0, start
     while i < stop:
-        row, column = i // columns, i % columns
-        count = min(columns - column, stop - i)
-        some, place = integers[i : i + count], index[i - start : i - start + count]
-        if has_low:
-            several = _symbols_of_row(some, means[column:], kinds[column:], offsets[row], reach, plane, place)
-        else:
-            several = _high_of_row(some, means[column:], kinds[column:], offsets[row], reach, place)
-        for j in range(count if several and plane == 0 else 0):
-            escapes[escaped] = some[j]
-            escaped += (place[j] & np.uint16(SYMBOLS - 1)) == ESCAPE
-        i += count
+        row, column = rows[i // columns], i % columns
+        some = integers[i : min(i - column + columns, stop)]
+        place = index[i - start : i - start + len(some)]
+        if plane:
+            _low_symbols(some, means[column:], tables[row, column:], bits[row, column:], reaches[row, column:], place)
+        elif _high_symbols(some, means[column:], tables[row, column:], bits[row, column:], reaches[row, column:], place):
+            for j in range(len(some)):
+                escapes[escaped] = some[j]
+                escaped += (place[j] & np.uint16(SYMBOLS - 1)) == ESCAPE
+        i += len(some)
     return escaped
 
 
 @compiled
-def _high_of_row(integers, means, kinds, offset, reach, index):
-    """As _symbols_of_row, where no class has low bits: in half the time."""
+def _high_symbols(integers, means, tables, bits, reach, index):
+    """Write table * 256 + high symbol of integers of one row; return how many of them escape."""
     escapes = np.int32(0)
     for j in range(len(integers)):
-        kind = np.int32(max(np.int32(kinds[j] + offset), np.int32(0)))
-        value = np.int32(integers[j] - means[j])
-        escaped = np.int32(abs(value)) > reach[kind]
+        low = np.int32(bits[j])
+        high = np.int32(np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1))) >> low)
+        escaped = np.int32(abs(high)) > reach[j]
         escapes += np.int32(escaped)
-        index[j] = np.uint16(kind * np.int32(SYMBOLS) + (np.int32(ESCAPE) if escaped else value + np.int32(ZERO)))
+        symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))
+        index[j] = np.uint16(np.int32(tables[j]) * np.int32(SYMBOLS) + symbol)
     return escapes
 
 
 @compiled
-def _symbols_of_row(integers, means, kinds, offset, reach, plane, index):
-    """As _symbols, of integers of one row; those that escape are only counted."""
-    escapes = np.int32(0)
+def _low_symbols(integers, means, tables, bits, reach, index):
+    """Write table * 256 + low symbol of integers of one row; the symbol is 0 where the high one is an escape."""
     for j in range(len(integers)):
-        kind = _kind_at(kinds[j], offset)
-        bits = _low_bits(kind)
-        table = np.int32(kind - bits * np.int32(OCTAVE))
-        value = np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << bits) >> np.int32(1)))
-        high = np.int32(value >> bits)
-        escaped = np.int32(abs(high)) > reach[table]
-        escapes += np.int32(escaped)
-        if plane:
-            table = np.int32(bits + np.int32(NO_BITS))
-            symbol = np.int32(0) if escaped else np.int32(value - np.int32(high << bits))
-        else:
-            symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))
-        index[j] = np.uint16(table * np.int32(SYMBOLS) + symbol)
-    return escapes
+        low = np.int32(bits[j])
+        value = np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1)))
+        high = np.int32(value >> low)
+        symbol = np.int32(0) if np.int32(abs(high)) > reach[j] else np.int32(value - np.int32(high << low))
+        index[j] = np.uint16(np.int32(low + np.int32(NO_BITS)) * np.int32(SYMBOLS) + symbol)
 
 
 @compiled
-def _encode_lanes(index, packed, inverse, states, words):
+def _encode_lanes(index, packed, states, words):
     """Write the words of a chunk to the end of `words`, and the states; return the first word's place."""
     # unsigned, because each access by a signed index checks whether it is negative
     n, lanes, at = len(index), len(states), np.uint64(len(words) - 1)
+    entries, low, full = np.empty(lanes, np.uint32), np.empty(lanes, np.uint16), np.empty(lanes, np.uint8)
     states[:] = _LOWEST
-    for step in range((n + lanes - 1) // lanes - 1, -1, -1):
-        start = step * lanes
-        for lane in range(min(lanes, n - start) - 1, -1, -1):
-            entry, state = packed[index[start + lane]], states[lane]
-            frequency = entry & _FREQUENCY
-            words[at] = np.uint16(state)
-            # a shift, because a branch that depends on data is slow
-            full = np.uint32((state >> _FULL) >= frequency)
-            at -= np.uint64(full)
-            state = state >> np.uint32(full << _FOUR)
-            # exact: half of one over a frequency is far more than the rounding of float64
-            quotient = np.uint32(np.int64((np.float64(state) + 0.5) * inverse[index[start + lane]]))
-            states[lane] = (quotient << _BITS) + (state - quotient * frequency) + (entry >> _WORD_BITS)
+    for start in range((n - 1) // lanes * lanes, -1, -lanes):
+        if lanes == MOST_LANES and n - start >= MOST_LANES:  # a number that the compiler knows makes vectors
+            at = _encode_step(index, start, packed, states, words, entries, low, full, at, MOST_LANES)
+        else:
+            at = _encode_step(index, start, packed, states, words, entries, low, full, at, min(lanes, n - start))
     return np.int64(at) + 1
+
+
+@compiled
+def _encode_step(index, start, packed, states, words, entries, low, full, at, count):
+    """Code a symbol of so many lanes; return where the next word goes."""
+    for lane in range(count):
+        entries[lane] = packed[index[start + lane]]
+    for lane in range(count):
+        frequency, state = entries[lane] & _FREQUENCY, states[lane]
+        sends = np.uint32((state >> _FULL) >= frequency)
+        low[lane], full[lane] = np.uint16(state), np.uint8(sends)
+        state = state >> np.uint32(sends << _FOUR)
+        # below 2**20, and exact: what is divided is at least 2**-12 below the next integer
+        quotient = np.uint32(np.int32(np.float64(state) / np.float64(frequency)))
+        states[lane] = (quotient << _BITS) + (state - quotient * frequency) + (entries[lane] >> _WORD_BITS)
+    for lane in range(count - 1, -1, -1):
+        words[at] = low[lane]
+        at -= np.uint64(full[lane])
+    return at
 
 
 @compiled
@@ -527,10 +544,10 @@ def decode(coded, inner, means, kinds, offsets, slot, integers):
             escaped += symbols[i] == ESCAPE
     if has_low:
         at = _decode_plane(coded, at, kinds, offsets, slot, 1, symbols)
-        for i in range(len(integers)):
-            mean, bits = means[i % len(means)], _low_bits(_kind_at(kinds[i % len(means)], offsets[i // len(means)]))
-            high = (np.int32(integers[i]) - mean) << bits
-            integers[i] = np.int16(high + np.int32(symbols[i]) - ((1 << bits) >> 1) + mean)
+        bits, rows = _by_offset(kinds, offsets)[1:]
+        for row in range(len(offsets)):
+            start, stop = row * len(means), (row + 1) * len(means)
+            _add_low(symbols[start:stop], means, bits[rows[row]], integers[start:stop])
     if at < 0 or len(coded) - at != 2 * escaped:
         return False
     for j in range(escaped):
@@ -549,6 +566,16 @@ def _centre(symbols, means, integers):
 
 
 @compiled
+def _add_low(symbols, means, bits, integers):
+    """Turn the high symbols of one row, plus its means, into integers."""
+    for j in range(len(symbols)):
+        low = np.int32(bits[j])
+        high = np.int32(np.int32(np.int32(integers[j]) - means[j]) << low)
+        half = np.int32(np.int32(np.int32(1) << low) >> np.int32(1))
+        integers[j] = np.int16(np.int32(high + np.int32(symbols[j])) - half + means[j])
+
+
+@compiled
 def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
     """Write the high or the low symbols; return where they end, or -1 if these bytes are no such code."""
     n, lanes = len(symbols), _lanes(len(symbols))
@@ -557,6 +584,9 @@ def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
         return -1
     most = min(CHUNK, n)
     table, words, states = np.empty(most, np.uint8), np.empty(most + 1, np.uint16), np.empty(lanes, np.uint32)
+    numbers, bits, rows = _by_offset(kinds, offsets)
+    if plane:
+        numbers = bits + np.uint8(NO_BITS)
     place, head_states = at, at + 2 * chunks
     at += chunks * (2 + 4 * lanes)
     for chunk in range(chunks):
@@ -572,52 +602,46 @@ def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
         _copy(coded[at : at + 2 * count], words.view(np.uint8))
         words[count] = 0
         at += 2 * count
-        _fill_tables(start, stop, kinds, offsets, plane, table)
+        _fill_tables(start, stop, rows, numbers, table)
         if not _decode_lanes(table, slot, states, words[: count + 1], symbols[start:stop]):
             return -1
     return at
 
 
 @compiled
-def _fill_tables(start, stop, kinds, offsets, plane, table):
+def _fill_tables(start, stop, rows, numbers, table):
     """Write the number of the table of each integer of a chunk."""
-    columns, i = len(kinds), start
+    columns, i = numbers.shape[1], start
     while i < stop:
-        column, offset = i % columns, offsets[i // columns]
-        some = kinds[column : column + stop - i]
-        _tables_of_row(some, offset, plane, table[i - start :])
+        column = i % columns
+        some = numbers[rows[i // columns], column : column + stop - i]
+        _copy(some, table[i - start :])
         i += len(some)
-
-
-@compiled
-def _tables_of_row(kinds, offset, plane, table):
-    for j in range(len(kinds)):
-        kind = _kind_at(kinds[j], offset)
-        bits = _low_bits(kind)
-        table[j] = np.uint8(bits + np.int32(NO_BITS) if plane else kind - bits * np.int32(OCTAVE))
 
 
 @compiled
 def _decode_lanes(table, slot, states, words, symbols):
     """Write the symbols of a chunk; return whether words and states end as they must."""
     n, lanes, at, last, done = len(symbols), len(states), np.uint64(0), np.uint64(len(words) - 1), 0
+    found = np.empty(lanes, np.uint32)
     if lanes == MOST_LANES:
         for start in range(0, n - MOST_LANES + 1, MOST_LANES):
             if at + np.uint64(MOST_LANES) > last:
                 break
-            # in two loops, because no symbol needs to wait for the words of those before
+            # in three loops: the second becomes vectors, and no symbol waits for the words of those before
             for lane in range(MOST_LANES):
-                found = slot[table[start + lane], states[lane] & _PLACE]
-                symbols[start + lane] = np.uint8(found)
-                states[lane] = _without(states[lane], found)
+                found[lane] = slot[table[start + lane], states[lane] & _PLACE]
+            for lane in range(MOST_LANES):
+                symbols[start + lane] = np.uint8(found[lane])
+                states[lane] = _without(states[lane], found[lane])
             for lane in range(MOST_LANES):
                 states[lane], at = _refilled(states[lane], words[at], at)
             done = start + MOST_LANES
     for start in range(done, n, lanes):
         for lane in range(min(lanes, n - start)):
-            found = slot[table[start + lane], states[lane] & _PLACE]
-            symbols[start + lane] = np.uint8(found)
-            states[lane], at = _refilled(_without(states[lane], found), words[min(at, last)], at)
+            entry = slot[table[start + lane], states[lane] & _PLACE]
+            symbols[start + lane] = np.uint8(entry)
+            states[lane], at = _refilled(_without(states[lane], entry), words[min(at, last)], at)
     ended = at == last
     for lane in range(lanes):
         ended = ended and states[lane] == _LOWEST

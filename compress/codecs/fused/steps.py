@@ -120,7 +120,7 @@ def encode_symbols(symbols: Tensor, made: Tables) -> Tensor:
     # a symbol sends a word at most
     size = WORD * len(symbols) + (WORD + STATE * MOST_LANES) * chunks_of(len(symbols))
     room = torch.empty(size, dtype=torch.uint8)
-    length = step_kernels.encode_symbols(symbols.contiguous().numpy(), made.packed, made.inverse, room.numpy())
+    length = step_kernels.encode_symbols(symbols.contiguous().numpy(), made.packed, room.numpy())
     return room[:length]
 
 
@@ -135,7 +135,7 @@ def decode_symbols(coded: Tensor, made: Tables, symbols: Tensor) -> int:
 @cache
 def _for_encoding() -> tuple[NDArray[np.generic], ...]:
     known, made = classes(), tables()
-    return known.mean, known.least, known.slope, known.bounds, known.reach.astype(np.int32), made.packed, made.inverse
+    return known.mean, known.least, known.slope, known.bounds, known.reach.astype(np.int32), made.packed
 
 
 def _agree() -> bool:
