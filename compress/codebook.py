@@ -18,8 +18,8 @@ _VALUES_OF_ENTRY = 8
 MOST_ENTRIES = 1 << 16
 _SEARCHED = 128
 """So many values of a row, evenly apart, tell its nearest entry nearly as well as all."""
-_PART = 1024
-"""Rows whose distances to all entries are in memory at a time."""
+_PART, _PART_OF_GPU = 1 << 22, 1 << 25
+"""Distances of rows to entries that are in memory at a time: on a GPU many, because each part is two launches."""
 
 
 def predicts(entries: int, shape: Sequence[int]) -> bool:
@@ -57,7 +57,8 @@ class Codebook:
         some = table[:, : self.width : every] / UNIT
         sizes = some.square().sum(1).masked_fill_(table[:, COUNT] == 0, torch.inf)
         sizes[0] = 0
-        return torch.cat([torch.addmm(sizes, part, some.T, alpha=-2).argmin(1) for part in rows.split(_PART)])
+        many = max(1, (_PART if rows.is_cpu else _PART_OF_GPU) // len(sizes))
+        return torch.cat([torch.addmm(sizes, part, some.T, alpha=-2).argmin(1) for part in rows.split(many)])
 
     def values(self, integers: Tensor, scales: Tensor, entries: Tensor, out: Tensor) -> None:
         """Write integers [R * width], with what entries predict, times scales into float32 `out` [R * width].

@@ -8,7 +8,7 @@ bits. If a block has NaN or infinity, its scale is not finite, and no decoded el
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from math import frexp
+from math import frexp, sqrt
 from typing import ClassVar
 
 import torch
@@ -21,6 +21,8 @@ from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 _OVER_BLOCK = (0, 2)
 _WHOLE_BYTE = 128
 _NAN = 0x7FC00000
+SMALLEST_SCALE = 2.0**-125
+"""Scales of steps below it are 0: no product of a scale and an integer may be a denormal number."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,19 @@ def bfloat16_above(x: Tensor, smallest: float) -> Tensor:
     # as integers, which torch handles several times as fast; NaN stays one, and may have had a sign
     bits = x.abs().view(torch.int32).clamp_(max=_NAN).add_(0xFFFF).bitwise_right_shift_(16).to(torch.int16)
     return bits.masked_fill_(bits < (127 + frexp(smallest)[1] - 1) << 7, 0).view(torch.bfloat16)
+
+
+def scales_of_steps(values: Tensor, step: float, last: int) -> Tensor:
+    """The scale of each block of `values` [outer, count, inner], bf16 [count, 1]: `step` root mean squares of it.
+
+    It is more where the block's largest value would need an integer beyond `last`.
+    """
+    # float64: the order of its sums, which machines differ in, does not reach the bf16 of a scale
+    norms: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
+    wide = (norms / sqrt(values.shape[0] * values.shape[2])).float().unsqueeze(1) * step
+    reaching = largest_magnitude(values) / torch.full((1,), last, dtype=torch.float32, device=values.device)
+    wide = wide.clamp(max=torch.finfo(torch.bfloat16).max)
+    return bfloat16_above(torch.maximum(reaching, wide), SMALLEST_SCALE)
 
 
 def float32_slack(magnitude: Tensor) -> Tensor:

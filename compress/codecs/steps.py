@@ -28,7 +28,6 @@ would need an integer beyond 127 with another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -42,13 +41,10 @@ from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.fused import steps as kernels
 from thinwire.compress.codecs.granularity import Blocks
-from thinwire.compress.codecs.grid import bfloat16_above, float32_slack, largest_magnitude
+from thinwire.compress.codecs.grid import SMALLEST_SCALE, bfloat16_above, float32_slack, scales_of_steps
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.entries import units_of
 
-SMALLEST_SCALE = 2.0**-125
-"""Scales below it are 0: no product of a scale and an integer may be a denormal number."""
-_OVER_BLOCK = (0, 2)
 _BF16_BYTES = _ENTRY_BYTES = _WIDE_BYTES = 2
 _ROWS_OF_ONE_WIDE, _WIDEST = 64, 32767
 _OF_MEDIAN = 1.5
@@ -113,11 +109,13 @@ class StepQuantizer(Quantizer):
         out[LENGTH_BYTES:scales_end] = tensor_bytes(scales)
         if entries is not None:
             out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
-        self._see(entries, scales, integers)
+        narrow = _narrow(scales, integers)
+        if self.codebook is not None:
+            self.codebook.see(entries, narrow.view(len(scales), -1))
         if not self.plain and kernels.cover_on_gpu(integers):
             from thinwire.compress.codecs.fused import lane_kernels
 
-            self._put_plain(scales, integers, most, out[start:])
+            self._put_plain(scales, integers, narrow, most, out[start:])
             coded, size = lane_kernels.encode(integers, columns, len(out) - start)
             shorter = size < len(coded)
             out[start:] = torch.where(shorter, coded, out[start:])
@@ -125,7 +123,7 @@ class StepQuantizer(Quantizer):
             return
         length = 0 if self.plain else kernels.write_integers(integers, columns, out[start:-1])
         if not length:
-            self._put_plain(scales, integers, most, out[start:])
+            self._put_plain(scales, integers, narrow, most, out[start:])
         put_length(start + length if length else len(out), out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
@@ -148,7 +146,8 @@ class StepQuantizer(Quantizer):
             values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
-        self._see(entries, scales, integers)
+        if self.codebook is not None:
+            self.codebook.see(entries, _narrow(scales, integers).view(len(scales), -1))
 
     def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
@@ -203,16 +202,15 @@ class StepQuantizer(Quantizer):
         """The scale of each block of float32 `flat`, bf16 as int16 [count]."""
         if kernels.cover(flat, blocks):
             return kernels.measure(flat, blocks.count, blocks.inner, self.step, self.last)[0]
+        if blocks.outer == 1 and not blocks.whole.is_padded and kernels.cover_on_gpu(flat):
+            from thinwire.compress.codecs.fused import row_kernels
+
+            return row_kernels.scales(flat.view(blocks.count, -1), self.step, self.last)
         return blocks.whole.measured(flat, self._measure).view(torch.int16).squeeze(1)
 
     def _measure(self, values: Tensor) -> Tensor:
         """The scale of each block of `values` [outer, count, inner]: bf16 [count, 1]."""
-        # float64: the order of its sums, which machines differ in, does not reach the bf16 of a scale
-        norms: Tensor = torch.linalg.vector_norm(values, dim=_OVER_BLOCK, dtype=torch.float64)
-        wide = (norms / math.sqrt(values.shape[0] * values.shape[2])).float().unsqueeze(1) * self.step
-        reaching = largest_magnitude(values) / torch.full((1,), self.last, dtype=torch.float32, device=values.device)
-        wide = wide.clamp(max=torch.finfo(torch.bfloat16).max)
-        return bfloat16_above(torch.maximum(reaching, wide), SMALLEST_SCALE)
+        return scales_of_steps(values, self.step, self.last)
 
     def _limits(self, scales: Tensor) -> Tensor:
         """The largest integer of each block whose value float32 has."""
@@ -248,15 +246,14 @@ class StepQuantizer(Quantizer):
         sent = torch.where(goes.squeeze(1), units | ~_MAGNITUDE, scales[first])
         return scales.index_copy(0, first, sent), integers
 
-    def _put_plain(self, scales: Tensor, integers: Tensor, most: int, out: Tensor) -> None:
-        """Write integers as they are, and those of wide rows behind all."""
+    def _put_plain(self, scales: Tensor, integers: Tensor, narrow: Tensor, most: int, out: Tensor) -> None:
+        """Write the integers of narrow rows as they are, and those of wide ones behind all."""
         size = self.bits // 8 * len(integers)
         if most:
             by_row = integers.view(len(scales), -1)
             first, goes = _first_of(scales < 0, most)
             out[size:] = tensor_bytes(torch.where(goes, by_row[first], 0))
-            integers = by_row.masked_fill((scales < 0).unsqueeze(1), 0).view(-1)
-        out[:size] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
+        out[:size] = tensor_bytes(narrow.to(torch.int8) if self.bits == 8 else narrow)
 
     def _read_plain(self, coded: Tensor, scales: Tensor, n: int, most: int) -> Tensor:
         """The integers, int16 [n], that `_put_plain` wrote."""
@@ -268,12 +265,13 @@ class StepQuantizer(Quantizer):
             by_row[first] = torch.where(goes, wide.view(most, -1), by_row[first])
         return integers
 
-    def _see(self, entries: Tensor | None, scales: Tensor, integers: Tensor) -> None:
-        """Show a message to the codebook, without its wide rows."""
-        if self.codebook is not None:
-            if entries is not None:
-                integers = integers.view(len(scales), -1).masked_fill((scales < 0).unsqueeze(1), 0)
-            self.codebook.see(entries, integers)
+
+def _narrow(scales: Tensor, integers: Tensor) -> Tensor:
+    """The integers, int16 [n], with zeros in place of those of wide rows."""
+    wide = scales < 0
+    if wide.is_cpu and not wide.any():
+        return integers
+    return integers.view(len(scales), -1).masked_fill(wide.unsqueeze(1), 0).view(-1)
 
 
 def _wide(scales: Tensor, most: int) -> Tensor:

@@ -77,14 +77,15 @@ CODED = ("q(8, step=0.2)", 'q(16, step=0.01, per="tensor")', "q(8, step=0.2, cod
 def test_coded_integers_leave_and_come_while_nobody_waits(expression, monkeypatch):
     """The host looked at the GPU 22 times to encode a message and 9 times to decode it."""
     pytest.importorskip("triton")
-    from thinwire.compress.codecs.fused import lane_kernels
+    from thinwire.compress.codecs.fused import lane_kernels, row_kernels
 
     launched = []
-    for name in launches_of(lane_kernels):
-        monkeypatch.setattr(lane_kernels, name, Launches(lambda given, name=name: launched.append(name)))
+    for module in (lane_kernels, row_kernels):
+        for name in launches_of(module):
+            monkeypatch.setattr(module, name, Launches(lambda given, name=name: launched.append(name)))
+        monkeypatch.setattr(module, "on", lambda _: nullcontext())
     monkeypatch.setattr(lane_kernels, "put", fake_put)
     monkeypatch.setattr(lane_kernels, "_known", lane_kernels._known.__wrapped__)
-    monkeypatch.setattr(lane_kernels, "on", lambda _: nullcontext())
     monkeypatch.setattr(steps, "cover_on_gpu", lambda _: True)
     made = parse(expression)
     with FakeGpu():
@@ -93,7 +94,7 @@ def test_coded_integers_leave_and_come_while_nobody_waits(expression, monkeypatc
         made.encode(x, payload, KEY)
         made.decode(payload, torch.empty_like(x), KEY)
     assert {name: launched.count(name) for name in launched} == {
-        "_add": 4, "_centre": 1, "_price": 1, "_take": 1, "_weigh": 1, "_settle": 1,
+        "_scales": 1, "_add": 4, "_centre": 1, "_price": 1, "_take": 1, "_weigh": 1, "_settle": 1,
         "_pack": 3, "_encode": 1, "_place": 1, "_unpack": 3, "_decode": 2, "_fill": 1,
     }  # fmt: skip
 

@@ -15,7 +15,8 @@ _PART = 1024
 """Values of a row at a time."""
 _SHARE, _EXTRA = map(tl.constexpr, (1 / UNIT, EXTRA))
 _LARGEST, _TIES_TO_EVEN = map(tl.constexpr, (3.4028234663852886e38, 12582912.0))
-_INFINITY = tl.constexpr(0x7F80)
+_LARGEST_BFLOAT16 = tl.constexpr(torch.finfo(torch.bfloat16).max)
+_INFINITY, _NAN, _SMALLEST = map(tl.constexpr, (0x7F80, 0x7FC00000, 0x0100))
 
 
 def unpredicted(rows: Tensor, scales: Tensor, table: Tensor, last: int, entries: Tensor) -> Tensor:
@@ -30,6 +31,31 @@ def values(integers: Tensor, scales: Tensor, table: Tensor, entries: Tensor, out
     """Write integers, with what entries predict, times scales into float32 `out` [R * width]."""
     with on(out.device):
         _values[(len(entries),)](integers, scales, table, entries, out, table.shape[1] - EXTRA, _PART)
+
+
+def scales(rows: Tensor, step: float, last: int) -> Tensor:
+    """The scale of each of float32 `rows`, bf16 as int16 [R]: scales_of_steps of grid.py."""
+    found = torch.empty(len(rows), dtype=torch.int16, device=rows.device)
+    with on(rows.device):
+        _scales[(len(rows),)](rows, found, step, last, rows.shape[1], _PART)
+    return found
+
+
+@triton.jit(do_not_specialize=["step", "last"])
+def _scales(rows, scales, step, last, width, PART: tl.constexpr):
+    row, squares, most = tl.program_id(0).to(tl.int64), tl.zeros((PART,), tl.float64), tl.zeros((PART,), tl.float32)
+    for first in range(0, width, PART):
+        at = first + tl.arange(0, PART)
+        value = tl.load(rows + row * width + at, mask=at < width, other=0.0)
+        squares += value.to(tl.float64) * value.to(tl.float64)
+        most = tl.maximum(most, tl.abs(value))
+    total = tl.sum(squares, axis=0)
+    wide = tl.minimum(tl.sqrt(total / width).to(tl.float32) * step, _LARGEST_BFLOAT16)
+    scale = tl.maximum(tl.div_rn(tl.max(most, axis=0), last.to(tl.float32)), wide)
+    # a sum of squares is NaN only where a value is
+    scale = tl.where(total == total, scale, float("nan"))
+    bits = (tl.minimum(scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF, _NAN) + 0xFFFF) >> 16
+    tl.store(scales + row, tl.where(bits < _SMALLEST, 0, bits).to(tl.int16))
 
 
 @triton.jit

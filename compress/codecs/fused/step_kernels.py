@@ -406,7 +406,8 @@ def _by_offset(kinds, offsets):
 
 @compiled
 def _tables_of(kinds, offset, tables, bits):
-    """Write the table and the low bits of each column where a row has this offset; in int32, so that it becomes vectors."""
+    """Write the table and the low bits of each column where a row has this offset."""
+    # in int32, so that the loop becomes vectors
     for j in range(len(kinds)):
         kind = min(max(np.int32(kinds[j] + offset), np.int32(0)), np.int32(CLASSES - 1))
         low = np.int32(max(np.int32(kind - np.int32(OWN - OCTAVE)), np.int32(0)) // np.int32(OCTAVE))
@@ -456,9 +457,10 @@ def _symbols(integers, start, stop, means, rows, tables, bits, reaches, plane, i
         row, column = rows[i // columns], i % columns
         some = integers[i : min(i - column + columns, stop)]
         place = index[i - start : i - start + len(some)]
+        known = means[column:], tables[row, column:], bits[row, column:], reaches[row, column:]
         if plane:
-            _low_symbols(some, means[column:], tables[row, column:], bits[row, column:], reaches[row, column:], place)
-        elif _high_symbols(some, means[column:], tables[row, column:], bits[row, column:], reaches[row, column:], place):
+            _low_symbols(some, *known, place)
+        elif _high_symbols(some, *known, place):
             for j in range(len(some)):
                 escapes[escaped] = some[j]
                 escaped += (place[j] & np.uint16(SYMBOLS - 1)) == ESCAPE
@@ -472,7 +474,9 @@ def _high_symbols(integers, means, tables, bits, reach, index):
     escapes = np.int32(0)
     for j in range(len(integers)):
         low = np.int32(bits[j])
-        high = np.int32(np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1))) >> low)
+        high = np.int32(
+            np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1))) >> low
+        )
         escaped = np.int32(abs(high)) > reach[j]
         escapes += np.int32(escaped)
         symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))

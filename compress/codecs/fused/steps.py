@@ -15,6 +15,7 @@ from thinwire.compress.codecs.coding.lanes import MOST_LANES, STATE, WORD, chunk
 from thinwire.compress.codecs.coding.tables import Tables, classes, tables
 from thinwire.compress.codecs.fused.trial import is_gpu, work
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
+from thinwire.compress.codecs.grid import scales_of_steps
 
 
 def cover(flat: Tensor, blocks: Blocks) -> bool:
@@ -152,6 +153,7 @@ def _agree() -> bool:
 def _alike(device: torch.device, rows: int = 350) -> bool:
     """Whether a GPU codes rows of 200 integers as torch operations do on the host: two chunks of all lanes."""
     from thinwire.compress.codecs.fused import lane_kernels as kernels
+    from thinwire.compress.codecs.fused import row_kernels
 
     x = (torch.linspace(-9, 9, 200 * rows).sin() * torch.linspace(0, 400, 200).repeat(rows)).round().to(torch.int16)
     x[7] = 30000
@@ -159,4 +161,9 @@ def _alike(device: torch.device, rows: int = 350) -> bool:
     expected = torch.cat(encode_integers(x, columns))
     coded, length = kernels.encode(x.to(device), columns, len(expected) + 1)
     found, fine = kernels.decode(coded, 0, length, columns)
+    values = x.view(rows, 200) * torch.linspace(0, 3, rows).unsqueeze(1)
+    values[3:7, 9] = torch.tensor([torch.inf, torch.nan, 2.0**-140, 3e38])
+    scales = scales_of_steps(values.unsqueeze(0), 0.2, 127).view(torch.int16).squeeze(1)
+    if not torch.equal(row_kernels.scales(values.to(device), 0.2, 127).cpu(), scales):
+        return False
     return bool(fine) and torch.equal(coded.cpu()[:length], expected) and torch.equal(found.cpu(), x)
