@@ -57,8 +57,8 @@ class Codebook:
         some = table[:, : self.width : every] / UNIT
         sizes = some.square().sum(1).masked_fill_(table[:, COUNT] == 0, torch.inf)
         sizes[0] = 0
-        many = max(1, (_PART if rows.is_cpu else _PART_OF_GPU) // len(sizes))
-        return torch.cat([torch.addmm(sizes, part, some.T, alpha=-2).argmin(1) for part in rows.split(many)])
+        parts = rows.split(max(1, (_PART if rows.is_cpu else _PART_OF_GPU) // len(sizes)))
+        return torch.cat([_places_of_least(torch.addmm(sizes, part, some.T, alpha=-2)) for part in parts])
 
     def values(self, integers: Tensor, scales: Tensor, entries: Tensor, out: Tensor) -> None:
         """Write integers [R * width], with what entries predict, times scales into float32 `out` [R * width].
@@ -78,3 +78,8 @@ class Codebook:
         (entries, integers), self._seen = self._seen, None
         kernels.learn(self._table(), entries, integers)
         self._changed()
+
+
+def _places_of_least(distances: Tensor) -> Tensor:
+    """The first place of the least distance of each row; on a CPU by NumPy, which takes a tenth of the time."""
+    return torch.from_numpy(distances.numpy().argmin(1)) if distances.is_cpu else distances.argmin(1)
