@@ -500,33 +500,37 @@ def _encode_lanes(index, packed, states, words):
     """Write the words of a chunk to the end of `words`, and the states; return the first word's place."""
     # unsigned, because each access by a signed index checks whether it is negative
     n, lanes, at = len(index), len(states), np.uint64(len(words) - 1)
-    entries, low, full = np.empty(lanes, np.uint32), np.empty(lanes, np.uint16), np.empty(lanes, np.uint8)
+    entries, low, full = np.empty(lanes, np.uint32), np.empty(lanes, np.uint16), np.empty(lanes, np.uint32)
     states[:] = _LOWEST
     for start in range((n - 1) // lanes * lanes, -1, -lanes):
-        if lanes == MOST_LANES and n - start >= MOST_LANES:  # a number that the compiler knows makes vectors
-            at = _encode_step(index, start, packed, states, words, entries, low, full, at, MOST_LANES)
+        if lanes == MOST_LANES and n - start >= MOST_LANES:
+            # in three loops, of which the second becomes vectors
+            for lane in range(MOST_LANES):
+                entries[lane] = packed[index[start + lane]]
+            for lane in range(MOST_LANES):
+                low[lane] = np.uint16(states[lane])
+                states[lane], full[lane] = _with(states[lane], entries[lane])
+            for lane in range(MOST_LANES - 1, -1, -1):
+                words[at] = low[lane]
+                at -= np.uint64(full[lane])
         else:
-            at = _encode_step(index, start, packed, states, words, entries, low, full, at, min(lanes, n - start))
+            for lane in range(min(lanes, n - start) - 1, -1, -1):
+                words[at] = np.uint16(states[lane])
+                states[lane], sends = _with(states[lane], packed[index[start + lane]])
+                at -= np.uint64(sends)
     return np.int64(at) + 1
 
 
 @compiled
-def _encode_step(index, start, packed, states, words, entries, low, full, at, count):
-    """Code a symbol of so many lanes; return where the next word goes."""
-    for lane in range(count):
-        entries[lane] = packed[index[start + lane]]
-    for lane in range(count):
-        frequency, state = entries[lane] & _FREQUENCY, states[lane]
-        sends = np.uint32((state >> _FULL) >= frequency)
-        low[lane], full[lane] = np.uint16(state), np.uint8(sends)
-        state = state >> np.uint32(sends << _FOUR)
-        # below 2**20, and exact: what is divided is at least 2**-12 below the next integer
-        quotient = np.uint32(np.int32(np.float64(state) / np.float64(frequency)))
-        states[lane] = (quotient << _BITS) + (state - quotient * frequency) + (entries[lane] >> _WORD_BITS)
-    for lane in range(count - 1, -1, -1):
-        words[at] = low[lane]
-        at -= np.uint64(full[lane])
-    return at
+def _with(state, entry):
+    """A state with a symbol, and whether it sends its low bits first."""
+    frequency = entry & _FREQUENCY
+    sends = np.uint32((state >> _FULL) >= frequency)
+    # a shift, because a branch that depends on data is slow
+    state = state >> np.uint32(sends << _FOUR)
+    # below 2**20, and exact: what is divided is at least 2**-12 below the next integer
+    quotient = np.uint32(np.int32(np.float64(state) / np.float64(frequency)))
+    return np.uint32((quotient << _BITS) + (state - quotient * frequency) + (entry >> _WORD_BITS)), sends
 
 
 @compiled
