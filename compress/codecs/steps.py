@@ -109,13 +109,11 @@ class StepQuantizer(Quantizer):
         out[LENGTH_BYTES:scales_end] = tensor_bytes(scales)
         if entries is not None:
             out[scales_end:start] = tensor_bytes(entries.to(torch.int16))
-        narrow = _narrow(scales, integers)
-        if self.codebook is not None:
-            self.codebook.see(entries, narrow.view(len(scales), -1))
+        self._see(entries, scales, integers)
         if not self.plain and kernels.cover_on_gpu(integers):
             from thinwire.compress.codecs.fused import lane_kernels
 
-            self._put_plain(scales, integers, narrow, most, out[start:])
+            self._put_plain(scales, integers, most, out[start:])
             coded, size = lane_kernels.encode(integers, columns, len(out) - start)
             shorter = size < len(coded)
             out[start:] = torch.where(shorter, coded, out[start:])
@@ -123,7 +121,7 @@ class StepQuantizer(Quantizer):
             return
         length = 0 if self.plain else kernels.write_integers(integers, columns, out[start:-1])
         if not length:
-            self._put_plain(scales, integers, narrow, most, out[start:])
+            self._put_plain(scales, integers, most, out[start:])
         put_length(start + length if length else len(out), out)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
@@ -146,8 +144,7 @@ class StepQuantizer(Quantizer):
             values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
-        if self.codebook is not None:
-            self.codebook.see(entries, _narrow(scales, integers).view(len(scales), -1))
+        self._see(entries, scales, integers)
 
     def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
@@ -246,14 +243,15 @@ class StepQuantizer(Quantizer):
         sent = torch.where(goes.squeeze(1), units | ~_MAGNITUDE, scales[first])
         return scales.index_copy(0, first, sent), integers
 
-    def _put_plain(self, scales: Tensor, integers: Tensor, narrow: Tensor, most: int, out: Tensor) -> None:
-        """Write the integers of narrow rows as they are, and those of wide ones behind all."""
+    def _put_plain(self, scales: Tensor, integers: Tensor, most: int, out: Tensor) -> None:
+        """Write integers as they are, and those of wide rows behind all."""
         size = self.bits // 8 * len(integers)
         if most:
             by_row = integers.view(len(scales), -1)
             first, goes = _first_of(scales < 0, most)
             out[size:] = tensor_bytes(torch.where(goes, by_row[first], 0))
-        out[:size] = tensor_bytes(narrow.to(torch.int8) if self.bits == 8 else narrow)
+            integers = _narrow(scales, integers)
+        out[:size] = tensor_bytes(integers.to(torch.int8) if self.bits == 8 else integers)
 
     def _read_plain(self, coded: Tensor, scales: Tensor, n: int, most: int) -> Tensor:
         """The integers, int16 [n], that `_put_plain` wrote."""
@@ -264,6 +262,11 @@ class StepQuantizer(Quantizer):
             wide, by_row = coded[size:].clone().view(torch.int16), integers.view(len(scales), -1)
             by_row[first] = torch.where(goes, wide.view(most, -1), by_row[first])
         return integers
+
+    def _see(self, entries: Tensor | None, scales: Tensor, integers: Tensor) -> None:
+        """Show a message to the codebook, without its wide rows."""
+        if self.codebook is not None:
+            self.codebook.see(entries, _narrow(scales, integers).view(len(scales), -1))
 
 
 def _narrow(scales: Tensor, integers: Tensor) -> Tensor:
