@@ -22,7 +22,7 @@ from thinwire.pipeline.wire.channel import Channel
 
 pytestmark = pytest.mark.slow
 
-SHAPE = (4, 6, 40)
+SHAPE = (4, 3, 40)
 SPARSE = [
     *("topk(0.02)", "topk(0.3)", "topk(0.9)", 'topk(0.1, values="q(4)")', 'topk(0.1, values="fp16")'),
     'topk(0.1, values="means(2)")',

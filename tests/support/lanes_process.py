@@ -93,7 +93,7 @@ def main():
     lanes.CHUNK, lanes.SYMBOLS_OF_LANE = 64, 8
     lane_kernels.CHUNK, lane_kernels._PART, lane_kernels._ROWS = 64, 32, 4
     found += [differing(*case) for case in cases()]
-    alike = steps._alike(torch.device("cpu"), 10) and codebook._alike(torch.device("cpu"))
+    alike = steps._alike(torch.device("cpu"), 7) and codebook._alike(torch.device("cpu"))
     print(json.dumps({"alike": alike, "differing": [each for each in found if each]}))
 
 
