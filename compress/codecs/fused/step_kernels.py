@@ -458,9 +458,7 @@ def _symbols(integers, start, stop, means, rows, tables, bits, reaches, plane, i
         some = integers[i : min(i - column + columns, stop)]
         place = index[i - start : i - start + len(some)]
         known = means[column:], tables[row, column:], bits[row, column:], reaches[row, column:]
-        if plane:
-            _low_symbols(some, *known, place)
-        elif _high_symbols(some, *known, place):
+        if _symbols_of_row(some, *known, plane, place) and plane == 0:
             for j in range(len(some)):
                 escapes[escaped] = some[j]
                 escaped += (place[j] & np.uint16(SYMBOLS - 1)) == ESCAPE
@@ -469,30 +467,22 @@ def _symbols(integers, start, stop, means, rows, tables, bits, reaches, plane, i
 
 
 @compiled
-def _high_symbols(integers, means, tables, bits, reach, index):
-    """Write table * 256 + high symbol of integers of one row; return how many of them escape."""
+def _symbols_of_row(integers, means, tables, bits, reach, plane, index):
+    """Write table * 256 + symbol of integers of one row; return how many of them escape."""
     escapes = np.int32(0)
     for j in range(len(integers)):
-        low = np.int32(bits[j])
-        high = np.int32(
-            np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1))) >> low
-        )
-        escaped = np.int32(abs(high)) > reach[j]
-        escapes += np.int32(escaped)
-        symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))
-        index[j] = np.uint16(np.int32(tables[j]) * np.int32(SYMBOLS) + symbol)
-    return escapes
-
-
-@compiled
-def _low_symbols(integers, means, tables, bits, reach, index):
-    """Write table * 256 + low symbol of integers of one row; the symbol is 0 where the high one is an escape."""
-    for j in range(len(integers)):
-        low = np.int32(bits[j])
+        table, low = np.int32(tables[j]), np.int32(bits[j])
         value = np.int32(np.int32(integers[j] - means[j]) + (np.int32(np.int32(1) << low) >> np.int32(1)))
         high = np.int32(value >> low)
-        symbol = np.int32(0) if np.int32(abs(high)) > reach[j] else np.int32(value - np.int32(high << low))
-        index[j] = np.uint16(np.int32(low + np.int32(NO_BITS)) * np.int32(SYMBOLS) + symbol)
+        escaped = np.int32(abs(high)) > reach[j]
+        escapes += np.int32(escaped)
+        if plane:
+            table = np.int32(low + np.int32(NO_BITS))
+            symbol = np.int32(0) if escaped else np.int32(value - np.int32(high << low))
+        else:
+            symbol = np.int32(ESCAPE) if escaped else np.int32(high + np.int32(ZERO))
+        index[j] = np.uint16(table * np.int32(SYMBOLS) + symbol)
+    return escapes
 
 
 @compiled
