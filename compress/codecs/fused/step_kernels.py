@@ -394,14 +394,17 @@ def _lanes(n):
 def _by_offset(kinds, offsets):
     """The table and the low bits of each column by a row's offset, uint8 [offsets, columns], and which each row has."""
     least, most = _ends(offsets)
-    tables = np.zeros((most - least + 1, len(kinds)), np.uint8)
-    bits, known = np.empty_like(tables), np.zeros(len(tables), np.bool_)
+    places, count = np.full(most - least + 1, -1, np.int32), 0
     rows = offsets - np.int32(least)
     for row in range(len(rows)):
-        if not known[rows[row]]:
-            known[rows[row]] = True
-            _tables_of(kinds, offsets[row], tables[rows[row]], bits[rows[row]])
-    return tables, bits, rows
+        if places[rows[row]] < 0:
+            places[rows[row]] = count
+            count += 1
+    tables, bits = np.empty((count, len(kinds)), np.uint8), np.empty((count, len(kinds)), np.uint8)
+    for offset in range(len(places)):
+        if places[offset] >= 0:
+            _tables_of(kinds, np.int32(least + offset), tables[places[offset]], bits[places[offset]])
+    return tables, bits, places[rows]
 
 
 @compiled
