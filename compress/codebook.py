@@ -81,5 +81,5 @@ class Codebook:
 
 
 def _places_of_least(distances: Tensor) -> Tensor:
-    """The first place of the least distance of each row; on a CPU by NumPy, which takes a tenth of the time."""
+    """Where the least distance of each row is first; on a CPU by NumPy, which takes a tenth of torch's time."""
     return torch.from_numpy(distances.numpy().argmin(1)) if distances.is_cpu else distances.argmin(1)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -179,7 +180,7 @@ class StepQuantizer(Quantizer):
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
         blocks = self.blocks(x.shape)
         flat = x.detach().reshape(-1).float()
-        scales = blocks.whole.measured(flat, self._measure).float()
+        scales = self._measured(flat, blocks).float()
         largest = scales * self.last
         error = torch.maximum(scales / 2, blocks.view(flat).abs() - scales * self._limits(scales))
         error = (error + float32_slack(largest)).clamp(min=self.last * SMALLEST_SCALE)
@@ -203,11 +204,11 @@ class StepQuantizer(Quantizer):
             from thinwire.compress.codecs.fused import row_kernels
 
             return row_kernels.scales(flat.view(blocks.count, -1), self.step, self.last)
-        return blocks.whole.measured(flat, self._measure).view(torch.int16).squeeze(1)
+        return self._measured(flat, blocks).view(torch.int16).squeeze(1)
 
-    def _measure(self, values: Tensor) -> Tensor:
-        """The scale of each block of `values` [outer, count, inner]: bf16 [count, 1]."""
-        return scales_of_steps(values, self.step, self.last)
+    def _measured(self, flat: Tensor, blocks: Blocks) -> Tensor:
+        """The scales by torch operations, bf16 [count, 1]."""
+        return blocks.whole.measured(flat, partial(scales_of_steps, step=self.step, last=self.last))
 
     def _limits(self, scales: Tensor) -> Tensor:
         """The largest integer of each block whose value float32 has."""

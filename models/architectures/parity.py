@@ -46,7 +46,7 @@ _SWITCH = {
     **dict.fromkeys(("chunk_size", "mamba_chunk_size"), _WINDOW),
     "index_topk": 1,
     "unpadded_vocab_size": _VOCABULARY,  # the rows of a head
-    "vocab_size_per_layer_input": _VOCABULARY,  # the rows of embeddings of its own in each block
+    "vocab_size_per_layer_input": _VOCABULARY,  # the rows of each block's own embedding
 }
 """What forwards compare lengths with, and the largest value in a tiny copy, whose samples pass it as real ones may."""
 _OF_HEAD = re.compile(r"head_dim|d_head|d_kv|head_size|rotary_dim")

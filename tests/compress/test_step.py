@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -308,3 +309,12 @@ def test_rows_of_zeros_are_not_wide(count):
     assert torch.equal(roundtrip(parse("q(8, step=0.2)"), x)[:count], x[:count])
     zeros = torch.zeros(count, 48)
     assert torch.equal(roundtrip(parse("q(8, step=0.2)"), zeros), zeros)
+
+
+def test_rows_of_sizes_that_lie_far_apart_take_room_for_their_own_tables_alone():
+    pytest.importorskip("numba")
+    from thinwire.compress.codecs.fused import step_kernels
+
+    kinds, offsets = np.zeros(1000, np.int32), np.array([127, -128, 127], np.int32)
+    tables, bits, places = step_kernels._by_offset(kinds, offsets)
+    assert tables.shape == bits.shape == (2, 1000) and places.tolist() == [0, 1, 0]

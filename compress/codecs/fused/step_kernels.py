@@ -392,7 +392,7 @@ def _lanes(n):
 
 @compiled
 def _by_offset(kinds, offsets):
-    """The table and the low bits of each column by a row's offset, uint8 [offsets, columns], and which each row has."""
+    """The table and the low bits of each column, uint8 [offsets in use, columns], and the place of each row's."""
     least, most = _ends(offsets)
     places, count = np.full(most - least + 1, -1, np.int32), 0
     rows = offsets - np.int32(least)
@@ -521,7 +521,7 @@ def _with(state, entry):
     sends = np.uint32((state >> _FULL) >= frequency)
     # a shift, because a branch that depends on data is slow
     state = state >> np.uint32(sends << _FOUR)
-    # below 2**20, and exact: what is divided is at least 2**-12 below the next integer
+    # exact: the true quotient is below 2**20, and at least 2**-12 below the next integer
     quotient = np.uint32(np.int32(np.float64(state) / np.float64(frequency)))
     return np.uint32((quotient << _BITS) + (state - quotient * frequency) + (entry >> _WORD_BITS)), sends
 

@@ -151,7 +151,7 @@ def _agree() -> bool:
 
 
 def _alike(device: torch.device, rows: int = 350) -> bool:
-    """Whether a GPU codes rows of 200 integers as torch operations do on the host: two chunks of all lanes."""
+    """Whether a GPU codes rows of 200 integers, two chunks of all lanes, and measures rows, as torch operations do."""
     from thinwire.compress.codecs.fused import lane_kernels as kernels
     from thinwire.compress.codecs.fused import row_kernels
 
@@ -162,8 +162,7 @@ def _alike(device: torch.device, rows: int = 350) -> bool:
     coded, length = kernels.encode(x.to(device), columns, len(expected) + 1)
     found, fine = kernels.decode(coded, 0, length, columns)
     values = x.view(rows, 200) * torch.linspace(0, 3, rows).unsqueeze(1)
-    values[3:7, 9] = torch.tensor([torch.inf, torch.nan, 2.0**-140, 3e38])
+    values[1:3], values[3:6, 9] = torch.tensor([[2.0**-130], [2.0**-122]]), torch.tensor([torch.inf, torch.nan, 3e38])
     scales = scales_of_steps(values.unsqueeze(0), 0.2, 127).view(torch.int16).squeeze(1)
-    if not torch.equal(row_kernels.scales(values.to(device), 0.2, 127).cpu(), scales):
-        return False
-    return bool(fine) and torch.equal(coded.cpu()[:length], expected) and torch.equal(found.cpu(), x)
+    measured = torch.equal(row_kernels.scales(values.to(device), 0.2, 127).cpu(), scales)
+    return measured and bool(fine) and torch.equal(coded.cpu()[:length], expected) and torch.equal(found.cpu(), x)
