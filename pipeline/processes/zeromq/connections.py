@@ -102,70 +102,6 @@ class Packet:
     awaited: bool = True
 
 
-class PacketFlow:
-    """The packets to one process, over one connection after the other. They wait while there is none."""
-
-    def __init__(self) -> None:
-        self._flow: Outflow[Packet] = Outflow()
-        self._copies = 0  # their bytes in the flow
-        self._write: Callable[..., None] | None = None
-
-    @property
-    def left(self) -> int:
-        """Packets that are not acknowledged."""
-        return len(self._flow)
-
-    @property
-    def oldest(self) -> int | None:
-        """The number of the first of these; None without one."""
-        return next((number for number, _ in self._flow.kept()), None)
-
-    def begin(self, write: Callable[..., None]) -> None:
-        """Go on over a new connection, on which `write` sends the parts of a packet."""
-        self._write = write
-        for sequence, packet in self._flow.kept():
-            self._transmit(sequence, packet)
-
-    def interrupt(self) -> None:
-        """Keep what is sent until the next connection."""
-        self._write = None
-
-    def send(self, packet: Packet) -> None:
-        """Send a packet, at once or as soon as there is a connection."""
-        packet = self._copied(packet)
-        self._transmit(self._flow.add(packet), packet)
-
-    def acknowledge(self, expected: int) -> bool:
-        """Let the packets go that the other process has; whether all before `expected` were sent."""
-        gone = self._flow.acknowledge(expected)
-        for packet in gone or ():
-            if packet.awaited:
-                packet.message.end_piece()
-            else:
-                self._copies -= len(packet.data)
-        return gone is not None
-
-    def fail(self, reason: str) -> None:
-        """End all messages that are being sent."""
-        for _, packet in self._flow.kept():
-            packet.message.pending.end(reason)
-        self._flow, self._copies = Outflow(), 0
-
-    def _copied(self, packet: Packet) -> Packet:
-        """A packet with bytes of its own, if they are few: nobody waits until it is acknowledged."""
-        nbytes = len(packet.data)
-        if nbytes > COPIED_BYTES or self._copies + nbytes > _COPIES_BYTES:
-            return packet
-        self._copies += nbytes
-        packet.message.end_piece()
-        return replace(packet, data=memoryview(bytes(packet.data)), awaited=False)
-
-    def _transmit(self, sequence: int, packet: Packet) -> None:
-        if self._write is not None:
-            # without a copy: nobody writes these bytes before they are acknowledged
-            self._write(packet.piece.pack(sequence, packet.data, awaited=packet.awaited), packet.data)
-
-
 class Standing(Enum):
     """The states of a connection, in words."""
 
@@ -197,7 +133,9 @@ class Connection:
         self._context, self._loop, self._endpoint, self._hello = context, loop, endpoint, hello
         self._keys, self._patience, self._failed = keys, patience, failed
         self._trouble = ""
-        self._flow, self.state = PacketFlow(), Standing.CONNECTING
+        self._flow: Outflow[Packet] = Outflow()
+        self._copies = 0  # their bytes in the flow
+        self.state = Standing.CONNECTING
         self._host, self._port = parted(endpoint.removeprefix("tcp://"))
         self._refused: float | None = None  # since when nothing listens there
         self._begin()
@@ -205,7 +143,7 @@ class Connection:
     @property
     def left(self) -> int:
         """Packets that are not acknowledged."""
-        return self._flow.left
+        return len(self._flow)
 
     @property
     def description(self) -> str:
@@ -214,7 +152,6 @@ class Connection:
 
     def _begin(self) -> None:
         """Begin the first connection, or another one; later, if this process has too many files open."""
-        self._enter(Standing.CONNECTING)
         self._is_open, self._was_reset = False, False
         try:
             self._socket, self._monitor = self._sockets()
@@ -247,7 +184,7 @@ class Connection:
         if not self._is_open:
             return
         self._is_open = False
-        self._enter(Standing.CONNECTING)
+        self.state = Standing.CONNECTING
         self._loop.forget(self._socket)
         self._loop.forget(self._monitor)
         self._socket.disable_monitor()
@@ -256,18 +193,29 @@ class Connection:
 
     def send(self, packet: Packet) -> None:
         """Send a packet, at once or as soon as there is a connection."""
-        self._flow.send(packet)
+        packet = self._copied(packet)
+        sequence = self._flow.add(packet)
+        if self.state is Standing.READY:
+            self._transmit(sequence, packet)
 
     def fail(self, reason: str) -> None:
         """End all messages that are being sent."""
-        self._flow.fail(reason)
+        for _, packet in self._flow.kept():
+            packet.message.pending.end(reason)
+        self._flow, self._copies = Outflow(), 0
 
-    def _enter(self, state: Standing) -> None:
-        self.state = state
-        if state is Standing.READY:
-            self._flow.begin(self._write)
-        else:
-            self._flow.interrupt()
+    def _copied(self, packet: Packet) -> Packet:
+        """A packet with bytes of its own, if they are few: nobody waits until it is acknowledged."""
+        nbytes = len(packet.data)
+        if nbytes > COPIED_BYTES or self._copies + nbytes > _COPIES_BYTES:
+            return packet
+        self._copies += nbytes
+        packet.message.end_piece()
+        return replace(packet, data=memoryview(bytes(packet.data)), awaited=False)
+
+    def _transmit(self, sequence: int, packet: Packet) -> None:
+        # without a copy: nobody writes these bytes before they are acknowledged
+        self._write(packet.piece.pack(sequence, packet.data, awaited=packet.awaited), packet.data)
 
     def _write(self, *parts: bytes | memoryview) -> None:
         # ZeroMQ takes nothing over a connection that ended with a wrong byte: the event that says so is on its way
@@ -280,7 +228,7 @@ class Connection:
             told = parse_monitor_message([part.bytes for part in parts])
             event = told["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._enter(Standing.GREETING)
+                self.state = Standing.GREETING
                 self._refused = None
                 self._write(self._hello.pack())
                 self._watch(self._hello.attempt)
@@ -316,7 +264,7 @@ class Connection:
         """
         if attempt != self._hello.attempt or self.state is Standing.CONNECTING:
             return
-        oldest = -1 if self.state is Standing.GREETING else self._flow.oldest
+        oldest = -1 if self.state is Standing.GREETING else next((number for number, _ in self._flow.kept()), None)
         if oldest is not None and oldest == awaited:
             self._begin_again()
         else:
@@ -355,11 +303,20 @@ class Connection:
             self._acknowledge(answer)
 
     def _acknowledge(self, expected: int) -> None:
-        if not self._flow.acknowledge(expected):
+        """Let the packets go that the other process has; over a new connection, send the others again."""
+        gone = self._flow.acknowledge(expected)
+        if gone is None:
             self._failed(f"it acknowledges packet {expected}, which was never sent")
             return
+        for packet in gone:
+            if packet.awaited:
+                packet.message.end_piece()
+            else:
+                self._copies -= len(packet.data)
         if self.state is Standing.GREETING:
-            self._enter(Standing.READY)
+            self.state = Standing.READY
+            for sequence, packet in self._flow.kept():
+                self._transmit(sequence, packet)
 
 
 def _milliseconds(seconds: float) -> int:
