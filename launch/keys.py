@@ -13,9 +13,6 @@ from thinwire.pipeline.errors import OptionsError
 def main(argv: Sequence[str]) -> int:
     """Write the file, and return the exit status."""
     path = make_parser().parse_args(argv).file
-    from thinwire.pipeline.processes.backends import check_installed
-
-    check_installed()
     from thinwire.pipeline.processes.zeromq.keys import Keys
 
     try:

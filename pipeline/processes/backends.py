@@ -24,8 +24,7 @@ TransportName = Literal["gloo", "zmq", "nccl", "auto"]
 
 
 def _mesh(options: WireOptions) -> Any:
-    """The settings of a mesh over ZeroMQ. OptionsError if pyzmq is not installed, or there are no keys."""
-    check_installed()
+    """The settings of a mesh over ZeroMQ. OptionsError if there are no keys."""
     from thinwire.pipeline.processes.zeromq.group import MeshSettings, register
     from thinwire.pipeline.processes.zeromq.keys import Keys
 
@@ -81,7 +80,7 @@ def group_arguments(options: WireOptions, size: int, *, beside: bool = False) ->
         beside: whether there is a default group already. The new one shares its connections, if it has a mesh.
 
     Raises:
-        OptionsError: a library is not installed, or there are no keys.
+        OptionsError: there are no keys.
     """
     transport = TRANSPORTS[options.transport]
     if transport.options is None or size == 1:
@@ -101,21 +100,10 @@ def arguments_beside() -> dict[str, Any]:
     return {"backend": backend, "pg_options": dist.group.WORLD} if backend in meshes else {"backend": "gloo"}
 
 
-def check_installed() -> None:
-    """Raise OptionsError if pyzmq is not installed."""
-    try:
-        import zmq  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise OptionsError(
-            "wire.transport zmq and its keys need pyzmq, which is not installed; run pip install pyzmq"
-        ) from error
-
-
 def check_keys(options: WireOptions) -> None:
     """Raise OptionsError if keys are needed from a file, and it holds none, or others may read it."""
     if options.keys is None or not TRANSPORTS[options.transport].encrypts:
         return
-    check_installed()
     from thinwire.pipeline.processes.zeromq.keys import Keys
 
     Keys.read(Path(options.keys))
@@ -124,12 +112,10 @@ def check_keys(options: WireOptions) -> None:
 def fresh_keys(options: WireOptions, folder: Path) -> dict[str, str]:
     """The environment variables with fresh keys, in a private folder, for the processes of a launcher.
 
-    There are none if the transport needs no keys, or the options name a file of keys. OptionsError if pyzmq is not
-    installed.
+    There are none if the transport needs no keys, or the options name a file of keys.
     """
     if not TRANSPORTS[options.transport].encrypts or options.keys is not None:
         return {}
-    check_installed()
     from thinwire.pipeline.processes.zeromq.keys import Keys
 
     Keys.fresh().write(folder / "keys")
