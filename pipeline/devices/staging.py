@@ -22,29 +22,6 @@ from thinwire.pipeline.devices.streams import CopyStream
 from thinwire.pipeline.processes.transport import ReceivingEnd, Seal, SendingEnd, complete
 
 
-class StraightReceiver:
-    """The way from the transport to the device; on the CPU, where the frame of one is the frame of the other."""
-
-    def __init__(self, transport: ReceivingEnd) -> None:
-        self._transport = transport
-
-    def post(self, count: int, what: str) -> None:
-        """Make room for `count` more frames, which may arrive from now on. A PeerError names `what`."""
-        self._transport.post(count, what)
-
-    def receive(self, what: str) -> Tensor:
-        """Wait for the next frame of the transport; `what` is named in the PeerError if none comes."""
-        return self._transport.receive(what)
-
-    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
-        """A frame of the transport on the device; of another device the first `nbytes` are copied."""
-        return frame
-
-    def give(self, frame: Tensor, brought: Tensor) -> None:
-        """Both frames, once the last compute that reads them was asked for."""
-        self._transport.give(frame)
-
-
 class StagedSender:
     """A sending end on a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
 
@@ -85,14 +62,21 @@ class StagedSender:
         self._transport.flush()
 
 
-class StagedReceiver(StraightReceiver):
-    """The way to a GPU; arguments are as for StagedSender."""
+class StagedReceiver:
+    """A receiving end on a GPU; arguments are as for StagedSender."""
 
     def __init__(self, transport: ReceivingEnd, capacity: int, stream: CopyStream) -> None:
-        super().__init__(transport)
-        self._stream, self._capacity = stream, capacity
+        self._transport, self._stream, self._capacity = transport, stream, capacity
         self._free: deque[tuple[Tensor, torch.Event]] = deque()
         self._read: deque[tuple[Tensor, torch.Event]] = deque()
+
+    def post(self, count: int, what: str) -> None:
+        """Make room for `count` more frames, which may arrive from now on."""
+        self._transport.post(count, what)
+
+    def receive(self, what: str) -> Tensor:
+        """Wait for the next frame, which is pinned."""
+        return self._transport.receive(what)
 
     def bring(self, frame: Tensor, nbytes: int) -> Tensor:
         """Order the copy, and have compute wait for it on the GPU."""
@@ -109,9 +93,9 @@ class StagedReceiver(StraightReceiver):
         self._read.append((frame, copied))
         return brought
 
-    def give(self, frame: Tensor, brought: Tensor) -> None:
+    def give(self, buffer: Tensor) -> None:
         """The frame on the GPU may be written after what compute was asked for until now."""
-        self._free.append((brought, self._stream.mark()))
+        self._free.append((buffer, self._stream.mark()))
 
 
 class Ways:
@@ -128,10 +112,10 @@ class Ways:
         carrier: Carrier = AtOnce() if at_once else self._courier(device)
         return StagedSender(transport, capacity, self._stream(device), carrier)
 
-    def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> StraightReceiver:
+    def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> ReceivingEnd:
         """The way to a device."""
         if device.type == "cpu":
-            return StraightReceiver(transport)
+            return transport
         return StagedReceiver(transport, capacity, self._stream(device))
 
     def store(self, store: Store, device: torch.device) -> Store:

@@ -96,11 +96,15 @@ class ReceivingEnd(Protocol):
     def receive(self, what: str) -> Tensor:
         """Wait for the next frame and return its buffer; `what` is named in the PeerError if none comes."""
 
+    def bring(self, frame: Tensor, nbytes: int) -> Tensor:
+        """A received frame where the stage computes: itself, or a copy of its first `nbytes` on another device."""
+        return frame
+
     def give(self, buffer: Tensor) -> None:
-        """A buffer that `receive` handed out."""
+        """A frame that `bring` handed out, once the last compute that reads it was asked for."""
 
 
-class MemoryEnd(Pool):
+class MemoryEnd(Pool, ReceivingEnd):
     """Both ends of a channel between two stages of one process: a queue of buffers, and no copy."""
 
     def __init__(self, capacity: int, *, pinned: bool = False) -> None:
@@ -163,7 +167,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
             self.give(buffer)
 
 
-class ProcessGroupReceiver(_ProcessGroupEnd):
+class ProcessGroupReceiver(_ProcessGroupEnd, ReceivingEnd):
     """The receiving end of a channel over a process group: receives posted ahead, matched in order."""
 
     def post(self, count: int, what: str) -> None:

@@ -25,7 +25,6 @@ from torch import Tensor
 from thinwire.compress import Decoder, Encoder, Method, Microbatch, PassKind, Progress, SlotCounts
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.compress.stores.store import Store
-from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.frames import ChannelName
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
@@ -127,7 +126,7 @@ class Member(ABC):
         """The end where this replica receives what `source` sends to all of `to`."""
         lane = self._lane(name, rows, source, self._replica, to_all=len(to) > 1)
         decoder = _coder(Decoder, lane)
-        way = StraightReceiver(self._links.receiving(lane, self._replica, capacity_of([decoder])))
+        way = self._links.receiving(lane, self._replica, capacity_of([decoder]))
         copies = partial(self._crossing, source, [self._replica])
         time = self._links.local_time(source)
         return Receiver(lane, [decoder], way, self._setting.options, self._setting.meter, time, copies)

@@ -25,12 +25,11 @@ from thinwire.compress import CodecError, Coder, Decoder, Encoder, Microbatch
 from thinwire.compress.codec import is_finite
 from thinwire.compress.coder import NOT_FINITE, Encoded
 from thinwire.compress.plan import MessagePlan
-from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, ChannelName, Header, check, departure, seal
 from thinwire.pipeline.measuring.meters import Meter, Route, Traffic, count
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.processes.transport import SendingEnd
+from thinwire.pipeline.processes.transport import ReceivingEnd, SendingEnd
 from thinwire.pipeline.wire.channel import Channel, frame_bytes, is_coded, place_of
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -291,7 +290,7 @@ class Receiver(ChannelEnd):
         self,
         channel: Channel,
         decoders: Sequence[Decoder],
-        way: StraightReceiver,
+        way: ReceivingEnd,
         options: WireOptions,
         meter: Meter,
         local_time: LocalTime = same_clock,
@@ -342,7 +341,7 @@ class Receiver(ChannelEnd):
             except (CodecError, WireError) as error:
                 raise self._refused(channel.describe(microbatch), error) from error
             # 5. Give the frame back last: the next receive may overwrite it.
-            self._way.give(frame, brought)
+            self._way.give(brought)
         return tensors
 
     def confirm(self) -> None:

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.compress import CodecError, Decoder, Microbatch
-from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.devices.transports import Location, carrying
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import CHANNELS, HEADER_BYTES, ChannelName, Header, check
@@ -33,7 +32,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
-from thinwire.pipeline.processes.transport import Pool, Seal, complete, reaching
+from thinwire.pipeline.processes.transport import Pool, ReceivingEnd, Seal, complete, reaching
 from thinwire.pipeline.wire.boundary import FramePlan, Receiver
 from thinwire.pipeline.wire.channel import Channel
 
@@ -185,7 +184,7 @@ class GpuSender(Pool):
             self.give(frame)
 
 
-class GpuArrivals(Pool):
+class GpuArrivals(Pool, ReceivingEnd):
     """The receiving end of frames from another GPU: one buffer, because one receive is enqueued at a time.
 
     It is given back when compute will not read it after what it was asked for until now.
@@ -224,7 +223,7 @@ class GpuReceiver(Receiver):
         meter: Meter,
         sums: PayloadSums | None,
     ) -> None:
-        super().__init__(channel, decoders, StraightReceiver(arrivals), options, meter)
+        super().__init__(channel, decoders, arrivals, options, meter)
         self._arrivals, self._sums = arrivals, sums
         self._heads: list[tuple[str, Header, Tensor]] = []
         self._intact: list[tuple[str, Tensor]] = []

@@ -8,7 +8,6 @@ from support.own_code import add_module
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.stores.memory import MemoryStore
 from thinwire.pipeline import frames
-from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import NonFiniteError, PipelineError, WireError
 from thinwire.pipeline.frames import HEADER_BYTES, PHASES, Header, seal
 from thinwire.pipeline.measuring import meters
@@ -50,7 +49,7 @@ def ends(described, options=None):
     leaving, arriving = coders(described, True), coders(described, False)
     link = MemoryEnd(capacity_of(leaving))
     sender = Sender(described, leaving, link, options or WireOptions(), meter)
-    return sender, Receiver(described, arriving, StraightReceiver(link), options or WireOptions(), meter), meter, link
+    return sender, Receiver(described, arriving, link, options or WireOptions(), meter), meter, link
 
 
 def carry(described, tensors, *args, **kwargs):
@@ -293,7 +292,7 @@ def test_a_wait_is_taken_apart_by_the_departure_that_the_frame_carries(monkeypat
     described, meter = channel(example(8, 8)), Meter()
     link = Crossing(capacity_of(coders(described, True)), clock)
     sender = Sender(described, coders(described, True), link, WireOptions(), Meter())
-    receiver = Receiver(described, coders(described, False), StraightReceiver(link), WireOptions(), meter, local_time)
+    receiver = Receiver(described, coders(described, False), link, WireOptions(), meter, local_time)
     sender.send(which(), (torch.randn(8, 8),))
     clock.now = 2.0
     receiver.receive(which())

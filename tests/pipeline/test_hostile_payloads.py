@@ -11,7 +11,6 @@ from support.codec_helpers import EXPRESSIONS
 from thinwire.compress import Decoder, Encoder, Microbatch, SlotCounts, parse
 from thinwire.compress.codecs.fused import cpu
 from thinwire.compress.stores.memory import MemoryStore
-from thinwire.pipeline.devices.staging import StraightReceiver
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.frames import HEADER_BYTES, Header, seal
 from thinwire.pipeline.measuring.meters import Meter
@@ -85,7 +84,7 @@ class Ends:
         )
         self.link = MemoryEnd(capacity_of(leaving))
         self.sender = Sender(described, leaving, self.link, options, meter)
-        self.receiver = Receiver(described, arriving, StraightReceiver(self.link), options, meter)
+        self.receiver = Receiver(described, arriving, self.link, options, meter)
 
     def store(self, layout, purpose):
         self.stores.append(MemoryStore(layout))

@@ -75,7 +75,7 @@ def room_while_it_listens(rank):
 
     def listening(numbers):
         for end in trainer.stages[0].ends:
-            rooms.append((end.incoming.channel.name, end.incoming._room, len(end.incoming._way._transport._pending)))
+            rooms.append((end.incoming.channel.name, end.incoming._room, len(end.incoming._way._pending)))
         return receive(numbers)
 
     StageNumbers.receive = listening

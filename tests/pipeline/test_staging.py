@@ -88,7 +88,7 @@ def test_a_received_frame_is_decoded_after_its_copy_and_given_back_after_it(monk
     brought = way.bring(first, 70)
     assert streams.log[-1] == ("compute holds for", "side 0")
     assert brought[:70].tolist() == [1] * 70
-    way.give(first, brought)
+    way.give(brought)
     assert transport.back == [], "the transport would receive into a frame that is still copied"
     decoded = streams.compute.moments[-1]
     streams.side.moments[0].come()

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from thinwire.pipeline.errors import PeerError
-from thinwire.pipeline.processes.transport import Pool
+from thinwire.pipeline.processes.transport import Pool, ReceivingEnd
 
 DAMAGES = ("cut", "flipped", "noise", "twice", "lost", "swapped", "replayed", "misrouted", "closed", "silent")
 """What may happen to a frame; each of these is told, or changes nothing."""
@@ -90,7 +90,7 @@ class Network:
         link.arrive(content)
 
 
-class Link:
+class Link(ReceivingEnd):
     """Both ends of a channel."""
 
     def __init__(self, network, capacity):
