@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -22,29 +22,11 @@ def ignore(failure: BaseException) -> None:
     """Of a job that nobody waits for."""
 
 
-class Carrier(Protocol):
-    """Does jobs in the order in which they come."""
-
-    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
-        """Take a job, and raise what an earlier one raised; `dropped` is called in its place if it is not done."""
-
-    def drain(self) -> None:
-        """Wait until all jobs are done, and raise what one of them raised."""
-
-
-class AtOnce:
-    """Does each job where it is given: between two stages of one process, where the next thing is to receive it."""
-
-    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
-        """Do the job."""
-        job()
-
-    def drain(self) -> None:
-        """Nothing: every job is done."""
-
-
 class Courier:
-    """A thread of its own for a device. After a job that fails it does no other; it ends with the process."""
+    """A thread for a device, which does jobs in the order in which they come.
+
+    After a job that fails it does no other; it ends with the process.
+    """
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._device = device
@@ -53,7 +35,7 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, job: Job, dropped: Dropped = ignore) -> None:
-        """Take a job, and return at once; raises what an earlier one raised."""
+        """Take a job, and raise what an earlier one raised; `dropped` is called in its place if it is not done."""
         self._raise()
         if self._thread.ident is None:
             self._thread.start()
@@ -87,8 +69,8 @@ class Courier:
             raise self._failure
 
 
-def promised(carrier: Carrier, work: Callable[[], T]) -> Future[T]:
-    """The result of work that a carrier does in its turn. What the work raises is raised by `Future.result` alone."""
+def promised(courier: Courier, work: Callable[[], T]) -> Future[T]:
+    """The result of work that a courier does in its turn. What the work raises is raised by `Future.result` alone."""
     future: Future[T] = Future()
 
     def job() -> None:
@@ -97,5 +79,5 @@ def promised(carrier: Carrier, work: Callable[[], T]) -> Future[T]:
         except BaseException as failure:
             future.set_exception(failure)
 
-    carrier.submit(job, future.set_exception)
+    courier.submit(job, future.set_exception)
     return future

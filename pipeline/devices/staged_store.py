@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.stores.store import Store
-from thinwire.pipeline.devices.courier import Carrier, promised
+from thinwire.pipeline.devices.courier import Courier, promised
 from thinwire.pipeline.devices.streams import CopyStream
 
 MOST_WRITES = 16
@@ -38,9 +38,9 @@ class RowLanes:
 
     stream: CopyStream
     """Copies rows, and no frames: a fetch waits until its memory on the GPU is free, and frames must not."""
-    reader: Carrier
+    reader: Courier
     """Reads rows of host stores, in the order in which they are wanted."""
-    writer: Carrier
+    writer: Courier
     """Waits for copies from the GPU, and writes them into host stores."""
 
 

@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.stores.store import Store
-from thinwire.pipeline.devices.courier import AtOnce, Carrier, Courier
+from thinwire.pipeline.devices.courier import Courier
 from thinwire.pipeline.devices.staged_store import RowLanes, StagedStore
 from thinwire.pipeline.devices.streams import CopyStream
 from thinwire.pipeline.processes.transport import ReceivingEnd, Seal, SendingEnd, complete
 
 
 class StagedSender:
-    """A sending end on a GPU: the thread that launches compute gives orders, and the carrier waits and sends.
+    """A sending end on a GPU: the thread that launches compute gives orders, and the courier waits and sends.
 
     Args:
         transport: lends pinned frames of `capacity` bytes.
         capacity: bytes of the largest frame.
         stream: copies frames.
-        carrier: waits for the copies, and sends.
+        courier: waits for the copies, and sends; None if this thread does, where the next thing is to receive a frame.
     """
 
-    def __init__(self, transport: SendingEnd, capacity: int, stream: CopyStream, carrier: Carrier) -> None:
-        self._transport, self._stream, self._carrier = transport, stream, carrier
+    def __init__(self, transport: SendingEnd, capacity: int, stream: CopyStream, courier: Courier | None) -> None:
+        self._transport, self._stream, self._courier = transport, stream, courier
         self._capacity = capacity
         self._free: deque[tuple[Tensor, torch.Event]] = deque()
 
@@ -46,11 +46,14 @@ class StagedSender:
         return frame
 
     def send(self, buffer: Tensor, nbytes: int, what: str, seal: Seal = complete) -> None:
-        """Order the copy, and leave the rest to the carrier."""
+        """Order the copy, and leave the rest to the courier."""
         pinned = self._transport.take()
         copied = self._stream.copy(buffer[:nbytes], pinned[:nbytes], after=self._stream.mark())
         self._free.append((buffer, copied))
-        self._carrier.submit(partial(self._depart, copied, pinned, nbytes, what, seal))
+        if self._courier is None:
+            self._depart(copied, pinned, nbytes, what, seal)
+        else:
+            self._courier.submit(partial(self._depart, copied, pinned, nbytes, what, seal))
 
     def _depart(self, copied: torch.Event, pinned: Tensor, nbytes: int, what: str, seal: Seal) -> None:
         copied.synchronize()
@@ -58,7 +61,8 @@ class StagedSender:
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
-        self._carrier.drain()
+        if self._courier is not None:
+            self._courier.drain()
         self._transport.flush()
 
 
@@ -109,8 +113,7 @@ class Ways:
         """The way from a device; `at_once` if the receiving stage is in this process, which then waits for the copy."""
         if device.type == "cpu":
             return transport
-        carrier: Carrier = AtOnce() if at_once else self._courier(device)
-        return StagedSender(transport, capacity, self._stream(device), carrier)
+        return StagedSender(transport, capacity, self._stream(device), None if at_once else self._courier(device))
 
     def arriving(self, transport: ReceivingEnd, capacity: int, device: torch.device) -> ReceivingEnd:
         """The way to a device."""

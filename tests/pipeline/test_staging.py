@@ -6,7 +6,7 @@ import torch
 from support.gpus import GPU, FakeGpu, Streams
 from support.processes import run
 from support.toy import train
-from thinwire.pipeline.devices.courier import AtOnce, Courier, promised
+from thinwire.pipeline.devices.courier import Courier, promised
 from thinwire.pipeline.devices.device import CPU
 from thinwire.pipeline.devices.staged_store import StagedStore
 from thinwire.pipeline.devices.staging import StagedReceiver, StagedSender, Ways
@@ -141,10 +141,13 @@ def test_a_courier_that_cannot_use_its_gpu_says_so(monkeypatch):
     assert not done
 
 
-def test_between_stages_of_one_process_nothing_is_left_to_a_thread():
-    done = []
-    AtOnce().submit(lambda: done.append(threading.current_thread()))
-    assert done == [threading.main_thread()]
+def test_between_stages_of_one_process_nothing_is_left_to_a_thread(monkeypatch):
+    streams = Streams(monkeypatch)
+    way = StagedSender(Transport(streams.log), CAPACITY, CopyStream(CPU), None)
+    way.send(way.take(), 64, "a frame", seal)
+    assert ("sent", "a frame", threading.main_thread().name) in streams.log
+    way.flush()
+    assert streams.log[-1] == ("flushed",)
 
 
 def test_flags_are_read_once_and_name_the_first_bad_tensor():
@@ -184,8 +187,8 @@ def test_staged_frames_and_buffers_carry_the_same_numbers(monkeypatch, alone, pa
 
 
 def staged_departing(self, transport, capacity, device, *, at_once):
-    carrier = AtOnce() if at_once else self._courier(device)
-    return StagedSender(transport, capacity, self._stream(device), carrier)
+    courier = None if at_once else self._courier(device)
+    return StagedSender(transport, capacity, self._stream(device), courier)
 
 
 def staged_arriving(self, transport, capacity, device):
