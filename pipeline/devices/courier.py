@@ -6,40 +6,33 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from thinwire.pipeline.devices.device import make_current
 
-Job = Callable[[], None]
-Dropped = Callable[[BaseException], None]
-"""Is called with the reason why a job is not done."""
 T = TypeVar("T")
-
-
-def ignore(failure: BaseException) -> None:
-    """Of a job that nobody waits for."""
 
 
 class Courier:
     """A thread for a device, which does jobs in the order in which they come.
 
-    After a job that fails it does no other; it ends with the process.
+    After a job that fails it does no other, unless a future got the failure. It ends with the process.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._device = device
-        self._jobs: queue.Queue[tuple[Job, Dropped]] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Future[Any] | None]] = queue.Queue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def submit(self, job: Job, dropped: Dropped = ignore) -> None:
-        """Take a job, and raise what an earlier one raised; `dropped` is called in its place if it is not done."""
+    def submit(self, job: Callable[[], T], future: Future[T] | None = None) -> None:
+        """Take a job, and raise what an earlier one raised; a `future` gets what it returns, or why it was not done."""
         self._raise()
         if self._thread.ident is None:
             self._thread.start()
-        self._jobs.put((job, dropped))
+        self._jobs.put((job, future))
 
     def drain(self) -> None:
         """Wait until all jobs are done, and raise what one of them raised."""
@@ -52,16 +45,20 @@ class Courier:
         except BaseException as failure:  # whoever waits for a job must get it
             self._failure = failure
         while True:
-            job, dropped = self._jobs.get()
+            job, future = self._jobs.get()
             try:
-                if self._failure is None:
-                    job()
-                else:
-                    dropped(self._failure)
+                if self._failure is not None:
+                    raise self._failure
+                done = job()
+                if future is not None:
+                    future.set_result(done)
             except BaseException as failure:
-                self._failure = failure
+                if future is None:
+                    self._failure = failure
+                else:
+                    future.set_exception(failure)
             finally:
-                del job, dropped  # they hold buffers
+                del job, future  # they hold buffers
                 self._jobs.task_done()
 
     def _raise(self) -> None:
@@ -72,12 +69,5 @@ class Courier:
 def promised(courier: Courier, work: Callable[[], T]) -> Future[T]:
     """The result of work that a courier does in its turn. What the work raises is raised by `Future.result` alone."""
     future: Future[T] = Future()
-
-    def job() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as failure:
-            future.set_exception(failure)
-
-    courier.submit(job, future.set_exception)
+    courier.submit(work, future)
     return future
