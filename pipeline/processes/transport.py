@@ -39,27 +39,6 @@ class Pool:
         self._free.append(buffer)
 
 
-class Beginnings:
-    """The first bytes of a pool's buffers, as views: to make one takes longer than to copy some kilobytes.
-
-    A view keeps its buffer, so it is for buffers that are kept anyway.
-    """
-
-    _MOST = 1024
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int], Tensor] = {}
-
-    def of(self, buffer: Tensor, nbytes: int) -> Tensor:
-        """The first `nbytes` of a buffer."""
-        key = buffer.data_ptr(), nbytes
-        if key not in self._made:
-            if len(self._made) == self._MOST:  # where frames have many lengths
-                self._made.clear()
-            self._made[key] = buffer[:nbytes]
-        return self._made[key]
-
-
 Seal = Callable[[Tensor, int], int]
 """Writes the header into a frame on the host, given the most bytes that the frame may have; returns how many it has."""
 
@@ -142,7 +121,6 @@ class _ProcessGroupEnd(Pool):
         pinned: bool = False,
     ) -> None:
         super().__init__(capacity, pinned=pinned)
-        self._beginnings = Beginnings()
         self._pending: deque[tuple[dist.Work, Tensor, str]] = deque()
         self._peer, self._group, self._tag, self._timeout = peer, group, tag, timeout
 
@@ -154,7 +132,7 @@ class ProcessGroupSender(_ProcessGroupEnd):
         """Start sending the first `nbytes` of `buffer`."""
         nbytes = seal(buffer, nbytes)
         with reaching(what), _unrecorded:
-            work = self._group.send([self._beginnings.of(buffer, nbytes)], self._peer, self._tag)
+            work = self._group.send([buffer[:nbytes]], self._peer, self._tag)
         self._pending.append((work, buffer, what))
 
     def flush(self) -> None:

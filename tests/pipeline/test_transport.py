@@ -12,7 +12,6 @@ from thinwire.compress import CodecError
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.processes.transport import (
-    Beginnings,
     MemoryEnd,
     Pool,
     ProcessGroupReceiver,
@@ -119,21 +118,6 @@ def test_errors_of_ours_pass_where_others_say_what_was_awaited(error):
         raise error
     with pytest.raises(PeerError, match="waiting for news: vector"), reaching("waiting for news"):
         raise ValueError("vector::reserve")
-
-
-def test_the_beginning_of_a_buffer_is_made_once_and_shows_what_it_holds_now():
-    beginnings, buffers = Beginnings(), [torch.zeros(2000, dtype=torch.uint8) for _ in range(2)]
-    made = [beginnings.of(buffer, 2) for buffer in buffers]
-    for value, buffer in enumerate(buffers, 7):
-        buffer.fill_(value)
-    assert [each.tolist() for each in made] == [[7, 7], [8, 8]]
-    assert all(beginnings.of(buffer, 2) is each for buffer, each in zip(buffers, made, strict=True))
-
-
-def test_beginnings_of_many_lengths_are_not_all_kept():
-    beginnings, buffer = Beginnings(), torch.zeros(2000, dtype=torch.uint8)
-    assert [len(beginnings.of(buffer, length)) for length in range(2000)] == list(range(2000))
-    assert len(beginnings._made) <= 1024
 
 
 def test_a_pool_lends_what_it_was_given_before_it_allocates():
