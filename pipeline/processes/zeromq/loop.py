@@ -22,8 +22,10 @@ _GLANCE = 0.05
 """Seconds between two looks at whether the thread lives."""
 
 
-class Loop:
+class Loop(threading.Thread):
     """Calls the handler of a socket when there is something to read from it, and runs the calls that others ask for.
+
+    Calls that were asked for before it starts come first.
 
     Args:
         name: the name of the thread.
@@ -32,6 +34,7 @@ class Loop:
     """
 
     def __init__(self, name: str, failed: Callable[[BaseException], None], ended: Handler) -> None:
+        super().__init__(name=name, daemon=True)
         self._failed, self._ended = failed, ended
         self._poller, self._handlers = zmq.Poller(), dict[Any, Handler]()
         self._asked: SimpleQueue[Handler] = SimpleQueue()
@@ -42,11 +45,6 @@ class Loop:
         self._poller.register(self._woken, zmq.POLLIN)
         self._handlers[self._woken] = self._do_what_was_asked
         self._running = True
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread. Calls that were asked for before come first."""
-        self._thread.start()
 
     def ask(self, handler: Handler) -> None:
         """Ask for a call in the thread. Any thread may ask; calls run in the order of asking."""
@@ -62,16 +60,12 @@ class Loop:
         """Wait until all calls that were asked for are made, or the thread has ended, or for this time."""
         done, deadline = threading.Event(), time.monotonic() + seconds
         self.ask(done.set)
-        while not done.wait(_GLANCE) and self._thread.is_alive() and time.monotonic() < deadline:
+        while not done.wait(_GLANCE) and self.is_alive() and time.monotonic() < deadline:
             pass
 
     def stop(self) -> None:
         """End the thread after this handler. Call it in the thread only."""
         self._running = False
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
 
     def watch(self, socket: Socket, handler: Handler) -> None:
         """Call `handler` when there is something to read. Call this in the thread, or before it starts."""
@@ -83,7 +77,8 @@ class Loop:
         self._poller.unregister(socket)
         del self._handlers[socket]
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """What the thread does until it is stopped, or a handler raises."""
         try:
             while self._running:
                 for source, _ in self._poller.poll(self._pause()):
