@@ -77,28 +77,13 @@ def bounded(socket: AnySocket) -> AnySocket:
     return socket
 
 
-@dataclass
-class Sending:
-    """A message to send. It is done when each of its pieces is copied, or the other process has it."""
-
-    left: int
-    """Pieces of which neither is true."""
-    pending: Pending
-
-    def end_piece(self) -> None:
-        """One piece is copied, or the other process has it."""
-        self.left -= 1
-        if self.left == 0:
-            self.pending.end()
-
-
 @dataclass(frozen=True)
 class Packet:
     """A piece of a message, and its bytes; `awaited` if they are those of the message, and no copy."""
 
     piece: Piece
     data: memoryview
-    message: Sending
+    message: Pending
     awaited: bool = True
 
 
@@ -201,7 +186,7 @@ class Connection:
     def fail(self, reason: str) -> None:
         """End all messages that are being sent."""
         for _, packet in self._flow.kept():
-            packet.message.pending.end(reason)
+            packet.message.end(reason)
         self._flow, self._copies = Outflow(), 0
 
     def _copied(self, packet: Packet) -> Packet:

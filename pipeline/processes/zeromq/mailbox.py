@@ -10,11 +10,15 @@ from thinwire.pipeline.processes.zeromq.packets import Piece, Stream
 
 
 class Pending:
-    """A transfer that is done, has failed, or still goes on."""
+    """A transfer that is done, has failed, or still goes on.
+
+    A message to send is done when each of its pieces is copied, or the other process has it; `left` are the others.
+    """
 
     def __init__(self) -> None:
         self._ended = threading.Event()
         self.error: str | None = None
+        self.left = 0
 
     def wait(self, seconds: float) -> bool:
         """Wait; whether it ended in this time; `error` is the reason of a failure."""
@@ -30,6 +34,12 @@ class Pending:
         if not self.ended:
             self.error = error
             self._ended.set()
+
+    def end_piece(self) -> None:
+        """One piece is copied, or the other process has it."""
+        self.left -= 1
+        if self.left == 0:
+            self.end()
 
 
 @dataclass

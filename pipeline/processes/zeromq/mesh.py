@@ -13,7 +13,7 @@ import zmq
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.addresses import joined
-from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, Patience, Sending, bounded
+from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, Patience, bounded
 from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, received
@@ -191,9 +191,9 @@ class Mesh:
             known.connections = [self._connect(peer, number) for number in range(self._connections)]
         cut = pieces(stream, known.sent[stream], len(data), connections=self._connections)
         known.sent[stream] += 1
-        message = Sending(len(cut), pending)
+        pending.left = len(cut)
         for index, (piece, part) in enumerate(cut):
-            known.connections[index % len(known.connections)].send(Packet(piece, data[part], message))
+            known.connections[index % len(known.connections)].send(Packet(piece, data[part], pending))
 
     def _post(self, peer: int, stream: Stream, buffer: memoryview, pending: Pending) -> None:
         known = self._peer(peer)
