@@ -5,7 +5,7 @@ ZeroMQ sends, encrypts and reconnects. This package sends again what ZeroMQ lose
     keys         the pair of keys of a run, and its file
     packets      what travels: its form, in bytes
     flows        sequence numbers at both ends of a flow of packets: what is acknowledged, and what is sent again
-    messages     packets put together to messages, which posted receives take
+    mailbox      packets put together to messages, which posted receives take
     connections  one connection to one process: a socket until it breaks, then another socket
     loop         the thread that owns all sockets of a process
     mesh         the connections of a process to all others

@@ -179,14 +179,11 @@ class Group(dist.ProcessGroup):
 
     def _sent(self, tensor: Tensor, dst: int, tag: int) -> _Wait:
         peer = self._ranks[dst]
-        return _Wait(self.mesh.send(peer, self._stream(tag), _bytes_of(tensor)), "sending to", peer)
+        return _Wait(self.mesh.send(peer, Stream.of(self._name, tag), _bytes_of(tensor)), "sending to", peer)
 
     def _received(self, tensor: Tensor, src: int, tag: int) -> _Wait:
         peer = self._ranks[src]
-        return _Wait(self.mesh.receive(peer, self._stream(tag), _bytes_of(tensor)), "receiving from", peer)
-
-    def _stream(self, tag: int) -> Stream:
-        return Stream.of(self._name, tag)
+        return _Wait(self.mesh.receive(peer, Stream.of(self._name, tag), _bytes_of(tensor)), "receiving from", peer)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

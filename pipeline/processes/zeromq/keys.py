@@ -46,14 +46,9 @@ class Keys:
         if mode & 0o077:
             raise OptionsError(f"nobody but its owner may read the file of wire.keys; run chmod 600 {path}")
         try:
-            return cls.of(text)
+            return cls(zmq.curve_public(text), text)
         except (ValueError, zmq.ZMQError) as error:
             raise OptionsError(f"wire.keys must be a file that thinwire keys made; {path} holds no key") from error
-
-    @classmethod
-    def of(cls, secret: bytes) -> Keys:
-        """The pair of a secret key. ValueError or ZMQError if it is none."""
-        return cls(zmq.curve_public(secret), secret)
 
     def write(self, path: Path) -> None:
         """Write the pair into a new file that only its owner can read. FileExistsError if the file exists.
