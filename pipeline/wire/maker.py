@@ -28,7 +28,13 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.measuring.clocks import NeighbourClocks
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
-from thinwire.pipeline.processes.transport import GroupEnd, MemoryEnd, ProcessGroupReceiver, ProcessGroupSender
+from thinwire.pipeline.processes.transport import (
+    GroupEnd,
+    MemoryEnd,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    SendingEnd,
+)
 from thinwire.pipeline.wire.boundary import Observer, Receiver, Sender, capacity_of, same_clock
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.nccl import GpuArrivals, GpuLinks, GpuReceiver, GpuSender, PayloadSums
@@ -56,11 +62,6 @@ class Holder:
     """Its number among the stages of this process with the same index, such as one to train and one to evaluate."""
     device: torch.device = CPU
     """Where the stage computes."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the stage computes on a GPU."""
-        return self.device.type != "cpu"
 
 
 class EndMaker:
@@ -128,16 +129,20 @@ class EndMaker:
             ]
             for encoder, example in zip(encoders, channel.examples, strict=True):
                 _warn_if_not_contractive(encoder.method, channel, example)
-            capacity = capacity_of(encoders)
+            capacity, options = capacity_of(encoders), self._options
+            way: SendingEnd
             if (group := self._to_gpu(channel, holder)) is not None:
-                to_gpu = GpuSender(
-                    capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder)
-                )
-                header_only = replace(self._options, checksum=False)
-                return self._watched(Sender(channel, encoders, to_gpu, header_only, holder.meter))
-            sending = self._transport(ProcessGroupSender, channel, capacity, holder)
-            departing = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
-            return self._watched(Sender(channel, encoders, departing, self._options, holder.meter))
+                way = GpuSender(capacity, holder.device, group, self._rank(holder.peer), self._sums(capacity, holder))
+                options = replace(options, checksum=False)  # that of the header stays
+            else:
+                sending = self._transport(ProcessGroupSender, channel, capacity, holder)
+                way = self._ways.departing(sending, capacity, holder.device, at_once=holder.peer is None)
+            sender = Sender(channel, encoders, way, options, holder.meter)
+            if self._observer is not None:
+                sender.observers.append(self._observer)
+            if channel.name == "gradients":
+                _warn_of_first_gradients(sender)
+            return sender
         decoders = [
             self._coder(Decoder, channel, index, holder, activation, fill)
             for index, activation in enumerate(activations)
@@ -150,14 +155,6 @@ class EndMaker:
         arriving = self._ways.arriving(receiving, capacity, holder.device)
         local_time = same_clock if holder.peer is None else partial(self._clocks.local, self._rank(holder.peer))
         return Receiver(channel, decoders, arriving, self._options, holder.meter, local_time)
-
-    def _watched(self, sender: Sender) -> Sender:
-        """The same sender, with its observers."""
-        if self._observer is not None:
-            sender.observers.append(self._observer)
-        if sender.channel.name == "gradients":
-            _warn_of_first_gradients(sender)
-        return sender
 
     def _coder(
         self, kind: type[AnyCoder], channel: Channel, index: int, holder: Holder, activation: Coder | None, fill: bool
@@ -196,9 +193,10 @@ class EndMaker:
 
     def _transport(self, kind: type[GroupEnd], channel: Channel, capacity: int, holder: Holder) -> MemoryEnd | GroupEnd:
         """An end of a channel: in memory where both stages are in this process, else over the process group."""
+        pinned = holder.device.type != "cpu"
         if holder.peer is None:
             key = (channel.boundary, channel.name, holder.number, capacity)
-            return self._local.setdefault(key, MemoryEnd(capacity, pinned=holder.on_gpu))
+            return self._local.setdefault(key, MemoryEnd(capacity, pinned=pinned))
         tag = channel.boundary * len(CHANNELS) + CHANNELS.index(channel.name)
         return kind(
             capacity,
@@ -206,7 +204,7 @@ class EndMaker:
             group=self._group,
             tag=tag,
             timeout=timedelta(seconds=self._options.timeout),
-            pinned=holder.on_gpu,
+            pinned=pinned,
         )
 
     def _rank(self, peer: int | None) -> int:
