@@ -78,6 +78,7 @@ class Wire:
     Attributes:
         maker: makes the ends of channels; it knows their stores, and the links from GPU to GPU.
         handshake: what the stages have announced.
+        members: the stages of this process, in the order in which they joined.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
     """
@@ -97,11 +98,11 @@ class Wire:
         self.options = options or WireOptions()
         self.seed = seed
         self.slots = slots
-        self._observer, self._of = observer, group
+        self._observer = observer
         self.clocks = NeighbourClocks()
         self._agreement = dict(agreement or {})
         self._timeout = timedelta(seconds=self.options.timeout)
-        self._members: list[WireStage] = []
+        self.members: list[WireStage] = []
         self._silent: list[WireStage] = []
         self._pipeline, self._in_use = group or dist.group.WORLD, False
         ranks = dist.get_process_group_ranks(self._pipeline)
@@ -130,14 +131,14 @@ class Wire:
             self.options,
             seed=self.seed,
             agreement=self._agreement,
-            group=self._of,
+            group=self._pipeline,
             slots=self.slots,
             observer=self._observer,
         )
 
     def require_group(self, group: dist.ProcessGroup | None) -> None:
         """Raise OptionsError unless a stage's process group is that of this wire."""
-        theirs, mine = (dist.get_process_group_ranks(one or dist.group.WORLD) for one in (group, self._of))
+        theirs, mine = map(dist.get_process_group_ranks, (group or dist.group.WORLD, self._pipeline))
         if theirs != mine:
             raise OptionsError(
                 f"a stage and its Wire must have the same process group, got ranks {theirs} for the stage and {mine} "
@@ -146,14 +147,9 @@ class Wire:
 
     def join(self, stage: WireStage) -> int:
         """Take in a stage of this process; its number among those with the same index."""
-        self._members.append(stage)
+        self.members.append(stage)
         self._silent.append(stage)
-        return sum(member.stage_index == stage.stage_index for member in self._members[:-1])
-
-    @property
-    def members(self) -> Sequence[WireStage]:
-        """The stages of this process, in the order in which they joined."""
-        return self._members
+        return sum(member.stage_index == stage.stage_index for member in self.members[:-1])
 
     def forget(self, stage: WireStage, boundary: int, number: int) -> None:
         """Drop what connects a stage over a boundary whose tensors change; the stage announces itself again."""
@@ -163,7 +159,7 @@ class Wire:
 
     def awaits(self, stage_index: int, group: dist.ProcessGroup | None) -> bool:
         """Whether a stage may still join: nothing is connected, and there is no stage with its index."""
-        known = {member.stage_index for member in self._members}
+        known = {member.stage_index for member in self.members}
         return self._pipeline is (group or dist.group.WORLD) and not self._in_use and stage_index not in known
 
     def announce_all(self, here: Collection[int]) -> None:
@@ -172,7 +168,7 @@ class Wire:
         Raises PipelineError if one of them has another Wire.
         """
         self._in_use = True
-        joined = {member.stage_index for member in self._members}
+        joined = {member.stage_index for member in self.members}
         if away := sorted(set(here) - joined):
             raise PipelineError(
                 f"all stages of a process must share one Wire, but stage {away[0]} has another one than stages "
@@ -203,7 +199,7 @@ class Wire:
         self.compression = _usable(compression)
         # restart first: it names a new round, so that no neighbour compares with an answer of the round before
         self.handshake.restart()
-        self._silent = list(self._members)
+        self._silent = list(self.members)
 
     def attach(self, shape: BoundaryShape, holder: Holder, before: BoundaryEnd | None = None) -> BoundaryEnd:
         """A stage's end of a boundary.
