@@ -18,9 +18,6 @@ from thinwire.pipeline.errors import MismatchError, WireError
 from thinwire.pipeline.processes import posts
 from thinwire.pipeline.processes.transport import reaching
 
-ADVISORY = ("torch",)
-"""Fields that may differ, with a warning."""
-
 
 class Handshake:
     """The settings that the stages of one process group have announced; its name keeps several pipelines apart."""
@@ -44,11 +41,14 @@ class Handshake:
     ) -> None:
         """Wait for the announcement of a stage's neighbour, and compare.
 
-        Raises MismatchError with every difference, PeerError if the neighbour announces nothing in time. Warns if only
-        the torch version differs.
+        Raises MismatchError with every difference, PeerError if the neighbour announces nothing in time, WireError if
+        it is no object of JSON. Warns if only the torch version differs.
         """
         what = f"stage {stage} was waiting for the configuration of stage {neighbour} at boundary {boundary}"
-        told = _read(self._wait(f"{boundary}/{version}/{neighbour}", what), neighbour)
+        word = self._wait(f"{boundary}/{version}/{neighbour}", what)
+        told = posts.read(word, f"stage {neighbour} must announce its settings as JSON")
+        if not isinstance(told, dict):  # a stranger may have written it
+            raise WireError(f"stage {neighbour} must announce its settings as an object, got {type(told).__name__}")
         _raise_on_difference(configuration, told, boundary, stage, neighbour)
 
     def tell_training(self, stage: str, trains: bool) -> None:
@@ -72,14 +72,6 @@ class Handshake:
         return dist.PrefixStore(f"thinwire/{self._name}/{self._round}", default)
 
 
-def _read(text: bytes, stage: str) -> dict[str, Any]:
-    """What a stage announced. WireError if it is not an object of JSON: a stranger may have written it."""
-    told = posts.read(text, f"stage {stage} must announce its settings as JSON")
-    if not isinstance(told, dict):
-        raise WireError(f"stage {stage} must announce its settings as an object, got {type(told).__name__}")
-    return told
-
-
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two configurations differ, with both values."""
     names = [*mine, *(name for name in theirs if name not in mine)]
@@ -90,15 +82,14 @@ def _raise_on_difference(
     mine: Mapping[str, Any], theirs: Mapping[str, Any], boundary: int, stage: str, neighbour: str
 ) -> None:
     found = differences(mine, theirs)
-    for name in ADVISORY:
-        if name in found:
-            here, there = found.pop(name)
-            warnings.warn(
-                f"boundary {boundary}: stage {stage} runs {name} {here}, stage {neighbour} {there}; results may "
-                f"differ in the last bits",
-                ThinwireWarning,
-                stacklevel=3,
-            )
+    if "torch" in found:
+        here, there = found.pop("torch")
+        warnings.warn(
+            f"boundary {boundary}: stage {stage} runs torch {here}, stage {neighbour} {there}; results may differ in "
+            f"the last bits",
+            ThinwireWarning,
+            stacklevel=3,
+        )
     if found:
         # a terminal would act on what cannot be printed
         shown = {name if name.isprintable() else repr(name): values for name, values in found.items()}
