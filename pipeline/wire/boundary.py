@@ -336,8 +336,7 @@ class Receiver(ChannelEnd):
                 self.count(self._meter.received, microbatch, plan, HEADER_BYTES + header.length)
                 # 4. Decode, which updates the buffers of feedback.
                 brought = self._way.bring(frame, HEADER_BYTES + header.length)
-                payloads = [None if place is None else brought[place] for place in places]
-                tensors = self._decode(payloads, microbatch, plan, brought.device, room)
+                tensors = self._decode(brought, places, microbatch, plan, room)
             except (CodecError, WireError) as error:
                 raise self._refused(channel.describe(microbatch), error) from error
             # 5. Give the frame back last: the next receive may overwrite it.
@@ -369,22 +368,22 @@ class Receiver(ChannelEnd):
 
     def _decode(
         self,
-        payloads: Sequence[Tensor | None],
+        frame: Tensor,
+        places: Sequence[slice | None],
         microbatch: Microbatch,
         plan: FramePlan,
-        device: torch.device,
-        room: Sequence[Tensor] = (),
+        room: Sequence[Tensor],
     ) -> tuple[Tensor | None, ...]:
         """Decode payloads into room or fresh tensors, as finite as those that a sender with these options sends."""
         tensors: list[Tensor | None] = []
-        parts = zip(self.channel.examples, self._decoders, plan.messages, payloads, strict=True)
-        for index, (example, decoder, message, payload) in enumerate(parts):
-            if payload is None:
+        parts = zip(self.channel.examples, self._decoders, plan.messages, places, strict=True)
+        for index, (example, decoder, message, place) in enumerate(parts):
+            if place is None:
                 tensors.append(None)
                 continue
-            tensor = room[index] if room else torch.empty(example.shape, dtype=example.dtype, device=device)
+            tensor = room[index] if room else torch.empty(example.shape, dtype=example.dtype, device=frame.device)
             part = message.crossing(tensor)
-            decoder.decode(payload, part, self.channel.key(microbatch, index), message, finite=self._finite_only)
+            decoder.decode(frame[place], part, self.channel.key(microbatch, index), message, finite=self._finite_only)
             if part is not tensor:
                 # of a single row, the part is a view of the tensor itself
                 tensor[:, : part.shape[1]] = part
@@ -442,19 +441,17 @@ class FiniteFlags:
     """A flag for each tensor of a pass, with words that say which it is."""
 
     def __init__(self) -> None:
-        self._flags: list[Tensor] = []
-        self._names: list[str] = []
+        self._flags: list[tuple[str, Tensor]] = []
 
     def add(self, tensor: Tensor, what: str) -> None:
         """Order a flag of a tensor; nobody waits."""
         if tensor.is_floating_point() or tensor.is_complex():
-            self._flags.append(tensor.isfinite().all())
-            self._names.append(what)
+            self._flags.append((what, tensor.isfinite().all()))
 
     def first_bad(self) -> str | None:
         """The first tensor with NaN or infinity since the last call, in words; waits for the GPU."""
-        if not self._flags:
+        flags, self._flags = self._flags, []
+        if not flags:
             return None
-        finite, names = torch.stack(self._flags).tolist(), self._names
-        self._flags, self._names = [], []
-        return next((name for name, fine in zip(names, finite, strict=True) if not fine), None)
+        finite = torch.stack([flag for _, flag in flags]).tolist()
+        return next((what for (what, _), fine in zip(flags, finite, strict=True) if not fine), None)

@@ -242,8 +242,7 @@ class GpuReceiver(Receiver):
             self.count(self._meter.received, microbatch, plan, plan.nbytes)
             try:
                 places = self._places(frame, planned, plan)
-                payloads = [None if place is None else frame[place] for place in places]
-                tensors = self._decode(payloads, microbatch, plan, frame.device, room)
+                tensors = self._decode(frame, places, microbatch, plan, room)
             except (CodecError, WireError) as error:
                 raise self._refused(what, error) from error
             self._arrivals.give(frame)
