@@ -66,8 +66,6 @@ class Placement:
     @property
     def counterparts(self) -> list[tuple[int, int]]:
         """The pairs of processes that hold the same stages in two replicas, in an order in which several can work."""
-        if self.num_replicas == 1:
-            return []
         size, count = self.num_processes, self.num_replicas
         pairs = [(low, high) for high in range(count) for low in range(high)]
         pairs.sort(key=lambda pair: (sum(pair) % count, pair))

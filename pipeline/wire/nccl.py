@@ -78,9 +78,9 @@ def _communicators(
     processes wait for each other.
     """
     mine: dict[tuple[int, ChannelName], dist.ProcessGroup] = {}
-    size, pipeline = where.num_processes, min(where.process_of.values())
-    for first, boundary, name in product(range(0, len(locations), size), range(where.num_stages - 1), CHANNELS):
-        ends = [where.process_of[stage] - pipeline + first for stage in (boundary, boundary + 1)]
+    pipelines = range(0, len(locations), where.num_processes)
+    for first, boundary, name in product(pipelines, range(where.num_stages - 1), CHANNELS):
+        ends = [where.place_of(stage) + first for stage in (boundary, boundary + 1)]
         low, high = sorted(ends)
         if low != high and carrying(wanted, (low, high), locations)[0] == "nccl":
             made = dist.new_group([low, high], timeout=timeout, backend=BACKEND)
