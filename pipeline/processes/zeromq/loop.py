@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import os
+import sched
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from math import ceil
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -38,7 +37,7 @@ class Loop(threading.Thread):
         self._failed, self._ended = failed, ended
         self._poller, self._handlers = zmq.Poller(), dict[Any, Handler]()
         self._asked: SimpleQueue[Handler] = SimpleQueue()
-        self._planned, self._order = list[tuple[float, int, Handler]](), count()
+        self._planned = sched.scheduler(time.monotonic)
         self._woken, self._wake = os.pipe()
         for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
@@ -54,7 +53,7 @@ class Loop(threading.Thread):
 
     def later(self, seconds: float, handler: Handler) -> None:
         """Call `handler` after this time. Call this in the thread, or before it starts."""
-        heapq.heappush(self._planned, (time.monotonic() + seconds, next(self._order), handler))
+        self._planned.enter(seconds, 0, handler)
 
     def catch_up(self, seconds: float) -> None:
         """Wait until all calls that were asked for are made, or the thread has ended, or for this time."""
@@ -81,21 +80,16 @@ class Loop(threading.Thread):
         """What the thread does until it is stopped, or a handler raises."""
         try:
             while self._running:
-                for source, _ in self._poller.poll(self._pause()):
+                pause = self._planned.run(blocking=False)
+                for source, _ in self._poller.poll(None if pause is None else ceil(1e3 * pause)):
                     # a handler may have closed another one's socket
                     if (handler := self._handlers.get(source)) is not None:
                         handler()
-                while self._planned and self._planned[0][0] <= time.monotonic():
-                    heapq.heappop(self._planned)[2]()
         except BaseException as error:
             self._failed(error)
             self._do_what_was_asked()
         finally:
             self._ended()
-
-    def _pause(self) -> int | None:
-        """Milliseconds until the next planned call; None if there is none."""
-        return max(0, ceil(1e3 * (self._planned[0][0] - time.monotonic()))) if self._planned else None
 
     def _do_what_was_asked(self) -> None:
         with suppress(BlockingIOError):
