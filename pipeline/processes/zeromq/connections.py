@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -59,22 +58,15 @@ class Patience:
     """The time that a process waits at its end until its last packets are acknowledged: for several connections, if the
     links break just then. Who waits for a process that has ended learns it sooner."""
 
-    def watch(self, socket: zmq.Socket[Any]) -> None:
-        """Let ZeroMQ watch the connections of a socket."""
-        socket.heartbeat_ivl, socket.heartbeat_timeout = _milliseconds(self.heartbeat), _milliseconds(self.silence)
-        socket.handshake_ivl = socket.connect_timeout = _milliseconds(self.silence)
-        socket.reconnect_ivl, socket.reconnect_ivl_max = _milliseconds(self.retry), _milliseconds(20 * self.retry)
 
-
-AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
-
-
-def bounded(socket: AnySocket) -> AnySocket:
-    """A socket that refuses parts longer than our longest, and drops nothing; the flow limits the number of packets."""
+def set_up(socket: Socket, patience: Patience) -> None:
+    """Let a socket refuse parts longer than our longest, drop nothing, and watch its connections."""
     socket.maxmsgsize = LARGEST_PART
-    socket.sndhwm = socket.rcvhwm = 0
+    socket.sndhwm = socket.rcvhwm = 0  # the flow limits the number of packets
     socket.linger = 0
-    return socket
+    socket.heartbeat_ivl, socket.heartbeat_timeout = _milliseconds(patience.heartbeat), _milliseconds(patience.silence)
+    socket.handshake_ivl = socket.connect_timeout = _milliseconds(patience.silence)
+    socket.reconnect_ivl, socket.reconnect_ivl_max = _milliseconds(patience.retry), _milliseconds(20 * patience.retry)
 
 
 @dataclass(frozen=True)
@@ -154,9 +146,9 @@ class Connection:
 
     def _sockets(self) -> tuple[Socket, Socket]:
         """The socket of a connection, and the one that reports its events."""
-        made = bounded(self._context.socket(zmq.DEALER))
+        made = self._context.socket(zmq.DEALER)
         try:
-            self._patience.watch(made)
+            set_up(made, self._patience)
             self._keys.prove(made)
             made.ipv6 = ":" in self._host or not is_address(self._host)  # a name may stand for either
             return made, made.get_monitor_socket(_EVENTS)

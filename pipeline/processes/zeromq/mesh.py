@@ -13,7 +13,7 @@ import zmq
 
 from thinwire.pipeline.errors import WireError
 from thinwire.pipeline.processes.addresses import joined
-from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, Patience, bounded
+from thinwire.pipeline.processes.zeromq.connections import Connection, Packet, Patience, set_up
 from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, received
@@ -104,8 +104,8 @@ class Mesh:
         self._admission = self._context.socket(zmq.ROUTER)
         self._admission.bind(_ZAP)
         self._loop.watch(self._admission, self._admit)
-        self._inbox = bounded(self._context.socket(zmq.ROUTER))
-        self._patience.watch(self._inbox)
+        self._inbox = self._context.socket(zmq.ROUTER)
+        set_up(self._inbox, self._patience)
         self._keys.serve(self._inbox)
         self._inbox.ipv6 = ":" in interface
         self._inbox.bind(f"tcp://{joined(interface, '*')}")
