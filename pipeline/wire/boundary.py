@@ -431,10 +431,7 @@ class BoundaryEnd:
 
 def _lasting() -> AbstractContextManager[Any]:
     """A context for what outlives its pass, as buffers do: training could not write tensors of inference mode."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NO_CONTEXT
-
-
-_NO_CONTEXT = nullcontext()
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class FiniteFlags:
