@@ -18,15 +18,7 @@ from thinwire.pipeline.processes.zeromq.flows import Inflow
 from thinwire.pipeline.processes.zeromq.keys import Keys
 from thinwire.pipeline.processes.zeromq.loop import Loop, received
 from thinwire.pipeline.processes.zeromq.mailbox import Mailbox, Pending
-from thinwire.pipeline.processes.zeromq.packets import (
-    Hello,
-    Piece,
-    Stream,
-    pack_ack,
-    pack_again,
-    pack_refusal,
-    pieces,
-)
+from thinwire.pipeline.processes.zeromq.packets import AGAIN, Hello, Piece, Stream, pack_ack, pack_refusal, pieces
 
 _ZAP = "inproc://zeromq.zap.01"
 """The endpoint at which ZeroMQ asks who may connect (its RFC 27)."""
@@ -95,10 +87,10 @@ class Mesh:
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = Loop("thinwire mesh", self._break, self._end)
-        self.address = Address(self._listen(interface).rstrip(b"\0").decode(), secrets.token_bytes(16))
+        self.address = Address(self._listen(interface), secrets.token_bytes(16))
         self._loop.start()
 
-    def _listen(self, interface: str) -> bytes:
+    def _listen(self, interface: str) -> str:
         """Make the sockets that listen; the endpoint."""
         # before the inbox: it admits nobody while there is nobody to ask
         self._admission = self._context.socket(zmq.ROUTER)
@@ -110,9 +102,7 @@ class Mesh:
         self._inbox.ipv6 = ":" in interface
         self._inbox.bind(f"tcp://{joined(interface, '*')}")
         self._loop.watch(self._inbox, self._receive)
-        endpoint = self._inbox.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        return endpoint
+        return self._inbox.get_string(zmq.LAST_ENDPOINT)
 
     def add_addresses(self, addresses: Mapping[int, Address]) -> None:
         """Take the addresses of other processes. A connection is made when something is sent."""
@@ -264,7 +254,7 @@ class Mesh:
     def _lose(self, came: bytes) -> None:
         """Ask for another connection in place of one that lost a part, and take nothing more from this one."""
         del self._senders[came]
-        self._answer(came, pack_again())
+        self._answer(came, AGAIN)
 
     def _greet(self, came: bytes, hello: Hello) -> bytes | None:
         """Accept a new connection, if it is from a process of this run to this one."""

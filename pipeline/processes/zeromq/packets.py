@@ -33,6 +33,8 @@ PIECE_BYTES = 1 << 19
 LARGEST_PART = PIECE_BYTES + 4096
 """Bytes of a part of a packet that ZeroMQ refuses to read, and what encryption adds to a piece is below that."""
 VERSION = 7
+AGAIN = b"G"
+"""The wish for another connection."""
 
 _HELLO = struct.Struct("<cBHIII16s16s")
 _DATA = struct.Struct("<c?2xIQQqQQQ")
@@ -130,14 +132,9 @@ def pack_refusal(reason: str) -> bytes:
     return b"R" + reason.encode()
 
 
-def pack_again() -> bytes:
-    """The wish for another connection."""
-    return b"G"
-
-
 def unpack_answer(packet: bytes) -> int | str | None:
     """The number of an ack, the reason of a refusal, or None for `again`. WireError if the bytes are none of these."""
-    if packet == pack_again():
+    if packet == AGAIN:
         return None
     if packet[:1] == b"A" and len(packet) == _ACK.size:
         return int(_ACK.unpack(packet)[1])
