@@ -173,9 +173,7 @@ class Sender(ChannelEnd):
             # 3. Encode, then seal: the checksum in the header covers the payloads, once they are on the host.
             frame = self._way.take()
             encoded, nbytes, end = self._encode(frame, microbatch, plan, tensors)
-            nones = 0
-            if len(encoded) < len(tensors):
-                nones = sum(1 << at for at, tensor in enumerate(tensors) if tensor is None)
+            nones = sum(1 << at for at, tensor in enumerate(tensors) if tensor is None)
             # 4. Send as soon as the frame is complete. From here on the transport reads it, so nothing may write it.
             self._way.send(
                 frame, nbytes, channel.sending(microbatch), partial(self._seal, microbatch, plan, nones, end)
