@@ -33,8 +33,10 @@ class MidTreadGrid(Grid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The signed scale of each block, as bf16: [count, 1]."""
-        ends = Ends.of(values)
-        return ends.signed(bfloat16_above(ends.largest, _SMALLEST_SCALE))
+        least, most = values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1)
+        magnitudes = bfloat16_above(torch.maximum(most, -least), _SMALLEST_SCALE)
+        # by a comparison: processors and vector instructions differ in the sign of a sum that is zero or NaN
+        return torch.where(most + least < 0, -magnitudes, magnitudes)
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, counted from the scale down."""
@@ -67,26 +69,3 @@ class MidTreadGrid(Grid):
 
     def _steps(self, scales: Tensor) -> Tensor:
         return scales.float() * 2.0 ** (1 - self.bits)
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The least and the largest value of each block, [count, 1]."""
-
-    least: Tensor
-    most: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Ends":
-        """Those of `values` [outer, count, inner]; NaN if the block has one."""
-        return cls(values.amin(_OVER_BLOCK).unsqueeze(1), values.amax(_OVER_BLOCK).unsqueeze(1))
-
-    @property
-    def largest(self) -> Tensor:
-        """max|x| of each block; NaN if the block has one."""
-        return torch.maximum(self.most, -self.least)
-
-    def signed(self, magnitudes: Tensor) -> Tensor:
-        """Magnitudes, bf16, with the sign of each block's largest; zeros and NaN have none."""
-        # by a comparison: processors and vector instructions differ in the sign of a sum that is zero or NaN
-        return torch.where(self.most + self.least < 0, -magnitudes, magnitudes)

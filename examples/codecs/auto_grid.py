@@ -22,11 +22,10 @@ from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import Grid, bfloat16_above
-from thinwire.compress.codecs.grid_with_zero import Ends, MidTreadGrid
+from thinwire.compress.codecs.grid import Grid
+from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
 from thinwire.errors import attempt
 
-_SMALLEST_SCALE = 2.0**-118
 _INFINITY = 0x7F80
 _SAMPLE = 128
 """Elements of a block that choose its grid."""
@@ -72,10 +71,10 @@ class AutoGrid(MidTreadGrid):
 
     def measure(self, values: Tensor) -> Tensor:
         """The scale of each block on the better grid, as bf16: [count, 1]."""
-        ends = Ends.of(values)
-        scale = _even(bfloat16_above(ends.largest, _SMALLEST_SCALE))
-        tread, rise = ends.signed(scale), scale
-        rise = rise.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
+        signed = super().measure(values)
+        scale = _even(signed.abs())
+        tread = torch.copysign(scale, signed)
+        rise = scale.view(torch.int16).bitwise_or(self.risen).view(torch.bfloat16)
         scales = torch.stack([rise, tread])
         of_rise, of_tread = _losses(values, self._steps(scales), self._shifts(scales), self.half)
         # torch chooses one by one, and guesses wrong half the time
