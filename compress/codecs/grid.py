@@ -38,6 +38,8 @@ class Grid(ABC):
     """The size of one block's scale in a payload."""
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     """The type of a scale's numbers, of which there are one or more."""
+    measuring: ClassVar[CodeRule | None] = None
+    """What `measure`, `coding` and `factors` do together, for kernels; None where they know nothing like it."""
 
     def scales_size(self, count: int) -> int:
         """Bytes of the scales of `count` blocks."""
@@ -73,7 +75,6 @@ class Grid(ABC):
     def codes(self, values: Tensor, scales: Tensor, noise: Tensor | None) -> Tensor:
         """The codes of `values`, as uint8 [outer, count, inner]; `noise` is added in units of the grid."""
         coding, half = self.coding(scales), (self.last + 1) // 2
-        assert coding is not None, "other grids have codes of their own"
         if coding.rule is CodeRule.RANGE:
             assert coding.shifts is not None, "a range begins somewhere"
             steps = (values - coding.shifts).div_(coding.divisors).mul_(self.last)
@@ -99,18 +100,13 @@ class Grid(ABC):
         if shifts is not None:
             levels.sub_(shifts)
 
-    def coding(self, scales: Tensor) -> Coding | None:
-        """How values become codes without noise; None where that is no rule of arithmetic.py."""
-        return None
+    def coding(self, scales: Tensor) -> Coding:
+        """How values become codes without noise."""
+        raise NotImplementedError("where that is no rule of arithmetic.py, a grid has `codes` of its own")
 
     @abstractmethod
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
         """What levels are multiplied by in blocks of these scales, and what is subtracted then: float32 [count, 1]."""
-
-    @property
-    def measuring(self) -> CodeRule | None:
-        """What `measure`, `coding` and `factors` do together, for kernels; None where they know nothing like it."""
-        return None
 
     @abstractmethod
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +131,7 @@ class AbsMaxGrid(Grid):
     to 18 dB worse (docs/reference/codecs.md has the figures).
     """
 
+    measuring: ClassVar[CodeRule | None] = CodeRule.FLOOR
     smallest_scale: ClassVar[float] = 2.0**-118
 
     def measure(self, values: Tensor) -> Tensor:
@@ -156,11 +153,6 @@ class AbsMaxGrid(Grid):
         """The intervals, s * 2**(1 - bits)."""
         return scales.float() * 2.0 ** (1 - self.bits), None
 
-    @property
-    def measuring(self) -> CodeRule | None:
-        """max|x|."""
-        return CodeRule.FLOOR
-
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the scale."""
         largest = scales.float()
@@ -179,6 +171,7 @@ class MinMaxGrid(Grid):
 
     scale_bytes = 8
     scale_dtype = torch.float32
+    measuring: ClassVar[CodeRule | None] = CodeRule.RANGE
 
     def measure(self, values: Tensor) -> Tensor:
         """The least value and the range of each block, float32 [count, 2]."""
@@ -198,11 +191,6 @@ class MinMaxGrid(Grid):
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor]:
         """The range, and the least value to be added."""
         return scales[:, 1:].float(), -scales[:, :1].float()
-
-    @property
-    def measuring(self) -> CodeRule | None:
-        """A range in float32."""
-        return CodeRule.RANGE
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, or a whole one for stochastic rounding, and the largest magnitude."""

@@ -6,6 +6,7 @@ s has the sign of the block's element of largest magnitude, so the longer side i
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class MidTreadGrid(Grid):
     (2**(b-1) - k) * s/2**(b-1), which float32 holds exactly. On the other side values beyond the last point, which may
     be a whole step short of -s, become that point.
     """
+
+    measuring: ClassVar[CodeRule | None] = CodeRule.NEAREST
 
     @property
     def half(self) -> int:
@@ -49,11 +52,6 @@ class MidTreadGrid(Grid):
     def factors(self, scales: Tensor) -> tuple[Tensor, Tensor | None]:
         """The steps, s / 2**(bits-1)."""
         return self._steps(scales), None
-
-    @property
-    def measuring(self) -> CodeRule | None:
-        """The largest with its sign."""
-        return CodeRule.NEAREST
 
     def bound(self, values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Half a step of the grid, more for what is cut off, and the scale."""

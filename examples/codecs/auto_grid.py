@@ -66,6 +66,7 @@ class AutoGrid(MidTreadGrid):
     positive, and code k is (2**(b-1) - k) * s/2**(b-1) - s/2**b.
     """
 
+    measuring = None  # kernels know one grid at a time
     risen: ClassVar[int] = 1
     """The bit of a scale that says mid-rise."""
 
@@ -81,10 +82,6 @@ class AutoGrid(MidTreadGrid):
         bits_of_rise, bits_of_tread = scales.view(torch.int16)
         chosen: Tensor = bits_of_tread ^ (bits_of_rise ^ bits_of_tread) * (of_rise < of_tread)
         return chosen.view(torch.bfloat16)
-
-    @property
-    def measuring(self) -> None:
-        """None: kernels know one grid at a time."""
 
     def coding(self, scales: Tensor) -> Coding:
         """The nearest point, half a step lower where the block is mid-rise."""

@@ -142,10 +142,7 @@ class ShortMinMaxGrid(MinMaxGrid):
 
     scale_bytes = 4
     scale_dtype = torch.bfloat16
-
-    @property
-    def measuring(self) -> None:
-        """None: kernels write scales of float32."""
+    measuring = None  # kernels write scales of float32
 
     def measure(self, values: Tensor) -> Tensor:
         """The least value, rounded down, and the range from there, rounded up, of each block: bf16 [count, 2]."""

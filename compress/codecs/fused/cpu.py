@@ -91,7 +91,6 @@ def encode(grid: Grid, part: BlockRange, elements: Tensor, scales: Tensor | None
         cpu_kernels.encode(values, inner, _rule(grid), grid.bits, room.numpy(), out.numpy())
         return
     coding = grid.coding(scales)
-    assert coding is not None, "covers asks for it"
     shifts = torch.zeros(len(scales), dtype=torch.float32) if coding.shifts is None else coding.shifts
     cpu_kernels.encode_scaled(
         values, inner, int(coding.rule), _array(coding.divisors), _array(shifts),
