@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -59,9 +59,9 @@ def check(method: Method) -> None:
         raise ContractError([f"check takes a codec or a feedback rule, such as {made}, got {given!r}"])
     codec = given
     require_hashable(codec)
-    found = _Findings()
+    found = defaultdict[str, list[str]](list)  # by rule, a sentence for each tensor that showed it
     for sentence in _described(codec):
-        found.add(sentence, sentence)
+        found[sentence].append(sentence)
     taken, reached = set(), list[float]()
     for words, x in _tensors():
         try:
@@ -69,19 +69,19 @@ def check(method: Method) -> None:
             taken.add(x.dtype)
             for rule, broken in _RULES.items() if x.numel() else [(_NOTHING, _size)]:
                 if detail := broken(carried):
-                    found.add(rule, f"{codec.name} {rule}: {detail} for {words}")
+                    found[rule].append(f"{codec.name} {rule}: {detail} for {words}")
             reached += _reached(carried)
         except ContractError as error:
-            found.add(re.split(" for |, got", str(error))[0], str(error))
+            found[re.split(" for |, got", str(error))[0]].append(str(error))
         except CodecError:
             continue
-    if torch.float32 not in taken and not found.sentences:
-        found.add("", f"{codec.name} must take a float32 tensor of some shape, and refused all")
+    if torch.float32 not in taken and not found:
+        found[""].append(f"{codec.name} must take a float32 tensor of some shape, and refused all")
     if reached and max(reached) < _LEAST_REACHED:
         share = f"the largest error is {max(reached):.2g} of it"
-        found.add("", f"{codec.name} must keep its error_bound near its errors: {share}")
-    if found.sentences:
-        raise ContractError(found.sentences)
+        found[""].append(f"{codec.name} must keep its error_bound near its errors: {share}")
+    if found:
+        raise ContractError([_counted(*sentences) for sentences in found.values()])
 
 
 def check_feedback(rule: Feedback) -> None:
@@ -157,26 +157,8 @@ class _Carried:
     decoded: Tensor
 
 
-class _Findings:
-    """The first sentence about each broken rule, and how many tensors showed it."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-        self._count: Counter[str] = Counter()
-
-    def add(self, rule: str, sentence: str) -> None:
-        """Note a sentence about a rule."""
-        self._first.setdefault(rule, sentence)
-        self._count[rule] += 1
-
-    @property
-    def sentences(self) -> list[str]:
-        """A sentence for each rule."""
-        others = {rule: count - 1 for rule, count in self._count.items()}
-        return [
-            f"{sentence} (and for {others[rule]} other tensors)" if others[rule] else sentence
-            for rule, sentence in self._first.items()
-        ]
+def _counted(first: str, *others: str) -> str:
+    return f"{first} (and for {len(others)} other tensors)" if others else first
 
 
 def _described(codec: Codec) -> Iterator[str]:
