@@ -123,7 +123,7 @@ class Sparse(Codec):
         self._check_payload(out, x)
         if x.numel():
             size = self._indices_size(x.shape)
-            self._write_indices(indices, x.shape, out[:size])
+            pack_indices(indices, self.samples_of(x.shape)[1], out[:size])
             self.encode_values(x.detach(), indices, out[size:], key)
 
     def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -169,9 +169,6 @@ class Sparse(Codec):
 
     @abstractmethod
     def _indices_size(self, shape: Sequence[int]) -> int: ...
-
-    @abstractmethod
-    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None: ...
 
     def _scale(self, n: int) -> float:
         return 1.0
@@ -268,9 +265,6 @@ class TopK(MayVary, Sparse):
         samples, n = self.samples_of(shape)
         return indices_size(samples, n, self.count(n))
 
-    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None:
-        pack_indices(indices, self.samples_of(shape)[1], out)
-
 
 @dataclass(frozen=True, repr=False)
 class RandK(Sparse):
@@ -311,9 +305,6 @@ class RandK(Sparse):
 
     def _indices_size(self, shape: Sequence[int]) -> int:
         return 0
-
-    def _write_indices(self, indices: Tensor, shape: Sequence[int], out: Tensor) -> None:
-        pass
 
     def _scale(self, n: int) -> float:
         return n / self.count(n) if self.scaled and n else 1.0
