@@ -5,12 +5,12 @@ Each process says what its own files need (`needs_of`). One process gets all nee
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from thinwire.compress.stores.store import StoreError, StoreLayout
 
@@ -58,7 +58,7 @@ def needs_of(what: str, files: Iterable[tuple[int, Path]]) -> list[SpaceNeed]:
         needed[device] += max(0, nbytes - taken)
         first.setdefault(device, (path.parent, place))
     return [
-        SpaceNeed(f"{machine} {device}", str(folder), needed[device], _free(place), what)
+        SpaceNeed(f"{machine} {device}", str(folder), needed[device], disk_usage(place).free, what)
         for device, (folder, place) in first.items()
     ]
 
@@ -68,21 +68,17 @@ def check_space(processes: Iterable[Sequence[SpaceNeed]]) -> None:
 
     Call it before training: the files are almost empty then, and the disk would run full much later.
     """
-    if short := shortages(processes):
-        advice = dict.fromkeys(ADVICE[need.what] for needs, _ in short for need in needs)
-        raise StoreError(
-            f"disks must have room before training for all that a run keeps: "
-            f"{'; '.join(sentence for _, sentence in short)}; free some space, {', or '.join(advice)}"
-        )
-
-
-def shortages(processes: Iterable[Sequence[SpaceNeed]]) -> list[tuple[list[SpaceNeed], str]]:
-    """The file systems without room for all that the processes need: those needs, and a sentence about them."""
     by_disk: defaultdict[str, list[tuple[int, SpaceNeed]]] = defaultdict(list)
     for process, needs in enumerate(processes):
         for need in needs:
             by_disk[need.disk].append((process, need))
-    return [([need for _, need in needs], said) for needs in by_disk.values() if (said := _shortage(needs))]
+    short = [(needs, said) for needs in by_disk.values() if (said := _shortage(needs))]
+    if short:
+        advice = dict.fromkeys(ADVICE[need.what] for needs, _ in short for _, need in needs)
+        raise StoreError(
+            f"disks must have room before training for all that a run keeps: "
+            f"{'; '.join(sentence for _, sentence in short)}; free some space, {', or '.join(advice)}"
+        )
 
 
 def in_words(nbytes: int) -> str:
@@ -109,8 +105,3 @@ def _machine() -> str:
     """A name that is the same in all processes of this machine, in containers too."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else socket.gethostname()
-
-
-def _free(place: Path) -> int:
-    system = os.statvfs(place)
-    return system.f_bavail * system.f_frsize

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ DISK = ("this machine", 1)
 @pytest.fixture
 def free(monkeypatch):
     """Sets how many bytes each file system has free, all of them alike."""
-    return lambda nbytes: monkeypatch.setattr(space, "_free", lambda place: nbytes)
+    return lambda nbytes: monkeypatch.setattr(space, "disk_usage", lambda place: SimpleNamespace(free=nbytes))
 
 
 def check(*stores):
