@@ -74,13 +74,14 @@ class Coder:
         activation: Coder | None = None,
     ) -> None:
         self.method, self._shape, self._dtype = method, tuple(example.shape), example.dtype
-        bound = method.bound_to(activation.method.inner if activation else Uncompressed())
-        self._feedback, self._codec = bound.feedback, bound.inner
+        self._feedback = method.feedback
+        self.codec = method.inner.bound_to(activation.method.inner if activation else Uncompressed())
+        """The codec of this channel, as it is used."""
         self._coded_dtype = torch.float32 if self._feedback else self._dtype
         if self._feedback and self._dtype.is_complex:
             raise CodecError(f"{method} keeps buffers of real numbers, got {self._dtype}; send this tensor with none")
         self._opening = self._feedback.opening if self._feedback else None
-        self.varies = self._codec.varies or (self._opening is not None and self._opening.varies)
+        self.varies = self.codec.varies or (self._opening is not None and self._opening.varies)
         """Whether a payload may be shorter than its plan."""
         self.rows = self._shape[0] if self._shape else 1
         self._every = Rows(torch.ones(self.rows, dtype=torch.bool), self.rows)
@@ -102,12 +103,7 @@ class Coder:
             warmup_fill=warmup_fill,
             predicts=predicts(method.entries, self._shape),
         )
-        self._predicting = self._trained(self._codec)
-
-    @property
-    def codec(self) -> Codec:
-        """The codec of this channel, as it is used."""
-        return self._codec
+        self._predicting = self._trained(self.codec)
 
     def index_memory(self) -> dict[int, SentIndices]:
         """Record the indices of this activation's values in training from now on, for `reuse`.
@@ -160,7 +156,7 @@ class Coder:
     def used(self, payload: Tensor, plan: MessagePlan) -> int:
         """How many bytes of a payload [plan.nbytes] are sent: all but what its last part does not use."""
         if plan.rows.num_coded:
-            return plan.full_bytes + self._codec.used(plan.coded(payload))
+            return plan.full_bytes + self.codec.used(plan.coded(payload))
         return plan.opening.used(payload)
 
     @property
@@ -184,7 +180,7 @@ class Coder:
 
     def _learns(self, microbatch: Microbatch, rows: Rows, opening: Codec) -> bool:
         """Whether a message goes through the codec that has the codebook, in training."""
-        used = (rows.num_full and opening.entries) or (rows.num_coded and self._codec.entries)
+        used = (rows.num_full and opening.entries) or (rows.num_coded and self.codec.entries)
         return bool(used) and microbatch.kind == "train" and self.buffers.codebook is not None
 
     def _trained(self, codec: Codec) -> Codec:
@@ -193,7 +189,7 @@ class Coder:
 
     def _codec_for(self, plan: MessagePlan) -> Codec:
         """The codec of the coded rows."""
-        return self._predicting if plan.learns else self._codec
+        return self._predicting if plan.learns else self.codec
 
     def _learn(self, plan: MessagePlan) -> None:
         """Update the codebook by the message that was encoded or decoded last."""
@@ -219,7 +215,7 @@ class Coder:
         coded_shape = (num_coded, *row) if self._shape else ()
         return (
             size_of(opening, (num_full, *row), self._dtype) if num_full else 0,
-            size_of(self._codec, coded_shape, self._coded_dtype) if num_coded else 0,
+            size_of(self.codec, coded_shape, self._coded_dtype) if num_coded else 0,
         )
 
     def _in_full(self, full: Tensor) -> Rows:
@@ -262,7 +258,7 @@ class Coder:
             return
         if self._index_memory is not None:
             shape = (plan.rows.num_coded, *plan.row)
-            indices = self._codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
+            indices = self.codec.indices(coded, shape, self._coded_dtype, key) if plan.rows.num_coded else None
             self._index_memory[position] = SentIndices(plan.rows, indices)
 
 
@@ -303,7 +299,7 @@ class Encoder(Coder):
         assert self._feedback is not None, "only feedback has a store"
         loan = self._borrow(plan, x.device)
         given = rows.coded(x).reshape((rows.num_coded, *plan.row))
-        message = self._feedback.encode(given, loan, coded, key, self._shared(plan, x))
+        message = self._feedback.encode(given, loan, coded, key)
         return Encoded(x, out, key, plan, message, loan)
 
     def settle(self, encoded: Encoded) -> None:
@@ -318,7 +314,7 @@ class Encoder(Coder):
         if loan is not None and plan.writes:
             assert plan.store and self._feedback and message is not None, "a loan is a store's, lent to feedback"
             decoded = self._room(self._feedback, message, loan)
-            self._codec.decode(coded, decoded, encoded.key, self._shared(plan, decoded))
+            self.codec.decode(coded, decoded, encoded.key)
             for u, c, buffer in zip(loan.split(message), loan.split(decoded), loan.parts, strict=True):
                 self._feedback.advance(u, c, buffer)
             plan.store.keep(loan)

@@ -19,7 +19,7 @@ EF: Seide et al., in 2401.07788 section 2.4; EF21: Richtarik et al., ibid.; EF-m
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -95,11 +95,6 @@ class Feedback(Described):
         """Itself; None for a codec."""
         return self
 
-    def bound_to(self, activations: Codec) -> Feedback:
-        """The rule for gradients, given the codec of the same boundary's activations."""
-        codec = self.codec.bound_to(activations)
-        return self if codec is self.codec else replace(self, codec=codec)
-
     @property
     def remembers_evaluation(self) -> bool:
         """Whether evaluation by sample keeps buffers of its own."""
@@ -122,10 +117,10 @@ class Feedback(Described):
     def advance(self, message: Tensor, decoded: Tensor, buffer: Tensor) -> None:
         """Turn the sender's `buffer` into the next one, in place."""
 
-    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key) -> Tensor:
         """Write the payload of C(u) and return u, new and contiguous."""
         message = self._message(x, loan)
-        self.inner.encode(message, out, key, shared)
+        self.inner.encode(message, out, key)
         return message
 
     def _message(self, x: Tensor, loan: Loan) -> Tensor:
@@ -180,7 +175,7 @@ class MixedErrorFeedback(ErrorFeedback):
         if not self.codec.takes_indices:
             raise CodecError(f"efmixed chooses the indices itself, so it goes around topk only, got {self.codec}")
 
-    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key, shared: Tensor | None = None) -> Tensor:
+    def encode(self, x: Tensor, loan: Loan, out: Tensor, key: Key) -> Tensor:
         """Write the payload of u at the mixed indices and return u."""
         message = self._message(x, loan)
         grid = self.codec.samples_of(message.shape)

@@ -92,7 +92,7 @@ class CompressionOptions:
         mistakes = []
         for index in (None, *self.boundaries):
             try:
-                self.method(index, "gradients").bound_to(self.method(index, "activations").codec)
+                self.method(index, "gradients").codec.bound_to(self.method(index, "activations").codec)
             except compress.CodecError as error:
                 where = "" if index is None else f"boundaries.{index}."
                 mistakes.append(f"compression.{where}gradients: {error}")
