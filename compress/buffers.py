@@ -58,7 +58,8 @@ class Buffers:
         feedback = method.feedback
         self._kept = feedback if feedback is not None and (sends or feedback.receiver_keeps) else None
         self._warmup_fill = warmup_fill
-        self._stores: dict[Purpose, Store] = {}
+        self.stores: dict[Purpose, Store] = {}
+        """The stores made so far."""
         self._entries: Loan | None = None
         self.codebook: Codebook | None = None
         """The entries that predict rows; None if nothing does."""
@@ -85,15 +86,20 @@ class Buffers:
             if count
         }
 
-    @property
-    def stores(self) -> dict[Purpose, Store]:
-        """The stores made so far."""
-        return dict(self._stores)
-
     def used_by(self, kind: PassKind) -> tuple[Store | None, bool]:
         """The store that a kind of pass reads, and whether it writes there."""
-        purpose, writes = self._purpose(kind)
-        return (None if purpose is None else self.store(purpose)), writes
+        feedback = self._kept
+        if feedback is None or kind == "eval-off":
+            return None, False
+        if kind == "train":
+            return self.store("train"), True
+        if not feedback.receiver_keeps:
+            return None, False
+        if kind == "warmup":
+            return (self.store("train"), True) if self._warmup_fill else (None, False)
+        if feedback.slot == "position":
+            return self.store("train"), False
+        return (self.store("eval"), True) if feedback.remembers_evaluation else (None, False)
 
     def slots(self, microbatch: Microbatch) -> Tensor:
         """Each row's slot, int64 [R]; CodecError if there is none, or the micro-batch has no sample ids for it."""
@@ -114,20 +120,18 @@ class Buffers:
 
     def store(self, purpose: Purpose) -> Store:
         """The store of a purpose; CodecError where it has no slots."""
-        if purpose not in self._stores:
+        if purpose not in self.stores:
             if purpose not in self.layouts:
                 raise CodecError(
                     f"{self._method} needs a slot for each sample, got none: give the number of samples with "
                     f"Wire(slots=SlotCounts(..., {'samples' if purpose == 'train' else 'evaluation_samples'}=...))"
                 )
-            self._stores[purpose] = self._make_store(self.layouts[purpose], purpose)
-        return self._stores[purpose]
+            self.stores[purpose] = self._make_store(self.layouts[purpose], purpose)
+        return self.stores[purpose]
 
     def prefetch(self, microbatch: Microbatch) -> None:
         """Announce a micro-batch, so that its rows can be read ahead."""
-        if self._kept is None or microbatch.kind not in ("train", "eval-on"):
-            return
-        store, _ = self.used_by(microbatch.kind)
+        store = None if microbatch.kind == "warmup" else self.used_by(microbatch.kind)[0]  # there rows go in full
         if store is not None:
             store.prefetch(self.slots(microbatch))
 
@@ -136,23 +140,23 @@ class Buffers:
         both = self._kept is not None and self._kept.receiver_keeps
         found = {
             f"{purpose} slot {slot}": digest
-            for purpose, store in self._stores.items()
+            for purpose, store in self.stores.items()
             if purpose != "codebook" and both
             for slot, digest in store.digests().items()
         }
-        if "codebook" in self._stores:
+        if "codebook" in self.stores:
             found["codebook"] = hashlib.sha256(self._table().cpu().numpy().data).hexdigest()
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """The content of every store, for a checkpoint."""
-        return {purpose: store.state_dict() for purpose, store in self._stores.items()}
+        return {purpose: store.state_dict() for purpose, store in self.stores.items()}
 
     def load_state_dict(self, state: Mapping[Purpose, Any]) -> None:
         """Set every store to the content that `state_dict` returned."""
         self._entries = None
-        for purpose in self._stores.keys() - state.keys():
-            self._stores.pop(purpose).close()
+        for purpose in self.stores.keys() - state.keys():
+            self.stores.pop(purpose).close()
         for purpose, saved in state.items():
             self.store(purpose).load_state_dict(saved)
 
@@ -169,29 +173,14 @@ class Buffers:
 
     def _table_changed(self) -> None:
         if self._entries is not None:
-            self._stores["codebook"].keep(self._entries)
+            self.stores["codebook"].keep(self._entries)
 
     def flush(self) -> None:
         """Wait until all written buffers are in their medium; StoreError if one is not."""
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.flush()
 
     def close(self) -> None:
         """Close the stores."""
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.close()
-
-    def _purpose(self, kind: PassKind) -> tuple[Purpose | None, bool]:
-        """Which store a kind of pass uses, and whether it writes there."""
-        feedback = self._kept
-        if feedback is None or kind == "eval-off":
-            return None, False
-        if kind == "train":
-            return "train", True
-        if not feedback.receiver_keeps:
-            return None, False
-        if kind == "warmup":
-            return ("train", True) if self._warmup_fill else (None, False)
-        if feedback.slot == "position":
-            return "train", False
-        return ("eval", True) if feedback.remembers_evaluation else (None, False)

@@ -17,10 +17,10 @@ def test_efs_sum_of_messages_is_the_sum_of_inputs_minus_the_last_error(codec):
     pair = Pair(f"ef({codec})")
     inputs = [random(step) for step in range(20)]
     outputs = [pair.carry(x, step=step) for step, x in enumerate(inputs)]
-    error = pair.sender.buffers._stores["train"].read(torch.arange(ROWS))
+    error = pair.sender.buffers.stores["train"].read(torch.arange(ROWS))
     torch.testing.assert_close(sum(outputs).double(), sum(inputs).double() - error.double(), rtol=0, atol=1e-4)
     assert error.abs().max() > 0
-    assert pair.receiver.buffers._stores == {}, "the receiver of ef keeps nothing"
+    assert pair.receiver.buffers.stores == {}, "the receiver of ef keeps nothing"
 
 
 @pytest.mark.parametrize("codec", ["q(4)", "q(2)", "topk(0.25)", "randk(0.5, scaled=False)", "fp16"])
@@ -92,7 +92,7 @@ def test_the_model_computes_with_the_unrounded_sum_and_the_next_difference_is_to
     pair = Pair("aqsgd(q(4), store_bits=4)")
     ids, x = [0, 1, 2, 3], random(0)
     pair.carry(x, ids)
-    kept = pair.receiver.buffers._stores["train"].read(torch.tensor(ids))
+    kept = pair.receiver.buffers.stores["train"].read(torch.tensor(ids))
     assert 0 < (kept - x).abs().max() < 0.5
     out = pair.carry(x, ids, step=1)
     alone = Pair("q(4)").carry(x - kept)

@@ -80,7 +80,7 @@ def stores(pair):
     return {
         (end, purpose): store.digests()
         for end, coder in (("sender", pair.sender), ("receiver", pair.receiver))
-        for purpose, store in coder.buffers._stores.items()
+        for purpose, store in coder.buffers.stores.items()
         if purpose == "train"
     }
 
