@@ -77,7 +77,7 @@ class Blockwise(MayVary, Codec):
     @cached_property
     def _complete(self) -> Quantizer:
         """The quantizer, with its codes coded if asked for."""
-        return Coded(self._quantizer, self._grid.bits) if self.varies else self._quantizer
+        return Coded(self._quantizer, self._grid.bits) if self.code == "entropy" else self._quantizer
 
     def _blocks(self, shape: Sequence[int]) -> Blocks:
         return blocks_for(self.per, self.group, shape)

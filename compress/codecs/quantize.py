@@ -9,7 +9,6 @@ The options grid and step are in grid_with_zero.py and steps.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self, get_args
 
@@ -17,7 +16,7 @@ from thinwire.compress.codebook import MOST_ENTRIES, Codebook
 from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.lengths import Code
-from thinwire.compress.codecs.granularity import Per, blocks_per
+from thinwire.compress.codecs.granularity import Per
 from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
 from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -163,14 +162,9 @@ class Quantize(Blockwise):
             return None
         return 1 if self._points == "midrise" else 2  # midtread cuts up to a step where it rounds by half of one
 
-    @cached_property
-    def _complete(self) -> Quantizer:
-        """The quantizer, with its codes coded if asked for."""
-        return super()._complete if self.step is None else self._quantizer
-
     @property
     def _quantizer(self) -> Quantizer:
         if self.step is None:
             return super()._quantizer
-        columns, rows, plain = partial(blocks_per, "channel"), self.per == "row", self.code == "plain"
-        return StepQuantizer(float(self.step), self.bits, self._blocks, columns, rows, plain, self.entries)
+        rows, plain = self.per == "row", self.code == "plain"
+        return StepQuantizer(float(self.step), self.bits, self._blocks, rows, plain, self.entries)

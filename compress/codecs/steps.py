@@ -41,7 +41,7 @@ from thinwire.compress.codec import CodecError, Key, tensor_bytes
 from thinwire.compress.codecs.cast import rounding_bound, saturating_copy
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
 from thinwire.compress.codecs.fused import steps as kernels
-from thinwire.compress.codecs.granularity import Blocks
+from thinwire.compress.codecs.granularity import Blocks, blocks_per
 from thinwire.compress.codecs.grid import SMALLEST_SCALE, bfloat16_above, float32_slack, scales_of_steps
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.entries import units_of
@@ -65,8 +65,6 @@ class StepQuantizer(Quantizer):
     """8 or 16: of an integer that is not coded."""
     blocks: Callable[[Sequence[int]], Blocks]
     """Gives the blocks of a tensor of this shape."""
-    columns: Callable[[Sequence[int]], Blocks]
-    """Gives the columns of a tensor of this shape, as blocks."""
     rows: bool
     """Whether blocks are rows, of which some may be wide."""
     plain: bool
@@ -89,7 +87,7 @@ class StepQuantizer(Quantizer):
 
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write the length, the scales, the entries, and the integers, coded if that is shorter."""
-        blocks, columns, flat = self.blocks(x.shape), self.columns(x.shape), x.reshape(-1).float()
+        blocks, columns, flat = self.blocks(x.shape), blocks_per("channel", x.shape), x.reshape(-1).float()
         start, most = self._places(x.shape)
         if self._is_short(most, x.shape) and kernels.cover(flat, blocks):
             kernels.encode_message(flat, blocks.inner, self.step, self.last, columns, out)
@@ -127,7 +125,7 @@ class StepQuantizer(Quantizer):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write integers, with what is predicted, times scales into `out`."""
-        blocks, columns = self.blocks(out.shape), self.columns(out.shape)
+        blocks, columns = self.blocks(out.shape), blocks_per("channel", out.shape)
         values = out.view(-1) if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32).view(-1)
         short = self._is_short(self._places(out.shape)[1], out.shape) and kernels.cover(values, blocks)
         if short and kernels.decode_message(payload, blocks.inner, self.bits // 8, columns, values):
@@ -165,7 +163,7 @@ class StepQuantizer(Quantizer):
             from thinwire.compress.codecs.fused import lane_kernels
 
             stop = payload[:LENGTH_BYTES].clone().view(torch.int32).long() & 0xFFFFFFFF
-            integers, fine = lane_kernels.decode(payload, start, stop, self.columns(shape))
+            integers, fine = lane_kernels.decode(payload, start, stop, blocks_per("channel", shape))
             plain = stop == len(payload)
             integers = torch.where(plain, self._read_plain(payload[start:], scales, n, most), integers)
             return torch.where(plain | fine, scales, _NAN), entries, integers
@@ -174,7 +172,7 @@ class StepQuantizer(Quantizer):
             return scales, entries, self._read_plain(payload[start:], scales, n, most)
         if length < start:
             raise CodecError(f"a payload's scales and entries need {start} bytes, and {length} are there")
-        return scales, entries, kernels.read_integers(payload[start:length], self.columns(shape))
+        return scales, entries, kernels.read_integers(payload[start:length], blocks_per("channel", shape))
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half a step, more for what is beyond the last integer, and the rounding of the tensor's dtype."""
