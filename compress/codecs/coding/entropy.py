@@ -21,7 +21,7 @@ from torch import Tensor
 from thinwire.compress.codec import CodecError, Key
 from thinwire.compress.codecs.coding.bits import pack, packed_size, unpack
 from thinwire.compress.codecs.coding.lengths import LENGTH_BYTES, length_of, put_length, with_length
-from thinwire.compress.codecs.coding.symbols import coded_size, counts_of, decode_symbols, encode_symbols
+from thinwire.compress.codecs.coding.symbols import coded_size, decode_symbols, encode_symbols
 from thinwire.compress.codecs.fused.steps import read_integers, write_integers
 from thinwire.compress.codecs.granularity import blocks_per
 from thinwire.compress.codecs.quantizer import Quantizer
@@ -48,7 +48,7 @@ class Coded(Quantizer):
         self.inner.encode(x, plain, key)
         head, packed = self._split(plain, x.shape)
         codes = unpack(packed.cpu(), self.bits, x.numel())
-        counts = counts_of(codes)
+        counts = codes.bincount()
         room = torch.empty(min(len(packed) - 1, coded_size(counts)), dtype=torch.uint8)
         length = write_integers(codes.to(torch.int16).sub_(self._zero), blocks_per("channel", x.shape), room)
         form, coded = (_CLASSES, room[:length]) if length else (_TABLE, encode_symbols(codes, counts))

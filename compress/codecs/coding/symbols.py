@@ -29,18 +29,13 @@ _FREQUENCY_BYTES = 2
 
 
 def encode_symbols(symbols: Tensor, counts: Tensor | None = None) -> Tensor:
-    """The bytes of symbols, uint8 [n], on a CPU; `counts` are those of `counts_of`, for who has them already."""
-    frequency = _frequencies(counts_of(symbols) if counts is None else counts)
+    """The bytes of symbols, uint8 [n], on a CPU; `counts` say how often each occurs, for who knows it already."""
+    frequency = _frequencies(symbols.bincount() if counts is None else counts)
     made, head = _tables(frequency), torch.tensor([len(frequency) - 1], dtype=torch.uint8)
     parts = [head, tensor_bytes(torch.from_numpy(frequency.astype(np.int16)))]
     if kernels.cover_code(symbols):
         return torch.cat([*parts, kernels.encode_symbols(symbols, made)])
     return torch.cat([*parts, *encode_lanes(torch.zeros_like(symbols), symbols, made)])
-
-
-def counts_of(symbols: Tensor) -> Tensor:
-    """How often each symbol up to the largest occurs."""
-    return symbols.bincount()
 
 
 def coded_size(counts: Tensor) -> int:

@@ -43,7 +43,6 @@ UNIT = 16
 _EXACT = Context(prec=28)
 
 
-@cache
 def frequencies(number: int) -> tuple[int, ...]:
     """The frequencies of all symbols in a class below OWN: 256 integers, whose sum is 4096."""
     scale = Decimal("0.06") * _EXACT.power(Decimal(2), Decimal(number) / OCTAVE)
