@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -282,12 +282,6 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Write what is pending, and close the medium; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _check(self, slots: Tensor) -> list[int]:
         assert slots.dtype == torch.int64 and slots.dim() == 1, f"slots are int64 [R], got {slots.dtype}"

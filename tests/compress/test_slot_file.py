@@ -1,6 +1,7 @@
 """The file of a disk store: created sparse, never at the cost of another file, and checked at every access."""
 
 import os
+from contextlib import closing
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ from thinwire.compress.stores.store import StoreError, StoreLayout
 @pytest.fixture
 def disk(tmp_path):
     """A store, and its file."""
-    with DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile) as store:
+    with closing(DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile)) as store:
         yield store, store._file
 
 
 def test_it_takes_no_room_before_it_is_written(tmp_path):
     layout = StoreLayout(num_slots=1 << 16, row_shape=(1 << 20,))  # 256 GiB
-    with DiskStore(layout, tmp_path / "rows") as store:
+    with closing(DiskStore(layout, tmp_path / "rows")) as store:
         store.write(slots((1 << 16) - 1), torch.ones(1, 1 << 20))
         store.flush()
         status = (tmp_path / "rows").stat()
@@ -69,7 +70,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
 
 def test_an_empty_file_will_do(tmp_path):
     (tmp_path / "rows").touch()
-    with DiskStore(LAYOUT, tmp_path / "rows") as store:
+    with closing(DiskStore(LAYOUT, tmp_path / "rows")) as store:
         store.write(slots(0), row(0))
 
 

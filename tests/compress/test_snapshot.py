@@ -1,6 +1,7 @@
 """Snapshots of stores."""
 
 import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_a_snapshot_that_is_given_up_comes_back_with_the_next(store):
 
 
 def test_the_writer_saves_a_row_that_a_snapshot_wants_before_it_puts_another_in_its_place(tmp_path):
-    with DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile) as store:
+    with closing(DiskStore(LAYOUT, tmp_path / "rows", open_file=GatedFile)) as store:
         store.write(slots(5, 6), torch.cat([row(5), row(6)]))
         store.flush()
         snapshot = store.snapshot()
@@ -84,7 +85,7 @@ def test_snapshots_beside_a_writer_that_never_rests(tmp_path):
     def full_of(value):
         return torch.full((LAYOUT.num_slots, *LAYOUT.row_shape), float(value))
 
-    with DiskStore(LAYOUT, tmp_path / "rows", pending_bytes=2 * LAYOUT.row_bytes) as store:
+    with closing(DiskStore(LAYOUT, tmp_path / "rows", pending_bytes=2 * LAYOUT.row_bytes)) as store:
         for generation in range(30):
             store.write(every, full_of(generation))
             snapshot = store.snapshot()

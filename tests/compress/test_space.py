@@ -1,6 +1,7 @@
 """Room on disks is checked before training, for all processes that share one."""
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +57,7 @@ def test_every_disk_that_is_too_small_is_named(tmp_path, free):
 
 def test_what_a_file_takes_already_is_not_needed_again(tmp_path, free):
     layout = StoreLayout(num_slots=4, row_shape=(1 << 14,))
-    with DiskStore(layout, tmp_path / "rows") as store:
+    with closing(DiskStore(layout, tmp_path / "rows")) as store:
         store.write(slots(0, 2), torch.ones(2, 1 << 14))
         store.flush()
     free(2 * layout.row_bytes)

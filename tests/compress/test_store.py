@@ -1,9 +1,9 @@
 """What every store keeps, on whatever medium: the exact bytes of a row, and the same values at both ends."""
 
-import contextlib
 import hashlib
 import io
 import tempfile
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,13 @@ def rounded(values, bits):
     return torch.stack(rows)
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened(medium, layout, **options):
     """A store of ``medium``; one on disk in a directory of its own, with room for two rows on either way."""
     with tempfile.TemporaryDirectory() as directory:
         bounds = {"pending_bytes": 2 * layout.row_bytes, "ahead_bytes": 2 * layout.row_bytes}
         on_disk = medium == "disk"
-        with DiskStore(layout, Path(directory, "rows"), **bounds) if on_disk else MemoryStore(layout) as store:
+        with closing(DiskStore(layout, Path(directory, "rows"), **bounds) if on_disk else MemoryStore(layout)) as store:
             yield store
 
 
@@ -261,7 +261,7 @@ def test_memory_is_used_only_for_rows_written():
         return int(status.read_text().split()[1])
 
     before = used_pages()
-    with MemoryStore(StoreLayout(num_slots=1 << 16, row_shape=(4096,))) as store:  # 1 GiB
+    with closing(MemoryStore(StoreLayout(num_slots=1 << 16, row_shape=(4096,)))) as store:  # 1 GiB
         assert (used_pages() - before) * 4096 < 32 << 20
         store.write(torch.arange(4096), torch.ones(4096, 4096))
         assert (used_pages() - before) * 4096 > 64 << 20
@@ -338,13 +338,13 @@ def test_what_is_lent_is_what_is_read_and_what_is_kept_is_what_would_be_written(
 
 
 def test_a_loan_of_one_slot_twice_cannot_be_kept():
-    with MemoryStore(StoreLayout(num_slots=4, row_shape=(2,))) as store:
+    with closing(MemoryStore(StoreLayout(num_slots=4, row_shape=(2,)))) as store:
         store.write(torch.arange(4), torch.ones(4, 2))
         with pytest.raises(StoreError, match="a write must name each slot once"):
             store.keep(store.borrow(slots(1, 1)))
 
 
 def test_consecutive_slots_are_lent_as_one_part():
-    with MemoryStore(StoreLayout(num_slots=9, row_shape=(2,))) as store:
+    with closing(MemoryStore(StoreLayout(num_slots=9, row_shape=(2,)))) as store:
         store.write(torch.arange(9), torch.ones(9, 2))
         assert [len(part) for part in store.borrow(slots(3, 4, 5, 8, 0, 1)).parts] == [3, 1, 2]

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_any_order_of_calls_gives_the_bits_of_a_store_without_a_gpu(monkeypatch,
     host = MemoryStore(layout) if medium == "memory" else DiskStore(layout, tmp_path / "rows")
     store, plain, draw = staged(host), MemoryStore(layout), random.Random(bits)
     saved = None
-    with store:
+    with closing(store):
         for step in range(150):
             chosen = slots(*draw.sample(range(9), draw.randint(1, 4)))
             match draw.choice(["prefetch", "prefetch", "borrow", "borrow", "write", "read", "save", "load"]):
