@@ -20,6 +20,7 @@ Each of these is a dict by slot, in order of arrival, behind one lock. The rules
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,7 +81,8 @@ class DiskStore(Store):
     def flush(self) -> None:
         """Wait until everything written is on the disk itself."""
         with self._calls:
-            self._drain()
+            with self._changed:
+                self._wait_for(lambda: not self._pending)
             self._do(self._file.sync)
 
     def close(self, timeout_seconds: float = 60.0) -> None:
@@ -113,39 +115,35 @@ class DiskStore(Store):
             raise self._report(self._failure)
 
     def _load(self, slots: list[int]) -> Tensor:
+        return self._rows(slots, self._pending.get)
+
+    def _take(self, slots: list[int]) -> Tensor:
+        return self._rows(slots, self._take_one)
+
+    def _rows(self, slots: list[int], in_memory: Callable[[int], Tensor | None]) -> Tensor:
+        """The bytes of slots: those that are in memory, and the others from the file."""
         rows = torch.empty(len(slots), self.layout.row_bytes, dtype=torch.uint8)
         with self._calls:
             for slot, out in zip(slots, rows, strict=True):
                 with self._changed:
                     self._require_usable()
-                    row = self._pending.get(slot)
-                self._copy(slot, row, out)
-        return rows
-
-    def _take(self, slots: list[int]) -> Tensor:
-        rows = torch.empty(len(slots), self.layout.row_bytes, dtype=torch.uint8)
-        with self._calls:
-            for slot, out in zip(slots, rows, strict=True):
-                self._copy(slot, self._take_one(slot), out)
+                    row = in_memory(slot)
+                if row is None:
+                    self._do(partial(self._file.read, slot * self.layout.row_bytes, out))
+                else:
+                    out.copy_(row)
         return rows
 
     def _take_one(self, slot: int) -> Tensor | None:
         """Get a slot's bytes if they are in memory, and mark what was prefetched for it as used."""
-        with self._changed:
-            # Wait for the reader if it reads this row now: faster than reading it here again.
-            self._wait_for(lambda: slot not in self._reading)
-            call, row = self._ready.pop(slot, (0, None))
-            if row is None:
-                call, row = self._wanted.pop(slot, 0), self._pending.get(slot)
-            self._reached = max(self._reached, call)
-            self._changed.notify_all()
-            return row
-
-    def _copy(self, slot: int, row: Tensor | None, out: Tensor) -> None:
+        # Wait for the reader if it reads this row now: faster than reading it here again.
+        self._wait_for(lambda: slot not in self._reading)
+        call, row = self._ready.pop(slot, (0, None))
         if row is None:
-            self._do(lambda: self._file.read(slot * self.layout.row_bytes, out))
-        else:
-            out.copy_(row)
+            call, row = self._wanted.pop(slot, 0), self._pending.get(slot)
+        self._reached = max(self._reached, call)
+        self._changed.notify_all()
+        return row
 
     def _put(self, slots: list[int], rows: Tensor) -> None:
         with self._calls:
@@ -210,10 +208,6 @@ class DiskStore(Store):
             if slot in self._asked:
                 self._asked.remove(slot)
                 self._kept[slot] = row
-
-    def _drain(self) -> None:
-        with self._changed:
-            self._wait_for(lambda: not self._pending)
 
     def _write_behind(self) -> None:
         while True:
