@@ -7,11 +7,12 @@ running generator two runs of one recipe would differ.
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isfinite
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -265,18 +266,14 @@ def call_method(codec: Codec, method: str, *arguments: Any) -> Any:
     step = getattr(codec, method)
     if type(codec).__module__.startswith("thinwire."):  # a failure there is our own mistake
         return step(*arguments)
-    where, takes = f"for {_words(arguments)}", _PARAMETERS[method]
+    where, takes = f"for {_words(arguments)}", _parameters(method)
     return call(step, *arguments, name=f"{codec.name}'s {method}", takes=takes, error=ContractError, where=where)
 
 
-_PARAMETERS = {
-    "nbytes": "(self, shape, dtype)",
-    "error_bound": "(self, x)",
-    "error_bound_within": "(self, magnitudes)",
-    "_encode": "(self, x, out, key, shared)",
-    "_decode": "(self, payload, out, key, shared)",
-}
-"""What the methods of a codec take."""
+@cache
+def _parameters(method: str) -> str:
+    """What a method of codecs takes, in words: (self, shape, dtype)."""
+    return f"({', '.join(inspect.signature(getattr(Codec, method)).parameters)})"
 
 
 def _words(arguments: Sequence[Any]) -> str:
