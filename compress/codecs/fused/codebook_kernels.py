@@ -7,11 +7,10 @@ Tables are float32 [entries, width + 2], whole numbers; a row of a message is fl
 
 import numpy as np
 
-from thinwire.compress.codecs.fused.cpu_kernels import compiled
+from thinwire.compress.codecs.fused.cpu_kernels import TIES_TO_EVEN, compiled
 from thinwire.compress.entries import COUNT, EXTRA, LARGEST, LAST, MOST_ROWS, UNIT, UNLIKE
 
 _PART = np.float32(1 / UNIT)
-_TIES_TO_EVEN = np.float32(12582912.0)
 _INFINITY = 0x7F80
 _LARGEST = np.float32(3.4028234663852886e38)
 _MOST = np.float32(LARGEST)
@@ -41,7 +40,7 @@ def _left(some, unit, limit, entry, out):
     for i in range(len(some)):
         left = min(max(some[i] / unit, -limit), limit) - entry[i] * _PART
         most = max(most, abs(left))
-        out[i] = np.int16(np.int32((left + _TIES_TO_EVEN) - _TIES_TO_EVEN))
+        out[i] = np.int16(np.int32((left + TIES_TO_EVEN) - TIES_TO_EVEN))
     return most
 
 

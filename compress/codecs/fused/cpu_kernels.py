@@ -28,7 +28,7 @@ from thinwire.compress.codecs.fused.arithmetic import CodeRule
 _FLOOR, _NEAREST, _RANGE = int(CodeRule.FLOOR), int(CodeRule.NEAREST), int(CodeRule.RANGE)
 
 _BUFFER = 4096
-_TIES_TO_EVEN = np.float32(12582912.0)
+TIES_TO_EVEN = np.float32(12582912.0)
 """1.5 * 2**23: adding and subtracting it rounds a smaller float32 to an integer."""
 _SMALLEST = (127 - 118) << 23
 _INFINITY = 0x7F800000
@@ -186,7 +186,7 @@ def _codes(values, rule, divisors, shifts, half, codes):
             for i in range(size):
                 steps = (values[block, i] - shift) / divisor * high
                 steps = steps if steps == steps else np.float32(half)
-                codes[block, i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN))
+                codes[block, i] = np.uint8(np.int32((steps + TIES_TO_EVEN) - TIES_TO_EVEN))
     elif rule == _NEAREST:
         for block in range(blocks):
             divisor, shift = divisors[block], shifts[block]
@@ -195,7 +195,7 @@ def _codes(values, rule, divisors, shifts, half, codes):
                 steps = low if steps < low else steps
                 steps = high if steps > high else steps
                 steps = steps if steps == steps else np.float32(0)
-                codes[block, i] = np.uint8(np.int32((steps + _TIES_TO_EVEN) - _TIES_TO_EVEN) + half)
+                codes[block, i] = np.uint8(np.int32((steps + TIES_TO_EVEN) - TIES_TO_EVEN) + half)
     else:
         for block in range(blocks):
             divisor = divisors[block]
@@ -230,17 +230,18 @@ def _values(codes, rule, half, factors, shifts, out):
 
 
 @compiled
-def _copy(codes, out, count):
+def copy(some, out):
+    """Copy all elements."""
     # Numba's own assignment of a slice takes three times as long
-    for i in range(count):
-        out[i] = codes[i]
+    for i in range(len(some)):
+        out[i] = some[i]
 
 
 @compiled
 def _pack(codes, other, bits, out):
     """Pack as many codes as `out` has room for; overwrites both buffers."""
     if bits == 8:
-        _copy(codes, out, len(out))
+        copy(codes[: len(out)], out)
     elif 8 % bits:
         _join_words(codes, bits, out)
     else:
@@ -276,7 +277,7 @@ def _join_words(codes, bits, out):
 def _unpack(payload, bits, codes, other):
     """Write the codes in `payload` into `codes`; overwrites `other`."""
     if bits == 8:
-        _copy(payload, codes, len(payload))
+        copy(payload, codes)
     elif 8 % bits:
         _part_words(payload, bits, codes)
     else:

@@ -20,7 +20,7 @@ from thinwire.compress.codecs.coding.tables import (
     UNIT,
     ZERO,
 )
-from thinwire.compress.codecs.fused.cpu_kernels import compiled, ends, floats
+from thinwire.compress.codecs.fused.cpu_kernels import TIES_TO_EVEN, compiled, copy, ends, floats
 
 _LOWEST, _WORD_BITS = np.uint32(1 << 16), np.uint32(16)
 _BITS, _FREQUENCY, _PLACE = np.uint32(PROBABILITY_BITS), np.uint32(0x1FFF), np.uint32(TOTAL - 1)
@@ -30,7 +30,6 @@ _OFFSETS = 2 * MOST_OFFSET + 1
 _SOME, _ROWS = 1 << 15, 256
 """Of so many integers of 16 bits, less a mean, or of so many rows' the sum is below 2**31."""
 _COLUMNS = 4096
-_TIES_TO_EVEN = np.float32(12582912.0)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY, _NAN, _SMALLEST = np.uint16(0x7F80), np.uint16(0x7FC0), (127 - 125) << 7
 _LARGEST, _LARGEST_BFLOAT16 = np.float32(3.4028234663852886e38), np.float32(3.3895313892515355e38)
@@ -58,7 +57,7 @@ def measure(values, size, step, last, scales, integers):
         unit = np.int32(bits << 16).view(np.float32)
         limit = min(np.float32(np.floor(_LARGEST / unit)), last)
         for i in range(len(some)):
-            whole = ((some[i] / unit) + _TIES_TO_EVEN) - _TIES_TO_EVEN
+            whole = ((some[i] / unit) + TIES_TO_EVEN) - TIES_TO_EVEN
             out[i] = np.int16(np.int32(min(max(whole, -limit), limit)))
 
 
@@ -91,7 +90,7 @@ def encode_message(values, size, step, last, shape, known, out):
     scales, integers = np.empty(count, np.uint16), np.empty(len(values), np.int16)
     measure(values, size, step, last, scales, integers)
     head = 4 + 2 * count
-    _copy(scales.view(np.uint8), out[4:head])
+    copy(scales.view(np.uint8), out[4:head])
     length = encode(integers, *shape, *known, out[head:-1])
     if length > 0:
         length += head
@@ -116,7 +115,7 @@ def decode_message(payload, size, width, shape, slot, out):
         length |= np.int64(payload[byte]) << 8 * byte
     if length < head or length > len(payload):
         return False
-    _copy(payload[4:head], scales.view(np.uint8))
+    copy(payload[4:head], scales.view(np.uint8))
     for block in range(count):
         scales[block] &= _MAGNITUDE
     if length == len(payload):
@@ -145,7 +144,7 @@ def encode(integers, rows, columns, inner, mean, least, slope, bounds, reach, pa
     if at < 0 or at + 2 * escaped > len(out):
         return -1
     if escaped:
-        _copy(escapes[:escaped].view(np.uint8), out[at:])
+        copy(escapes[:escaped].view(np.uint8), out[at:])
     return at + 2 * escaped
 
 
@@ -241,13 +240,6 @@ def _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets):
         offsets -= np.int32(MOST_OFFSET)
     else:
         offsets[:] = 0
-
-
-@compiled
-def _copy(some, out):
-    # Numba's own assignment of a slice takes three times as long
-    for i in range(len(some)):
-        out[i] = some[i]
 
 
 @compiled
@@ -447,7 +439,7 @@ def _encode_plane(integers, means, kinds, offsets, reach, packed, plane, escapes
             for byte in range(4):
                 out[head_states + 4 * (chunk * lanes + lane) + byte] = np.uint8(states[lane] >> np.uint32(8 * byte))
         if count:
-            _copy(words[first:].view(np.uint8), out[at:])
+            copy(words[first:].view(np.uint8), out[at:])
         at += 2 * count
     return at, escaped
 
@@ -600,7 +592,7 @@ def _decode_plane(coded, at, kinds, offsets, slot, plane, symbols):
             for byte in range(4):
                 state |= np.uint32(coded[head_states + 4 * (chunk * lanes + lane) + byte]) << np.uint32(8 * byte)
             states[lane] = state
-        _copy(coded[at : at + 2 * count], words.view(np.uint8))
+        copy(coded[at : at + 2 * count], words.view(np.uint8))
         words[count] = 0
         at += 2 * count
         _fill_tables(start, stop, rows, numbers, table)
@@ -616,7 +608,7 @@ def _fill_tables(start, stop, rows, numbers, table):
     while i < stop:
         column = i % columns
         some = numbers[rows[i // columns], column : column + stop - i]
-        _copy(some, table[i - start :])
+        copy(some, table[i - start :])
         i += len(some)
 
 
