@@ -149,7 +149,6 @@ class Coder:
             shared=shared,
             learns=self._learns(microbatch, rows, opening),
             row=row,
-            is_whole=row == self._shape[1:],
             remembered=microbatch if self._whole else None,
         )
 

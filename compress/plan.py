@@ -74,8 +74,6 @@ class MessagePlan:
     """Whether a codebook is updated."""
     row: tuple[int, ...]
     """The shape of a row as it crosses."""
-    is_whole: bool
-    """Whether all of each row crosses."""
     remembered: Microbatch | None
     """The micro-batch, if later messages need something of this one."""
 
@@ -95,4 +93,4 @@ class MessagePlan:
 
     def crossing(self, tensor: Tensor) -> Tensor:
         """What crosses of a tensor [R, ..]: the first elements of each row."""
-        return tensor if self.is_whole else tensor[:, : self.row[0]].contiguous()
+        return tensor if tensor.shape[1:] == self.row else tensor[:, : self.row[0]].contiguous()
