@@ -139,6 +139,8 @@ class Codec(Described):
     """Whether it can send values at given indices, so that efmixed can choose them."""
     reuses_indices: ClassVar[bool] = False
     """Whether it needs the indices of the same micro-batch's activation: bind it with `bound_to` before use."""
+    feedback: ClassVar[None] = None
+    """None; for feedback, itself."""
 
     @property
     def varies(self) -> bool:
@@ -170,11 +172,6 @@ class Codec(Described):
     def inner(self) -> "Codec":
         """Itself; for feedback, the codec as feedback uses it."""
         return self
-
-    @property
-    def feedback(self) -> None:
-        """None; for feedback, itself."""
-        return None
 
     def bound_to(self, activations: "Codec") -> "Codec":
         """The codec for gradients, given the codec of the same boundary's activations.
