@@ -8,7 +8,6 @@ share a scale, it is that token's scale, and a grid without zero gives the other
 thousand times what they had: c is 0.05, and nothing is learned.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -42,16 +41,14 @@ def _there_and_back(codec: Codec, x: Tensor) -> Tensor:
     return decoded
 
 
-def sent_share(codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float:
+@lru_cache(maxsize=256)
+def sent_share(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype) -> float:
     """The share of `nbytes` that Gaussian data of this shape take; 1 unless the codec varies.
 
     Of a large shape some rows of the first dimension are measured.
     """
-    return _gaussian_share(codec, tuple(shape), dtype) if codec.varies else 1.0
-
-
-@lru_cache(maxsize=256)
-def _gaussian_share(codec: Codec, shape: tuple[int, ...], dtype: torch.dtype) -> float:
+    if not codec.varies:
+        return 1.0
     rows = max(1, _MOST_ELEMENTS // max(1, torch.Size(shape[1:]).numel()))
     shape = (min(shape[0], rows), *shape[1:]) if shape else shape
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)

@@ -49,18 +49,15 @@ class FusedQuantizer(GridQuantizer):
 
 
 def covers(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
-    """Whether kernels encode and decode the float32 `elements` [n] of a part."""
-    known = grid.measuring is not None and not grid.stochastic
-    return known and takes(elements, *part.shape[::2]) and work("numba", "the CPU", _agree, grid)
-
-
-def takes(elements: Tensor, outer: int, inner: int) -> bool:
-    """Whether kernels may see elements in such blocks: those of a CPU that lie side by side, and are not traced.
+    """Whether kernels encode and decode the float32 `elements` [n] of a part: on a CPU, side by side, and not traced.
 
     Counts them: this is asked for each message.
     """
+    outer, _, inner = part.shape
     if (
-        type(elements) is not Tensor
+        grid.measuring is None
+        or grid.stochastic
+        or type(elements) is not Tensor
         or elements.device.type != "cpu"
         or outer != 1
         or inner < _LEAST_BLOCK
@@ -69,7 +66,7 @@ def takes(elements: Tensor, outer: int, inner: int) -> bool:
     ):
         return False
     _coded.messages += LEAST_MESSAGES if elements.numel() >= LEAST_ELEMENTS else 1
-    return _coded.messages >= LEAST_MESSAGES
+    return _coded.messages >= LEAST_MESSAGES and work("numba", "the CPU", _agree, grid)
 
 
 @dataclass
