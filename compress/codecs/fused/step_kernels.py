@@ -218,7 +218,7 @@ def _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets):
     else:
         left[:] = other
     expected, base, steep = np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64), np.zeros(_OFFSETS, np.int64)
-    counts, (low, high) = np.zeros(CLASSES, np.int64), _ends(kinds)
+    counts, low, high = np.zeros(CLASSES, np.int64), kinds.min(), kinds.max()
     for column in range(columns):
         counts[kinds[column]] += 1
     for offset in range(_OFFSETS):
@@ -233,7 +233,7 @@ def _choose(integers, inner, mean, least, slope, bounds, means, kinds, offsets):
         expected[offset] = (expected[offset] + expected[offset + 1]) // 2
     total, still = np.int64(0), np.int64(0)
     for row in range(rows):
-        offsets[row] = _place(expected[:-1], left[row] << UNIT)
+        offsets[row] = np.searchsorted(expected[:-1], left[row] << UNIT, side="right")
         total += base[offsets[row]] + left[row] * steep[offsets[row]]
         still += base[MOST_OFFSET] + left[row] * steep[MOST_OFFSET]
     if total + _bits_of_list(offsets) < still:
@@ -257,20 +257,7 @@ def _size(integers):
 
 @compiled
 def _kind(total, count, bounds):
-    return _place(bounds, (total << UNIT) // count)
-
-
-@compiled
-def _place(bounds, number):
-    """How many of ascending bounds a number has reached."""
-    low, high = 0, len(bounds)
-    while low < high:
-        middle = (low + high) // 2
-        if bounds[middle] <= number:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return np.searchsorted(bounds, (total << UNIT) // count, side="right")
 
 
 @compiled
@@ -308,27 +295,17 @@ def _add_row(some, means, most, totals, magnitudes):
 
 
 @compiled
-def _ends(values):
-    """The least and the largest of some integers."""
-    least = most = np.int64(values[0])
-    for i in range(len(values)):
-        least, most = min(least, values[i]), max(most, values[i])
-    return least, most
-
-
-@compiled
 def _width(values):
     """The bits of the largest less the least."""
-    least, most = _ends(values)
-    width = 0
-    while (most - least) >> width:
+    extent, width = values.max() - values.min(), 0
+    while extent >> width:
         width += 1
     return width
 
 
 @compiled
 def _has_low_bits(kinds, offsets):
-    return _ends(kinds)[1] + _ends(offsets)[1] >= OWN
+    return kinds.max() + offsets.max() >= OWN
 
 
 @compiled
@@ -339,7 +316,7 @@ def _bits_of_list(values):
 @compiled
 def _write_list(values, out, at):
     """Write a list; return where it ends, or -1 if there is no room."""
-    least, width = _ends(values)[0], _width(values)
+    least, width = values.min(), _width(values)
     stop = at + 2 + (width * len(values) + 7) // 8
     if at < 0 or stop > len(out):
         return -1
@@ -385,7 +362,7 @@ def _lanes(n):
 @compiled
 def _by_offset(kinds, offsets):
     """The table and the low bits of each column, uint8 [offsets in use, columns], and the place of each row's."""
-    least, most = _ends(offsets)
+    least, most = offsets.min(), offsets.max()
     places, count = np.full(most - least + 1, -1, np.int32), 0
     rows = offsets - np.int32(least)
     for row in range(len(rows)):

@@ -4,6 +4,7 @@ They give what the torch operations give.
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,34 +37,26 @@ def cover_on_gpu(x: Tensor) -> bool:
 
 def measure(flat: Tensor, count: int, size: int, step: float, last: int) -> tuple[Tensor, Tensor]:
     """The scales, bf16 as int16 [count], and the integers, int16 [n], of float32 `flat`."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     scales, integers = np.empty(count, np.uint16), np.empty(len(flat), np.int16)
-    step_kernels.measure(flat.contiguous().numpy(), size, np.float32(step), np.float32(last), scales, integers)
+    _kernels().measure(flat.contiguous().numpy(), size, np.float32(step), np.float32(last), scales, integers)
     return torch.from_numpy(scales.view(np.int16)), torch.from_numpy(integers)
 
 
 def values(integers: Tensor, scales: Tensor, size: int, out: Tensor) -> None:
     """Write integers times the scales of their blocks into float32 `out` [n]."""
-    from thinwire.compress.codecs.fused import step_kernels
-
-    step_kernels.values(integers.numpy(), scales.numpy().view(np.uint16), size, out.numpy())
+    _kernels().values(integers.numpy(), scales.numpy().view(np.uint16), size, out.numpy())
 
 
 def encode_message(flat: Tensor, size: int, step: float, last: int, columns: Blocks, out: Tensor) -> None:
     """Write the payload of float32 `flat` [n], in blocks of `size`: scales and integers."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     values, shape = flat.contiguous().numpy(), (columns.outer, columns.count, columns.inner)
-    step_kernels.encode_message(values, size, np.float32(step), np.float32(last), shape, _for_encoding(), out.numpy())
+    _kernels().encode_message(values, size, np.float32(step), np.float32(last), shape, _for_encoding(), out.numpy())
 
 
 def decode_message(payload: Tensor, size: int, width: int, columns: Blocks, out: Tensor) -> bool:
     """Write the float32 values [n] of a payload of scales and integers; False if it is none."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     shape = columns.outer, columns.count, columns.inner
-    read: bool = step_kernels.decode_message(payload.numpy(), size, width, shape, tables().slot, out.numpy())
+    read: bool = _kernels().decode_message(payload.numpy(), size, width, shape, tables().slot, out.numpy())
     return read
 
 
@@ -98,39 +91,38 @@ def read_integers(coded: Tensor, columns: Blocks) -> Tensor:
 
 def encode(integers: Tensor, columns: Blocks, out: Tensor) -> int:
     """Write the code of integers, int16 [n], and return its length; 0 if there is no room."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     shape = columns.outer, columns.count, columns.inner
-    length: int = step_kernels.encode(integers.contiguous().numpy(), *shape, *_for_encoding(), out.numpy())
+    length: int = _kernels().encode(integers.contiguous().numpy(), *shape, *_for_encoding(), out.numpy())
     return max(0, length)
 
 
 def decode(coded: Tensor, columns: Blocks, integers: Tensor) -> bool:
     """Write the integers that `encode` coded, int16 [n]; False if these bytes are no code."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     lists = (np.zeros(n, np.int32) for n in (columns.count, columns.count, columns.outer))
-    found: bool = step_kernels.decode(coded.numpy(), columns.inner, *lists, tables().slot, integers.numpy())
+    found: bool = _kernels().decode(coded.numpy(), columns.inner, *lists, tables().slot, integers.numpy())
     return found
 
 
 def encode_symbols(symbols: Tensor, made: Tables) -> Tensor:
     """The lanes of symbols, uint8 [n], by the first of these tables."""
-    from thinwire.compress.codecs.fused import step_kernels
-
     # a symbol sends a word at most
     size = WORD * len(symbols) + (WORD + STATE * MOST_LANES) * chunks_of(len(symbols))
     room = torch.empty(size, dtype=torch.uint8)
-    length = step_kernels.encode_symbols(symbols.contiguous().numpy(), made.packed, room.numpy())
+    length = _kernels().encode_symbols(symbols.contiguous().numpy(), made.packed, room.numpy())
     return room[:length]
 
 
 def decode_symbols(coded: Tensor, made: Tables, symbols: Tensor) -> int:
     """Write the symbols, uint8 [n], that lanes code; return how many bytes these are, or -1 if they are no code."""
+    size: int = _kernels().decode_symbols(coded.numpy(), made.slot, symbols.numpy())
+    return size
+
+
+def _kernels() -> Any:
+    """The kernels; they and their compiler are imported where they are used."""
     from thinwire.compress.codecs.fused import step_kernels
 
-    size: int = step_kernels.decode_symbols(coded.numpy(), made.slot, symbols.numpy())
-    return size
+    return step_kernels
 
 
 @cache
