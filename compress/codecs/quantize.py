@@ -4,7 +4,7 @@ payload     | scale of block 0 | .. | scale of block C-1 | codes, packed |
 absmax        bf16                                         ceil(b*n/8) bytes
 minmax        float32 min, float32 max-min
 
-The options grid and step are in grid_with_zero.py and steps.py.
+The option grid is in grid.py, step in steps.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,7 @@ from thinwire.compress.codec import CodecError, require_choice, require_int
 from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MinMaxGrid
-from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
+from thinwire.compress.codecs.grid import AbsMaxGrid, Grid, MidTreadGrid, MinMaxGrid
 from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.codecs.steps import StepQuantizer
 from thinwire.errors import attempt

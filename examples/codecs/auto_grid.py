@@ -22,8 +22,7 @@ from thinwire.compress.codecs.blockwise import Blockwise
 from thinwire.compress.codecs.coding.lengths import Code
 from thinwire.compress.codecs.fused.arithmetic import CodeRule, Coding, nonzero
 from thinwire.compress.codecs.granularity import Per
-from thinwire.compress.codecs.grid import Grid
-from thinwire.compress.codecs.grid_with_zero import MidTreadGrid
+from thinwire.compress.codecs.grid import Grid, MidTreadGrid
 from thinwire.errors import attempt
 
 _INFINITY = 0x7F80
