@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thinwire.compress.stores.durable import write_durably
+from thinwire.compress.stores.durable import sync_and_close, write_durably
 from thinwire.errors import files
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
@@ -33,19 +33,12 @@ class LogFile:
 
     def written(self) -> Callable[[], None]:
         """A function that waits until the disk has all entries. Call it once, on any thread."""
-        return partial(_sync_and_close, os.dup(self._file.fileno()))
+        return partial(sync_and_close, os.dup(self._file.fileno()))
 
     def close(self) -> None:
         """Wait until the disk has all entries, and close the file. OSError if it has no room."""
         with self._file:
             self.written()()
-
-
-def _sync_and_close(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_empty(path: Path) -> bool:
