@@ -65,18 +65,14 @@ class DiskStore(Store):
         self._reached = 0  # the last of them with a row that was read
         self._failure: StoreError | None = None
         self._reported = False
-        self._closing = False
+        self.closed = False
+        """Whether `close` was called."""
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"{loop.__name__} {path}", daemon=True)
             for loop in (self._write_behind, self._read_ahead)
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing
 
     def flush(self) -> None:
         """Wait until everything written is on the disk itself."""
@@ -91,9 +87,9 @@ class DiskStore(Store):
         Waits for the disk at most `timeout_seconds`.
         """
         with self._changed:
-            if self._closing:
+            if self.closed:
                 return
-            self._closing = True
+            self.closed = True
             self._changed.notify_all()
         deadline = time.monotonic() + timeout_seconds
         idle = self._calls.acquire(timeout=timeout_seconds)  # later calls raise StoreError
@@ -212,7 +208,7 @@ class DiskStore(Store):
     def _write_behind(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closing or self._failure)
+                self._changed.wait_for(lambda: self._pending or self.closed or self._failure)
                 if self._failure or not self._pending:
                     return
                 slot, row = next(iter(self._pending.items()))
@@ -226,8 +222,8 @@ class DiskStore(Store):
     def _read_ahead(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._wanted and self._has_room()) or self._closing or self._failure)
-                if self._closing or self._failure:
+                self._changed.wait_for(lambda: (self._wanted and self._has_room()) or self.closed or self._failure)
+                if self.closed or self._failure:
                     return
                 slot = next(iter(self._wanted))
                 call, row = self._wanted.pop(slot), self._pending.get(slot)
@@ -278,13 +274,13 @@ class DiskStore(Store):
             self._changed.notify_all()
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._closing or self._failure or condition())
+        self._changed.wait_for(lambda: self.closed or self._failure or condition())
         self._require_usable()
 
     def _require_usable(self) -> None:
         if self._failure:
             raise self._report(self._failure)
-        if self._closing:
+        if self.closed:
             raise StoreError(f"the store in {self._file.path} is closed")
 
     def _report(self, failure: StoreError) -> StoreError:

@@ -18,7 +18,7 @@ class MemoryStore(Store):
         shape = layout.num_slots, layout.row_bytes
         try:
             # numpy asks for zeroed pages; torch.zeros would write zeros, and use all of the memory at once.
-            buffer = (
+            self._rows = (
                 torch.from_numpy(np.zeros(shape, np.uint8))
                 if device.type == "cpu"
                 else torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -27,7 +27,6 @@ class MemoryStore(Store):
             raise StoreError(
                 f"a store of {layout.nbytes} bytes does not fit into memory; keep it on disk, or lower store_bits"
             ) from error
-        self._rows = buffer
         self._values = self._rows.view(torch.float32).view(-1, *layout.row_shape) if layout.bits == 32 else None
 
     def borrow(self, slots: Tensor) -> Loan:

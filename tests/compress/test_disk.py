@@ -369,7 +369,7 @@ def test_closing_writes_what_is_pending(disk, background):
     store.write(slots(0, 1, 2), torch.cat([row(1), row(2), row(3)]))
     closing = background(store.close)
     with store._changed:
-        assert store._changed.wait_for(lambda: store._closing, PATIENCE)
+        assert store._changed.wait_for(lambda: store.closed, PATIENCE)
     file.may_write.set()
     closing.result(PATIENCE)
     assert [stored_in(file, slot) for slot in range(3)] == [1, 2, 3]
