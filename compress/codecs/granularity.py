@@ -49,10 +49,6 @@ class BlockRange:
         """Whether the view has more elements than the tensor."""
         return prod(self.shape) > self.stop - self.start
 
-    def view(self, flat: Tensor) -> Tensor:
-        """Its elements of a tensor [n], padded."""
-        return self.padded(flat[self.start : self.stop])
-
     def padded(self, elements: Tensor) -> Tensor:
         """Its elements, padded with copies of the last one, which change no block's range."""
         if self.is_padded:
@@ -84,7 +80,7 @@ class Blocks:
 
     def view(self, x: Tensor) -> Tensor:
         """`x` as [outer, count, inner], padded with copies of its last element, which change no block's range."""
-        return self.whole.view(x.reshape(-1))
+        return self.whole.padded(x.reshape(-1))
 
     @property
     def whole(self) -> BlockRange:

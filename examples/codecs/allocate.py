@@ -89,8 +89,9 @@ class Allocated(Quantizer):
     def encode(self, x: Tensor, out: Tensor, key: Key) -> None:
         """Write each group's scale, then the codes."""
         blocks, grid, flat = self.blocks(x.shape), self.grid, x.reshape(-1)
-        parts = blocks.parts(_PART) if blocks.are_whole(_PART) else [blocks]
-        measured = torch.cat([grid.measure(part.view(flat).float()) for part in parts])
+        parts = blocks.parts(_PART) if blocks.are_whole(_PART) else [blocks.whole]
+        elements = ((part, flat[part.start : part.stop].float()) for part in parts)
+        measured = torch.cat([grid.measure(part.padded(some)) for part, some in elements])
         out[: grid.scales_size(blocks.count)] = grid.pack_scales(measured)
         scales, packed = self._parts(out, blocks)
         groups = blocks.view(flat).squeeze(0)
