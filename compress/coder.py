@@ -290,9 +290,7 @@ class Encoder(Coder):
         if not rows.num_coded:
             return Encoded(x, out, key, plan)
         if plan.store is None:
-            given = rows.coded(x)
-            if given.dtype != self._coded_dtype:
-                given = given.to(self._coded_dtype)
+            given = rows.coded(x).to(self._coded_dtype)
             self._codec_for(plan).encode(given, coded, key, self._shared(plan, x))
             return Encoded(x, out, key, plan)
         assert self._feedback is not None, "only feedback has a store"

@@ -99,12 +99,11 @@ class GridQuantizer(Quantizer):
 
     def read_part(self, part: BlockRange, room: Tensor, packed: Tensor, out: Tensor) -> None:
         """Write the values of a part's packed codes into `out` [n]; their scales are in `room`."""
-        padded = torch.empty(part.shape, dtype=torch.float32, device=out.device) if part.is_padded else None
-        values = out.view(part.shape) if padded is None else padded
+        values = out.new_empty(part.shape) if part.is_padded else out.view(part.shape)
         flat = values.view(-1)[: len(out)]
         self.grid.evaluate(flat.copy_(unpack(packed, self.grid.bits, len(flat))))
         self.grid.scale_levels(values, self.grid.unpack_scales(room, part.shape[1]))
-        if padded is not None:
+        if part.is_padded:
             out.copy_(flat)
 
     def _sent(self, scales: Tensor) -> Tensor:

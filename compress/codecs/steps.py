@@ -128,22 +128,19 @@ class StepQuantizer(Quantizer):
         blocks, columns = self.blocks(out.shape), blocks_per("channel", out.shape)
         values = out.view(-1) if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32).view(-1)
         short = self._is_short(self._places(out.shape)[1], out.shape) and kernels.cover(values, blocks)
-        if short and kernels.decode_message(payload, blocks.inner, self.bits // 8, columns, values):
-            if values.data_ptr() != out.data_ptr():
-                saturating_copy(values.view(out.shape), out)
-            return
-        scales, entries, integers = self.read(payload, out.shape)
-        units = scales & _MAGNITUDE
-        if entries is not None and self.codebook is not None:
-            self.codebook.values(integers, units, entries, values)
-        elif kernels.cover(values, blocks):
-            kernels.values(integers, units, blocks.inner, values)
-        else:
-            factors = units_of(units)
-            values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
+        if not (short and kernels.decode_message(payload, blocks.inner, self.bits // 8, columns, values)):
+            scales, entries, integers = self.read(payload, out.shape)
+            units = scales & _MAGNITUDE
+            if entries is not None and self.codebook is not None:
+                self.codebook.values(integers, units, entries, values)
+            elif kernels.cover(values, blocks):
+                kernels.values(integers, units, blocks.inner, values)
+            else:
+                factors = units_of(units)
+                values.copy_((blocks.view(integers) * factors).view(-1)[: len(values)])
+            self._see(entries, scales, integers)
         if values.data_ptr() != out.data_ptr():
             saturating_copy(values.view(out.shape), out)
-        self._see(entries, scales, integers)
 
     def read(self, payload: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None, Tensor]:
         """The scales, bf16 as int16, the entries, int64 [rows], None without any, and all integers, int16 [n].
