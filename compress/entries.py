@@ -31,13 +31,18 @@ def units_of(scales: Tensor) -> Tensor:
     return (scales.int() << 16).view(torch.float32).unsqueeze(1)
 
 
+def limits_of(units: Tensor, last: int) -> Tensor:
+    """The largest integers whose values float32 has, up to `last`."""
+    return (_LARGEST_FLOAT / units).floor_().clamp_(max=last)
+
+
 def unpredicted(rows: Tensor, scales: Tensor, table: Tensor, last: int, entries: Tensor) -> tuple[Tensor, Tensor]:
     """What entries, int64 [R], leave of rows, float32 [R, width]: entries, and integers, int16 [R * width].
 
     An entry beside which a row needs an integer beyond `last` becomes 0.
     """
     units = units_of(scales)
-    limits = (_LARGEST_FLOAT / units).floor_().clamp_(max=last)
+    limits = limits_of(units, last)
     usable = units.isfinite() & (units > 0)
     over = torch.where(usable, torch.minimum(torch.maximum(rows / units, -limits), limits), 0)
     left = over - table[entries, :-EXTRA] / UNIT

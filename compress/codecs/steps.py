@@ -44,7 +44,7 @@ from thinwire.compress.codecs.fused import steps as kernels
 from thinwire.compress.codecs.granularity import Blocks, blocks_per
 from thinwire.compress.codecs.grid import SMALLEST_SCALE, bfloat16_above, float32_slack, scales_of_steps
 from thinwire.compress.codecs.quantizer import Quantizer
-from thinwire.compress.entries import units_of
+from thinwire.compress.entries import limits_of, units_of
 
 _BF16_BYTES = _ENTRY_BYTES = _WIDE_BYTES = 2
 _ROWS_OF_ONE_WIDE, _WIDEST = 64, 32767
@@ -52,7 +52,6 @@ _OF_MEDIAN = 1.5
 """About the root mean square of Gaussian values over the median of their magnitudes."""
 _TINY, _INFINITY, _NAN, _MAGNITUDE = 0x0080, 0x7F80, 0x7FC0, 0x7FFF
 """The least normal number of bf16, infinity, NaN, and all bits but the sign."""
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class StepQuantizer(Quantizer):
         flat = x.detach().reshape(-1).float()
         scales = self._measured(flat, blocks).float()
         largest = scales * self.last
-        error = torch.maximum(scales / 2, blocks.view(flat).abs() - scales * self._limits(scales))
+        error = torch.maximum(scales / 2, blocks.view(flat).abs() - scales * limits_of(scales, self.last))
         error = (error + float32_slack(largest)).clamp(min=self.last * SMALLEST_SCALE)
         return blocks.spread(error + rounding_bound(largest, x.dtype), x.shape)
 
@@ -187,7 +186,8 @@ class StepQuantizer(Quantizer):
             return kernels.measure(flat, blocks.count, blocks.inner, self.step, self.last)
         scales = self._scales(flat, blocks)
         units = units_of(scales)
-        whole, limits = (blocks.view(flat) / units.masked_fill(units == 0, torch.inf)).round_(), self._limits(units)
+        whole = (blocks.view(flat) / units.masked_fill(units == 0, torch.inf)).round_()
+        limits = limits_of(units, self.last)
         integers = whole.clamp_(-limits, limits).nan_to_num_(nan=0.0).to(torch.int16)
         return scales, integers.view(-1)[: len(flat)]
 
@@ -204,11 +204,6 @@ class StepQuantizer(Quantizer):
     def _measured(self, flat: Tensor, blocks: Blocks) -> Tensor:
         """The scales by torch operations, bf16 [count, 1]."""
         return blocks.whole.measured(flat, partial(scales_of_steps, step=self.step, last=self.last))
-
-    def _limits(self, scales: Tensor) -> Tensor:
-        """The largest integer of each block whose value float32 has."""
-        most = torch.full((1,), torch.finfo(torch.float32).max, dtype=torch.float32, device=scales.device)
-        return (most / scales).floor_().clamp_(max=self.last)
 
     def _places(self, shape: Sequence[int]) -> tuple[int, int]:
         """Where the integers begin, and how many rows may be wide."""
@@ -231,7 +226,7 @@ class StepQuantizer(Quantizer):
         typical = torch.maximum(sizes.median(1).values * (_OF_MEDIAN * self.step), sizes.amax(1) / _WIDEST)
         units = bfloat16_above(typical, SMALLEST_SCALE).view(torch.int16)
         factors = units_of(units)
-        limits = (_LARGEST / factors).floor_().clamp_(max=_WIDEST)
+        limits = limits_of(factors, _WIDEST)
         found = torch.minimum(torch.maximum((some / factors).round_(), -limits), limits)
         found = found.nan_to_num_(nan=0.0).to(torch.int16)
         by_row = integers.view(len(rows), -1)
