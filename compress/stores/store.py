@@ -55,7 +55,6 @@ class StoreLayout:
     """Bits a value: 32 (float32), 16 (bf16), 8 or 4 (q, a scale for each row or channel map of the tensor)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "row_shape", tuple(self.row_shape))
         if self.bits not in FORMATS:
             raise StoreError(f"a store's bits a value must be one of {', '.join(map(str, FORMATS))}, got {self.bits}")
         if self.num_slots < 1 or min(self.row_shape, default=1) < 1:
