@@ -106,7 +106,7 @@ def test_tensors_of_another_dtype_are_decoded_whatever_torchs_default_dtype(expr
 
 @pytest.mark.parametrize(("shapes", "calls"), [([(1, 16)] * 4, [16]), ([(512, 512), (1, 32)], [1 << 18, 32])])
 def test_kernels_begin_with_a_long_message_or_after_many_short_ones(monkeypatch, shapes, calls):
-    monkeypatch.setattr(cpu._coded, "messages", 0)
+    monkeypatch.setattr(cpu, "_messages", 0)
     monkeypatch.setattr(cpu, "LEAST_MESSAGES", 4)
     codec, used, kernel = parse("q(4)"), [], cpu.encode
     assert cpu.work("numba", "the CPU", cpu._agree, codec._grid), "the kernels do not work here: a warning says why"

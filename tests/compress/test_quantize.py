@@ -266,7 +266,7 @@ def test_the_scale_of_a_shorter_last_group_follows_from_its_own_elements(monkeyp
     expression, x = "q(8, step=0.2, group=64)", gaussian(2 * 64 + 40)
     x[-1] = 0
     for messages in (0, cpu.LEAST_MESSAGES):  # with the second, kernels if there are any
-        monkeypatch.setattr(cpu._coded, "messages", messages)
+        monkeypatch.setattr(cpu, "_messages", messages)
         assert_identical(roundtrip(expression, x)[-40:], roundtrip(expression, x[-40:]))
 
 

@@ -4,8 +4,6 @@ The eager code is what the kernels must equal, and does everything else: short b
 more than a few threads, whatever torch traces or compiles, and the first messages of a process.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +18,8 @@ from thinwire.compress.codecs.quantizer import GridQuantizer
 LEAST_ELEMENTS, LEAST_MESSAGES = 1 << 18, 2000
 """A process loads the kernels with the first tensor of so many elements, or when it has coded so many messages: loading
 takes a second, and that is what they save in so many short messages."""
+_messages = 0
+"""What this process has encoded and decoded; a long message counts as many short ones."""
 _LEAST_BLOCK = 16
 _MOST_THREADS = 2
 """The kernels use one thread; with more than this, torch's are as fast together on long tensors."""
@@ -65,18 +65,9 @@ def covers(grid: Grid, part: BlockRange, elements: Tensor) -> bool:
         or (elements.numel() >= LEAST_ELEMENTS and torch.get_num_threads() > _MOST_THREADS)
     ):
         return False
-    _coded.messages += LEAST_MESSAGES if elements.numel() >= LEAST_ELEMENTS else 1
-    return _coded.messages >= LEAST_MESSAGES and work("numba", "the CPU", _agree, grid)
-
-
-@dataclass
-class _Coded:
-    """What this process has encoded and decoded; a long message counts as many short ones."""
-
-    messages: int = 0
-
-
-_coded = _Coded()
+    global _messages
+    _messages += LEAST_MESSAGES if elements.numel() >= LEAST_ELEMENTS else 1
+    return _messages >= LEAST_MESSAGES and work("numba", "the CPU", _agree, grid)
 
 
 def encode(grid: Grid, part: BlockRange, elements: Tensor, scales: Tensor | None, room: Tensor, out: Tensor) -> None:
