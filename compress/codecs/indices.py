@@ -186,9 +186,8 @@ def _pack_elias_fano(indices: Tensor, total: int, out: Tensor) -> None:
 def _unpack_elias_fano(payload: Tensor, total: int, count: int) -> Tensor:
     """`count` ascending indices below `total`; CodecError if they are not in the payload."""
     width = low_width(count, total)
-    size = sum(packed_size(count, bits) for _, bits in pieces(width))
-    low = unpack_low_bits(payload, width, count)
-    indices = _unpack_ones(payload[size:], count + ((total - 1) >> width), count)
+    low, rest = unpack_low_bits(payload, width, count)
+    indices = _unpack_ones(rest, count + ((total - 1) >> width), count)
     indices.sub_(torch.arange(count, device=payload.device)).bitwise_left_shift_(width).bitwise_or_(low)
     if not _on_host(payload):
         return indices.clamp_(0, total - 1)  # a GPU that is asked for another index computes nothing more
@@ -213,14 +212,14 @@ def pack_low_bits(numbers: Tensor, width: int, out: Tensor) -> Tensor:
     return out
 
 
-def unpack_low_bits(payload: Tensor, width: int, count: int) -> Tensor:
-    """The `width` low bits of `count` numbers at the start of a payload: int64 [count]."""
+def unpack_low_bits(payload: Tensor, width: int, count: int) -> tuple[Tensor, Tensor]:
+    """The `width` low bits of `count` numbers at the start of a payload, int64 [count]; the rest of the payload."""
     low = torch.zeros(count, dtype=torch.int64, device=payload.device)
     for shift, bits in pieces(width):
         size = packed_size(count, bits)
         low |= unpack(payload[:size], bits, count).long() << shift
         payload = payload[size:]
-    return low
+    return low, payload
 
 
 def _pack_ones(indices: Tensor, length: int, out: Tensor) -> None:
