@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from thinwire.launch.shared import variables
 from thinwire.pipeline.errors import CheckpointError
-from thinwire.pipeline.saving.checkpoint import WordStore
 
 
-def words_of_run() -> WordStore:
+def words_of_run() -> dist.Store:
     """Where the processes of a run post what they have written for a checkpoint."""
     rendezvous = os.environ.get(variables.RENDEZVOUS)
     if rendezvous is not None:
@@ -22,7 +21,7 @@ def words_of_run() -> WordStore:
     return store
 
 
-class FileWords:
+class FileWords(dist.Store):
     """What stage processes post for each other while they train: a file for each word, in the folder of their run.
 
     A file store of torch only grows, and opening one holds the GIL for minutes if its folder is gone. The launcher
@@ -30,6 +29,7 @@ class FileWords:
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
 
     def set(self, key: str, value: str) -> None:

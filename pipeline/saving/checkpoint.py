@@ -41,9 +41,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor
 
@@ -105,22 +106,6 @@ class _Part:
         return any(name.endswith(ROWS) and not (self.path / name).exists() for name in self.digests)
 
 
-class WordStore(Protocol):
-    """Where processes post words for each other: a store of torch, or part of one."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Post a word."""
-
-    def get(self, key: str, /) -> bytes:
-        """A word that is posted."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of these words are posted."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Take a word back."""
-
-
 class Checkpoints:
     """The checkpoints of a run, as one process writes them.
 
@@ -143,7 +128,7 @@ class Checkpoints:
         num_stages: int,
         keep: int,
         header: Mapping[str, Any],
-        words: WordStore,
+        words: dist.Store,
         runs: Sequence[str] = ("",),
         timeout: float = 300.0,
     ) -> None:
