@@ -365,7 +365,7 @@ class WeightsCheckpoint:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not self._new.is_dir():  # another process on this disk was first
                 return
-            for part in _parts_of(self._new):  # of a process that was killed, with more stages
+            for part in self._new.glob("stage-*"):  # of a process that was killed, with more stages
                 if part.name.removeprefix("stage-") not in files:
                     shutil.rmtree(part, ignore_errors=True)
             write_durably(self._new / MANIFEST, manifest.text().encode())
@@ -390,18 +390,6 @@ def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str
     sync(folder)
     write_durably(folder / VALUES, json.dumps(values).encode())
     return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
-
-
-def _parts_of(path: Path) -> list[Path]:
-    """The folders of stages in that of a checkpoint. None if the folder is not there.
-
-    Another process may be removing the folder; `Path.glob` fails then.
-    """
-    try:
-        found = list(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [part for part in found if part.name.startswith("stage-") and part.name[len("stage-") :].isdecimal()]
 
 
 def _remove(path: Path) -> None:

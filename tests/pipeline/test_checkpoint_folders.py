@@ -6,7 +6,6 @@ import random
 import shutil
 import threading
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -184,12 +183,6 @@ def test_the_next_checkpoint_holds_the_rows_of_those_removed_while_one_was_writt
         shutil.copytree(folder, again.checkpoints.folder)
         again.resume(newest(again.checkpoints.folder))
         assert again.content() == wanted[step]
-
-
-def test_a_folder_that_another_process_removes_meanwhile_has_no_parts(tmp_path, monkeypatch):
-    """`make drill`: a folder went between two looks of `Path.glob`, and a checkpoint could not be written."""
-    monkeypatch.setattr(Path, "is_dir", lambda path: True)
-    assert checkpoint._parts_of(tmp_path / "gone") == []
 
 
 @pytest.mark.parametrize(
