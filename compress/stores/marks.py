@@ -87,9 +87,14 @@ def remove(folder: Path, runs: Iterable[str] | None = None) -> None:
         return
     with suppress(OSError):
         for path in [path for path in folder.iterdir() if path.name != MARK]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            erase(path)
         (folder / MARK).unlink(missing_ok=True)
         folder.rmdir()
+
+
+def erase(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it. Other processes may remove it as well."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from thinwire.compress.stores.durable import make_folder, sync, write_durably
-from thinwire.compress.stores.marks import claim, remove, run_of
+from thinwire.compress.stores.marks import claim, erase, remove, run_of
 from thinwire.compress.stores.store import Snapshot, Store
 from thinwire.errors.files import MARK, opened
 from thinwire.models.checkpoint import WEIGHTS
@@ -330,7 +330,7 @@ class Checkpoints:
 
     def _discard(self, path: Path) -> None:
         """Remove a checkpoint, its manifest first. Other processes may do so as well."""
-        _remove(path / MANIFEST)
+        erase(path / MANIFEST)
         remove(path, self._runs)
 
 
@@ -390,14 +390,6 @@ def _complete_part(folder: Path, values: Mapping[str, Any], digests: Mapping[str
     sync(folder)
     write_durably(folder / VALUES, json.dumps(values).encode())
     return {path.name: digests.get(path.name) or digest_of(path) for path in sorted(folder.iterdir())}
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, or a folder that stands in its place."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
-    else:
-        path.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
