@@ -39,7 +39,7 @@ class Statistics:
     def __init__(
         self,
         buffers: Mapping[int, Mapping[str, Tensor]] = MappingProxyType({}),
-        here: Collection[int] = (),
+        here: Collection[int] = range(1),
         make: MakeExchange | None = None,
     ) -> None:
         self._buffers = {(stage, name): each for stage, found in buffers.items() for name, each in found.items()}

@@ -1,8 +1,7 @@
-"""What pipelines exchange around the optimizer's step, in three forms, chosen at the start of a run.
+"""What pipelines exchange around the optimizer's step, in two forms, chosen at the start of a run.
 
-Sync           nothing: one pipeline has all samples of the batch
-SumEachStep    before the step, the gradients of all replicas are added up, so all take the same step
-StepAlone      each replica takes steps of its own; after every so many, all exchange what their weights moved
+Sync         before the step, the gradients of all replicas, or of the only one, are added up: all take the same step
+StepAlone    each replica takes steps of its own; after every so many, all exchange what their weights moved
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class PipelineBatch:
 
 @dataclass(eq=False)
 class Sync:
-    """Nothing happens: the gradients are those of the whole batch. The other two forms are made from this one."""
+    """The gradients of all replicas are added up, and all take the same step."""
 
     stages: Sequence[CompressedStage]
     """Those of this process."""
@@ -69,6 +68,9 @@ class Sync:
     """Passes of each replica in a step."""
     optimizers: Sequence[Optimizer]
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
+    losses_of_others: AsyncNotes | None
+    """They travel while gradients do, so that nobody waits for them; between others than the last stages, none do. None
+    where no other process has replicas, or each steps alone."""
 
     def __post_init__(self) -> None:
         self._progress = Progress(0, 1)
@@ -81,6 +83,8 @@ class Sync:
     def begin(self, progress: Progress) -> None:
         """Make room for what other processes send in the step that begins."""
         self._progress, self._losses = progress, []
+        if self.losses_of_others is not None:
+            self.losses_of_others.expect()
 
     def batches(self, kind: PassKind, ids: Tensor, targets: Tensor | None) -> Iterator[PipelineBatch]:
         """The samples of each replica here, in turn; after each one comes `after_backward`.
@@ -104,22 +108,33 @@ class Sync:
         self.skip(kind, self.passes * (count - here.stop))
 
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
-        """Take the losses of a pipeline, and its gradients, which the parameters hold."""
+        """Take the losses of a pipeline, and send its gradients, which the parameters hold.
+
+        Its statistics are few bytes, and go first, so they are there with the gradients.
+        """
         self._losses += losses
+        self.replicas.statistics.use(None)
+        self.replicas.statistics.submit(own.pipeline, self._progress)
+        self.replicas.submit(own.pipeline, self._progress)
 
     def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
         """The optimizers that step after the backward of one pipeline, or with None after that of all; maybe none."""
         return self.optimizers if pipeline is None else []
 
     def before_step(self) -> None:
-        """Give the parameters the gradients of all pipelines; collective."""
+        """Give the parameters the sum of the gradients of all replicas; collective."""
+        if self.losses_of_others is not None:
+            self.losses_of_others.send([float(loss) for loss in self._losses])
+        self.replicas.statistics.average(self._progress, self.replicas.count)
+        self.replicas.add_up(self._progress)
 
     def after_step(self) -> None:
         """Exchange what the step has moved, if that is due; collective."""
 
     def losses(self) -> list[float]:
-        """Those to report of the step that is done; collective."""
-        return [float(loss) for loss in self._losses]
+        """Those to report of the step that is done: of all replicas, in the process that reports; collective."""
+        others = [] if self.losses_of_others is None else self.losses_of_others.receive()
+        return [*(float(loss) for loss in self._losses), *chain(*others)]
 
     def end(self, progress: Progress) -> None:
         """Exchange what is left after the last step: nothing, unless replicas step alone; collective."""
@@ -157,44 +172,11 @@ class Sync:
 
     def _enter(self, replica: int) -> None:
         """What comes before the passes of a replica."""
+        self.replicas.statistics.enter(replica)
 
     def _counted(self, targets: Tensor | None, own: Tensor | None) -> Tensor | None:
         """The targets that the loss is a mean over: of the whole batch, and those of one replica."""
         return targets
-
-
-@dataclass(eq=False)
-class SumEachStep(Sync):
-    """The gradients of all replicas are added up, and all take the same step."""
-
-    losses_of_others: AsyncNotes
-    """They travel while gradients do, so that nobody waits for them; between others than the last stages, and in a
-    simulation, none do."""
-
-    def begin(self, progress: Progress) -> None:
-        """Make room for what other processes send in the step that begins."""
-        super().begin(progress)
-        self.losses_of_others.expect()
-
-    def _enter(self, replica: int) -> None:
-        self.replicas.statistics.enter(replica)
-
-    def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
-        """Send the gradients of a pipeline. Its statistics are few bytes, and go first, so they are there with it."""
-        super().after_backward(own, losses)
-        self.replicas.statistics.use(None)
-        self.replicas.statistics.submit(own.pipeline, self._progress)
-        self.replicas.submit(own.pipeline, self._progress)
-
-    def before_step(self) -> None:
-        """Give the parameters the sum of the gradients of all replicas."""
-        self.losses_of_others.send(super().losses())
-        self.replicas.statistics.average(self._progress, self.replicas.count)
-        self.replicas.add_up(self._progress)
-
-    def losses(self) -> list[float]:
-        """Those of all replicas, in the process that reports."""
-        return [*super().losses(), *chain(*self.losses_of_others.receive())]
 
 
 @dataclass(eq=False)
@@ -231,6 +213,9 @@ class StepAlone(Sync):
     def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
         """The optimizers of each pipeline, after its own backward."""
         return [] if pipeline is None else [copies.optimizers[pipeline] for copies in self.copies.values()]
+
+    def before_step(self) -> None:
+        """Nothing: each replica has taken its step."""
 
     def after_step(self) -> None:
         """Exchange what the weights moved, if that is due."""
@@ -309,15 +294,13 @@ def sync_of(
             for stage in stages
         }
         outer = [each.outer for each in copies.values()]
-        return StepAlone(stages, where, replicas, passes, outer, copies, shared, steps)
+        return StepAlone(stages, where, replicas, passes, outer, None, copies, shared, steps)
 
     def summands(parameter: Parameter) -> int:
         """How many tensors a gradient is the sum of: one of each replica, and of each stage with the parameter."""
         return replicas.count * (1 if shared is None else shared.copies_of(parameter))
 
     optimizers = [make_optimizer(stage.submod.parameters(), optimizer, summands, ends) for stage in stages]
-    if replicas.count == 1:
-        return Sync(stages, where, replicas, passes, optimizers)
 
     def losses(process: int) -> str:
         """What goes from a process to the one that reports, in words."""
@@ -326,5 +309,6 @@ def sync_of(
         return f"replica {where.replica} was waiting for the losses of replica {where.replica_of(process)}"
 
     timeout = timedelta(seconds=stages[0].wire.options.timeout)
-    notes = AsyncNotes(where.across, NoteKind.LOSSES, losses, timeout, where.reporter)
-    return SumEachStep(stages, where, replicas, passes, optimizers, notes)
+    alone = where.num_replicas == 1  # or a simulation of all
+    notes = None if alone else AsyncNotes(where.across, NoteKind.LOSSES, losses, timeout, where.reporter)
+    return Sync(stages, where, replicas, passes, optimizers, notes)

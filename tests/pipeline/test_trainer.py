@@ -12,7 +12,7 @@ from support.toy import Samples, Task, make_trainer, unsplit
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.training.optimization import WholeBatchLoss
-from thinwire.pipeline.training.sync import StepAlone, SumEachStep, Sync
+from thinwire.pipeline.training.sync import StepAlone, Sync
 
 UNCOMPRESSED = {"activations": "none", "gradients": "none"}
 PLAIN_SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "schedule": "constant"}
@@ -192,12 +192,12 @@ def test_a_step_reports_what_it_was(alone):
     ("options", "form", "channels"),
     [
         ({}, Sync, set()),
-        ({"replicas": 3}, SumEachStep, {"parts", "sums"}),
+        ({"replicas": 3}, Sync, {"parts", "sums"}),
         ({"replicas": 3, "sync": {"every": 2}}, StepAlone, {"parts"}),
     ],
-    ids=["nothing", "sum in each step", "step alone"],
+    ids=["one replica", "sum in each step", "step alone"],
 )
-def test_what_happens_between_backward_and_step_has_three_forms(alone, options, form, channels):
+def test_what_happens_between_backward_and_step_has_two_forms(alone, options, form, channels):
     trainer = make_trainer(0, simulated=True, num_stages=2, steps=2, microbatches=2, microbatch_size=2, **options)
     trainer.train(lambda record: None)
     assert type(trainer.sync) is form
