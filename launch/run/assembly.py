@@ -81,8 +81,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
 
     def in_full(progress: Progress) -> bool:
         """Whether what replicas exchange in a step goes uncompressed."""
-        warms_up = recipe.compression.warms_up(progress.step, progress.steps_per_epoch)
-        return warms_up or recipe.optimizer.sends_in_full(progress)
+        return recipe.compression.warms_up(progress) or recipe.optimizer.sends_in_full(progress)
 
     replicas = connect(stages, where, recipe.replicas, of_all, in_full)
     trainer = Trainer(
@@ -149,7 +148,7 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
         where,
         method_of_shared(recipe),
         recipe.wire,
-        lambda progress: recipe.compression.warms_up(progress.step, progress.steps_per_epoch),
+        recipe.compression.warms_up,
         real_placement(recipe) if where == simulated_placement(recipe) else None,
     )
 

@@ -98,9 +98,9 @@ class CompressionOptions:
                 mistakes.append(f"compression.{where}gradients: {error}")
         return mistakes
 
-    def warms_up(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether an optimizer step, counted from 0, belongs to the warm-up."""
-        return not is_over(self.warmup, step, steps_per_epoch)
+    def warms_up(self, progress: compress.Progress) -> bool:
+        """Whether the coming step belongs to the warm-up."""
+        return not is_over(self.warmup, progress.step, progress.steps_per_epoch)
 
     def method(self, boundary: int | None, channel: ChannelName) -> compress.Method:
         """The method of one channel of one boundary; that of all which have none of their own, if it is None."""
@@ -130,7 +130,7 @@ class CompressionOptions:
 
     def note_on_warmup(self, steps: int, steps_per_epoch: int) -> str | None:
         """A sentence if nothing is compressed in so many steps, because all belong to the warm-up."""
-        if not steps or not self.warms_up(steps - 1, steps_per_epoch):
+        if not steps or not self.warms_up(compress.Progress(steps - 1, steps_per_epoch)):
             return None
         return f"nothing is compressed in training: compression.warmup of {self.warmup} is as long as all {steps} steps"
 

@@ -147,7 +147,8 @@ class Trainer:
         self.update.expect()
         self.traffic.begin()
         # 2. Forward and backward, all micro-batches. There is one pipeline, except in a simulation of replicas.
-        batch, kind = self.sampler.batch(step), self._kind(step)
+        batch, compression = self.sampler.batch(step), self.stages[0].wire.compression
+        kind: PassKind = "warmup" if compression.warms_up(self.progress) else "train"
         targets = self.samples.targets(batch.ids) if self.runner.has_last else None
         self.runner.set_mode(trains=True)
         squares: list[Mapping[int, float]] = []
@@ -219,11 +220,6 @@ class Trainer:
         """How many tokens of samples cross, int64 [B]; None if all do."""
         lengths = samples.lengths if self._causal else None
         return None if lengths is None else lengths[ids]
-
-    def _kind(self, step: int) -> PassKind:
-        """The kind of the passes of a step."""
-        compression = self.stages[0].wire.compression
-        return "warmup" if compression.warms_up(step, self.sampler.steps_per_epoch) else "train"
 
     def _forward_and_backward(self, kind: PassKind, own: PipelineBatch, epoch: int) -> list[Tensor]:
         """All passes of one pipeline: the micro-batches' losses on the last stage."""
