@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -97,7 +96,7 @@ class _Stop:
     def __init__(self, trainer: Trainer, asked: Callable[[], bool] | None) -> None:
         self._asked, self._notes = asked, None
         if asked is not None:
-            timeout = timedelta(seconds=trainer.stages[0].wire.options.timeout)
+            timeout = trainer.stages[0].wire.timeout
             here = trainer.placement.stages_of(dist.get_rank())
             what = f"{were(here)} exchanging with the others, in an evaluation, whether one was asked to stop"
             self._notes = collectives.AsyncNotes(None, collectives.NoteKind.STOP, lambda rank: what, timeout)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def assemble(prepared: Prepared, where: Placement, rank: int) -> Assembly:
     if prepared.prompts is not None:
         generator = Generator(stages, where, prepared.outputs, remembers=prepared.prompts.remembers)
     # last of all groups: torch 2.11 names one by how many its process is in, and of these each is in others
-    wire.maker.gpus = nccl.connect(recipe.wire.transport, where, device, timedelta(seconds=recipe.wire.timeout))
+    wire.maker.gpus = nccl.connect(recipe.wire.transport, where, device, wire.timeout)
     for stage in stages:
         stage.connect()
     if training.compile:
@@ -147,7 +146,6 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
         holders,
         where,
         method_of_shared(recipe),
-        recipe.wire,
         recipe.compression.warms_up,
         real_placement(recipe) if where == simulated_placement(recipe) else None,
     )

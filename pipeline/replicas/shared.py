@@ -7,7 +7,6 @@ the same frames, with the same errors at workers and owners. The last stage is t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from math import ceil
 
@@ -16,7 +15,6 @@ from torch.nn import Parameter
 
 from thinwire.compress import Method, Progress
 from thinwire.pipeline.frames import CHANNELS, SHARED
-from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.lane import SHARED_GRADIENTS, LaneEnds
@@ -48,7 +46,6 @@ class SharedWeights:
         holders: Sequence[int],
         where: Placement,
         method: Method,
-        options: WireOptions,
         in_full: InFull = never,
         simulated: Placement | None = None,
     ) -> None:
@@ -61,7 +58,7 @@ class SharedWeights:
             here.values(),
             wire.group,
             where.num_stages,
-            timedelta(seconds=options.timeout),
+            wire.timeout,
             {member: partial(wire.clocks.local, where.process_of[stage]) for member, stage in enumerate(self._members)},
             places=[where.place_of(stage) for stage in self._members],
             first_tag=where.num_stages * len(CHANNELS),
@@ -76,7 +73,7 @@ class SharedWeights:
             everyone=lambda mine: [[True] * len(mine)],
             method=method,
             seed=wire.seed,
-            options=options,
+            options=wire.options,
             in_full=in_full,
             channels=SHARED,
             carries=SHARED_GRADIENTS,

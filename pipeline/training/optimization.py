@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -87,8 +86,7 @@ class Update:
         self.steps, self.shared = steps, shared
         self.before_step: Callable[[], None] = lambda: None
         self._stages, self._options = list(stages), options
-        timeout = timedelta(seconds=stages[0].wire.options.timeout)
-        self._squares = StageNumbers(where, "the gradient norm", timeout)
+        self._squares = StageNumbers(where, "the gradient norm", stages[0].wire.timeout)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -308,7 +307,7 @@ def sync_of(
             return f"replica {where.replica} was sending replica 0 its losses"
         return f"replica {where.replica} was waiting for the losses of replica {where.replica_of(process)}"
 
-    timeout = timedelta(seconds=stages[0].wire.options.timeout)
-    alone = where.num_replicas == 1  # or a simulation of all
-    notes = None if alone else AsyncNotes(where.across, NoteKind.LOSSES, losses, timeout, where.reporter)
+    notes = None
+    if where.num_replicas > 1:  # and no simulation of all
+        notes = AsyncNotes(where.across, NoteKind.LOSSES, losses, stages[0].wire.timeout, where.reporter)
     return Sync(stages, where, replicas, passes, optimizers, notes)

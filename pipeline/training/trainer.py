@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -105,9 +104,8 @@ class Trainer:
         self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
         self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
         self.reports = runner.has_last and placement.last_process == placement.reporter
-        timeout = timedelta(seconds=runner.stages[0].wire.options.timeout)
         meters = {stage.stage_index: stage.meter for stage in runner.stages}
-        self.traffic = StepTraffic(meters, placement, timeout)
+        self.traffic = StepTraffic(meters, placement, runner.stages[0].wire.timeout)
         self.done, self.stopped = 0, False
 
     @property

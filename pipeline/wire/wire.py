@@ -79,6 +79,7 @@ class Wire:
         maker: makes the ends of channels; it knows their stores, and the links from GPU to GPU.
         handshake: what the stages have announced.
         members: the stages of this process, in the order in which they joined.
+        timeout: of a wait for another stage.
         clocks: the clocks of neighbours. After they are read, waiting for the wire and waiting for a neighbour are
             counted apart (`Section`).
     """
@@ -101,7 +102,7 @@ class Wire:
         self._observer = observer
         self.clocks = NeighbourClocks()
         self._agreement = dict(agreement or {})
-        self._timeout = timedelta(seconds=self.options.timeout)
+        self.timeout = timedelta(seconds=self.options.timeout)
         self.members: list[WireStage] = []
         self._silent: list[WireStage] = []
         self._pipeline, self._in_use = group or dist.group.WORLD, False
@@ -111,18 +112,18 @@ class Wire:
                 f"a Wire must have a process group whose processes answer, got fake, with one of {len(ranks)}; take "
                 f"gloo, with world_size 1 and all stages in this process to try a schedule alone"
             )
-        posts.limit_answers(dist.distributed_c10d._get_default_store(), self._timeout)
+        posts.limit_answers(dist.distributed_c10d._get_default_store(), self.timeout)
         with reaching(f"process {dist.get_rank()} was connecting to the others of its pipeline"):
             created = dist.new_group(
                 ranks,
-                timeout=self._timeout,
+                timeout=self.timeout,
                 use_local_synchronization=True,
                 **group_arguments(self.options, len(ranks), beside=True),
             )
         assert isinstance(created, dist.ProcessGroup), "this process is no member of its own pipeline"
         self.group = created
         self.maker = EndMaker(created, self.options, self.clocks, self.compression.store_folder, slots, observer)
-        self.handshake = Handshake(created, self._timeout)
+        self.handshake = Handshake(created, self.timeout)
 
     def beside(self) -> Wire:
         """Another wire between the same stages, which compresses nothing until it is given codecs without feedback."""

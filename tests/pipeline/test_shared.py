@@ -1,5 +1,6 @@
 """Weights that several stages hold: every copy gets the same sum, wherever it lives and whatever it goes through."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -44,14 +45,15 @@ class Held:
         where = Placement(dict(enumerate(layout)))
         here = [stage for stage in where.stages_of(rank) if stage in holders]
         self.copies = {stage: {name: Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()} for stage in here}
-        wire = SimpleNamespace(group=dist.group.WORLD, seed=0, clocks=NeighbourClocks())
+        clocks, options = NeighbourClocks(), WireOptions()
+        wire = SimpleNamespace(
+            group=dist.group.WORLD, seed=0, clocks=clocks, options=options, timeout=timedelta(seconds=options.timeout)
+        )
         stages = [
             SimpleNamespace(stage_index=stage, meter=Meter(), wire=wire) for stage in where.stages_of(rank) or [0]
         ]
         self.meters = [stage.meter for stage in stages]
-        self.shared = SharedWeights(
-            stages, self.copies, holders, where, parse(method), WireOptions(), simulated=simulated
-        )
+        self.shared = SharedWeights(stages, self.copies, holders, where, parse(method), simulated=simulated)
 
     def give(self, given):
         for stage, named in self.copies.items():

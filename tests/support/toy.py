@@ -218,7 +218,7 @@ def shared_weights(setting, stages, where):
     if not setting.shared:
         return None
     copies = {stage.stage_index: dict(stage.submod.named_parameters()) for stage in stages}
-    return SharedWeights(stages, copies, range(setting.num_stages), where, parse("none"), WireOptions())
+    return SharedWeights(stages, copies, range(setting.num_stages), where, parse("none"))
 
 
 def make_trainer(rank, *, where=None, **options):
