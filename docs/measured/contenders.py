@@ -81,7 +81,7 @@ class Thinwire(Contender):
         self.stages = self._trainer.stages
         # every step is an epoch, and gets its batch from outside
         self._sampler: Any = SimpleNamespace(steps_per_epoch=1)
-        self._trainer.sampler = self._sampler
+        self._trainer.sampler = self._sampler  # type: ignore[assignment]
         self._trainer.read_clocks()
 
     def step(self, ids: Tensor) -> StepMeasures:

@@ -11,12 +11,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from torch import Tensor
 
 from thinwire.compress import PassKind, Progress
 from thinwire.errors import ThinwireWarning
+from thinwire.models.data.clients import Turns
+from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Samples
 from thinwire.models.tasks import Task
 from thinwire.pipeline.errors import NonFiniteError
@@ -55,17 +56,6 @@ class StepRecord:
     """What each stage of the first replica exchanged with the others, in the process that reports; empty if nothing."""
 
 
-class Batches(Protocol):
-    """The order of samples: a pure function of the step."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in one pass through the training data."""
-
-    def batch(self, step: int) -> Any:
-        """The batch of a step: `ids` int64 [B], `valid` bool [B]."""
-
-
 class Trainer:
     """Trains the stages of this process in step with all the others.
 
@@ -95,7 +85,7 @@ class Trainer:
         runner: Runner,
         placement: Placement,
         samples: Samples,
-        sampler: Batches,
+        sampler: Sampler | Turns,
         task: Task,
         sync: Sync,
         update: Update,
