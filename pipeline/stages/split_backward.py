@@ -14,9 +14,9 @@ feed. The second goes on from there, beside the way, and from the outputs that n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,12 +63,13 @@ class SplitBackward:
         """The gradients of the inputs; None where there is none."""
         self._groups = self._grouped()
         joints = {joint for group in self._groups for joint in group.joints}
-        hooks = [joint.register_prehook(partial(self._arrive, joint)) for joint in joints]
         reached = [index for index, root in enumerate(self._roots) if root.node in self._on_way]
         wanted = [edge for edge in self._inputs if edge is not None and edge.node in self._on_way]
         found: Gradients = ()
-        try:
-            if reached:
+        if reached:
+            with ExitStack() as hooks:
+                for joint in joints:
+                    hooks.enter_context(joint.register_prehook(partial(self._arrive, joint)))
                 found = torch.autograd.grad(
                     [self._roots[index] for index in reached],
                     wanted,
@@ -76,8 +77,6 @@ class SplitBackward:
                     retain_graph=True,
                     allow_unused=True,
                 )
-        finally:
-            _remove(hooks)
         by_node = {edge.node: gradient for edge, gradient in zip(wanted, found, strict=True)}
         # others hold the loss until the step ends, and with it what lies above the joints and is not needed again
         for root, output in zip(self._roots, self._outputs, strict=True):
@@ -105,14 +104,13 @@ class SplitBackward:
         begins += [self._begins[index] for index in group.outputs]
         if not begins:
             return
-        # a joint gets what arrived there, whatever comes from the other joints and from hooks
-        hooks = [joint.register_prehook(lambda _, kept=kept: kept) for joint, kept in arrived.items()]
         weights = [GradientEdge(weight, 0) for weight in group.weights]
         edges, gradients = zip(*begins, strict=True)
-        try:
+        with ExitStack() as hooks:
+            # a joint gets what arrived there, whatever comes from the other joints and from hooks
+            for joint, kept in arrived.items():
+                hooks.enter_context(joint.register_prehook(lambda _, kept=kept: kept))
             torch.autograd.backward(edges, gradients, retain_graph=True, inputs=weights)
-        finally:
-            _remove(hooks)
 
     def _arrive(self, joint: Node, gradients: Gradients) -> None:
         self._arrived[joint] = gradients
@@ -179,8 +177,3 @@ def _in_order(roots: Sequence[Node]) -> list[Node]:
         waiting.append((node, True))
         waiting += [(before, False) for before in _before(node) if before not in ordered]
     return list(ordered)
-
-
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
