@@ -69,7 +69,7 @@ from thinwire.pipeline.saving.checkpoint_folder import (
     step_of,
     steps_of,
 )
-from thinwire.pipeline.saving.rows import ROWS, file_of, link, steps_in, table_of
+from thinwire.pipeline.saving.rows import ROWS, file_of, link, restore, steps_in, table_of
 
 _POLL_SECONDS = 0.02
 _PIECE = 2**18
@@ -215,7 +215,7 @@ class Checkpoints:
         """
         self.go_on_from(manifest)
         saved = SavedStage(self.folder, manifest.step, stage)
-        tables = {name: saved.restore(name, store) for name, store in stores.items()}
+        tables = {name: restore(saved, name, store) for name, store in stores.items()}
         self._stores |= {(stage, name): store for name, store in stores.items()}
         self._last[stage] = _Part(saved.path, manifest.files[str(stage)], tables)
         return saved

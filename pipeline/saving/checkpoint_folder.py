@@ -25,8 +25,6 @@ from thinwire.pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.compress.stores.store import Store
-
 MANIFEST = "manifest.json"
 NEW = "new-"
 """How the name of a checkpoint of weights begins until it is whole."""
@@ -124,17 +122,6 @@ class SavedStage:
             check_regular(self.path / TENSORS)
             with safe_open(self.path / TENSORS, framework="pt") as file:
                 yield file
-
-    def restore(self, name: str, store: Store) -> Tensor:
-        """Give a store its rows; the table of them, as in `rows.py`. CheckpointError where a row is missing."""
-        from thinwire.pipeline.saving.rows import read_rows
-
-        table = self.tensors(f"stores/{name}/").get("rows")
-        if table is None or table.shape != (store.layout.num_slots, 2):
-            raise CheckpointError(f"{self.path} holds no store {name} of {store.layout.num_slots} slots")
-        with reading(self.path):
-            store.restore(table[:, 0] >= 0, read_rows(self.path, name, table, store.layout.row_bytes))
-        return table
 
 
 def manifests(folder: Path) -> list[Manifest]:

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.stores.durable import sync
+from thinwire.compress.stores.store import Store
 from thinwire.errors.files import opened
 from thinwire.pipeline.errors import CheckpointError
+from thinwire.pipeline.saving.checkpoint_folder import SavedStage, reading
 
 ROWS = ".rows"
 _AT_ONCE = 256
@@ -49,6 +51,16 @@ def link(path: Path, name: Path) -> None:
     except OSError:
         shutil.copyfile(path, name)
         sync(name)
+
+
+def restore(saved: SavedStage, name: str, store: Store) -> Tensor:
+    """Give a store the rows that a stage saved; the table of them. CheckpointError where a row is missing."""
+    table = saved.tensors(f"stores/{name}/").get("rows")
+    if table is None or table.shape != (store.layout.num_slots, 2):
+        raise CheckpointError(f"{saved.path} holds no store {name} of {store.layout.num_slots} slots")
+    with reading(saved.path):
+        store.restore(table[:, 0] >= 0, read_rows(saved.path, name, table, store.layout.row_bytes))
+    return table
 
 
 def read_rows(part: Path, store: str, table: Tensor, row_bytes: int) -> Iterator[tuple[list[int], Tensor]]:
