@@ -30,16 +30,16 @@ def batch_norms(layers: Iterable[nn.Module]) -> tuple[str, ...]:
     )
 
 
-def running_statistics(module: nn.Module) -> dict[str, Tensor]:
+def running_statistics(stage: Stage) -> dict[str, Tensor]:
     """The running statistics that a stage updates while it trains, by name in the unsplit model; its own buffers.
 
-    The names in a module that is no Stage are its own. Counts of micro-batches are int64, the others are float.
+    Counts of micro-batches are int64, the others are float.
     """
-    layers = [layer for layer in module.layers if isinstance(layer, Layer)] if isinstance(module, Stage) else []
+    layers = [layer for layer in stage.layers if isinstance(layer, Layer)]
     modules = {name: each for layer in layers for name, each in layer.full_modules().items()}
     return {
         f"{full_name}.{name}" if full_name else name: buffer
-        for full_name, norm in (modules or dict(module.named_modules())).items()
+        for full_name, norm in modules.items()
         if isinstance(norm, _NormBase) and norm.training
         for name, buffer in norm.named_buffers(recurse=False)
     }

@@ -19,7 +19,6 @@ from torch import Tensor
 from thinwire.compress import Method, PassKind
 from thinwire.compress.transfer import put
 from thinwire.errors.words import were
-from thinwire.models.layers import Stage
 from thinwire.models.seed import derive_seed
 from thinwire.models.tasks import WithLoss
 from thinwire.models.tensors import as_tuple
@@ -28,6 +27,7 @@ from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.options.compression import BoundaryOptions
 from thinwire.pipeline.processes.collectives import all_gather_json
 from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.boundary import BoundaryEnd
 from thinwire.pipeline.wire.channel import is_sums
@@ -151,8 +151,7 @@ class Generator:
 
     def _remember(self, remembers: bool) -> None:
         for stage in self._stages:
-            assert isinstance(stage.submod, Stage), "a run builds them"
-            stage.submod.remember(remembers)
+            module_of(stage).remember(remembers)
 
     @torch.no_grad()
     def _pass(self, tokens: Tensor, step: int, kind: PassKind) -> Tensor | None:

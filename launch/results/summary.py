@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 from thinwire.compress import Method
 from thinwire.launch.recipe.recipe import Recipe
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.models.layers import Stage
 from thinwire.pipeline.devices.device import described
 from thinwire.pipeline.devices.memory import peak_memory, peak_on_gpu
 from thinwire.pipeline.frames import CHANNELS, EXCHANGE, PHASES, SHARED, ChannelName
 from thinwire.pipeline.measuring.meters import Route, Traffic, count
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 Activity = Literal["training", "evaluation", "saving"]
@@ -55,12 +55,6 @@ class Times:
     def state_dict(self) -> dict[str, float]:
         """The seconds so far, as JSON values."""
         return {**{str(purpose): spent for purpose, spent in self.seconds.items()}, "all": self.all}
-
-
-def module_of(stage: CompressedStage) -> Stage:
-    """The layers of a stage."""
-    assert isinstance(stage.submod, Stage)
-    return stage.submod
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:

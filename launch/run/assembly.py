@@ -134,7 +134,7 @@ def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where
         return None
     inside, copies = tuple(f"{name}." for name in names), dict[int, dict[str, Parameter]]()
     for stage in stages:
-        own = sorted(trained(stage.submod).items())  # in an order that all holders have
+        own = sorted(trained(stage).items())  # in an order that all holders have
         copies[stage.stage_index] = {name: parameter for name, parameter in own if name.startswith(inside)}
     counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
     holders = [stage for stage, count in enumerate(counts) if count]

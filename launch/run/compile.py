@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from thinwire.errors import ThinwireError
 from thinwire.errors.calls import message_of
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.shared.progress import showing
 from thinwire.models.compiled import compile_layers
 from thinwire.models.errors import ModelError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 if TYPE_CHECKING:

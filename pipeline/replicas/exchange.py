@@ -30,7 +30,7 @@ from thinwire.pipeline.replicas.layout import FLAT, TILES
 from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, ToAll, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import Statistics
-from thinwire.pipeline.saving.state import trained
+from thinwire.pipeline.saving.state import module_of, trained
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.wire.channel import AS_IT_IS
 from thinwire.pipeline.wire.handshake import differences
@@ -112,7 +112,7 @@ def connect(
     timeout = timedelta(seconds=options.longest_wait(wire.options.timeout))
     # frames are matched by group and tag, so two trainers of one process must not share a group
     links = LaneEnds(here, collectives.another_across(where, timeout), where.num_stages, timeout, times)
-    parts = {stage.stage_index: (trained(stage.submod), running_statistics(stage.submod)) for stage in stages}
+    parts = {stage.stage_index: (trained(stage), running_statistics(module_of(stage))) for stage in stages}
     shapes = {
         f"shapes of stage {stage}": [[name, *each.shape] for those in both for name, each in those.items()]
         for stage, both in parts.items()

@@ -22,12 +22,11 @@ the same cut the rest. No generator is kept: a key gives every random number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.compress.buffers import Purpose
@@ -40,14 +39,11 @@ from thinwire.pipeline.saving.checkpoint import StageState
 from thinwire.pipeline.saving.checkpoint_folder import VALUES, SavedStage, reading
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _AS_LARGE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """What every optimizer keeps in the size of the parameter; the 8 bits of some have other tensors beside it."""
 
 
-def collect(
-    stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor] = NOTHING, *, lent: bool = False
-) -> StageState:
+def collect(stage: CompressedStage, optimizer: Optimizer, exchange: Mapping[str, Tensor], *, lent: bool) -> StageState:
     """A stage's state, between two steps; stores give a snapshot.
 
     Args:
@@ -58,11 +54,12 @@ def collect(
     """
     check_optimizer(optimizer)
     lent = lent and stage.device.type == "cpu"
-    parameters = parameters_of(stage.submod)
+    module = module_of(stage)
+    parameters = module.full_parameters()
     taken: Callable[[Tensor], Tensor] = Tensor.detach if lent else copy_to_host
     tensors = {
         f"{WEIGHTS}{name}": (taken if name in parameters else copy_to_host)(tensor)
-        for name, tensor in saved_state(stage.submod).items()
+        for name, tensor in module.saved_state().items()
     }
     tensors |= exchange
     numbers: dict[str, dict[str, Any]] = {}  # with None for each tensor
@@ -74,7 +71,7 @@ def collect(
     stores: dict[str, Store] = {}
     for name, coder in stage.ends.coders().items():
         stores |= {f"{name}-{purpose}": store for purpose, store in coder.buffers.stores.items()}
-    base = list(stage.submod.base.values()) if isinstance(stage.submod, Stage) else []
+    base = list(module.base.values())
     values = {"base": base, "passes": dict(stage.passes), "meter": stage.meter.state_dict(), "optimizer": numbers}
     return StageState(tensors, values, {name: (store, store.snapshot()) for name, store in stores.items()}, lent=lent)
 
@@ -144,9 +141,9 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
     Raises:
         CheckpointError: a weight is not there, or has another shape.
     """
-    _check_base(stage.submod, saved)
-    weights = saved_state(stage.submod)
-    missing = dict(weights)
+    module = module_of(stage)
+    _check_base(module, saved)
+    missing = module.saved_state()
     for part in saved:
         found = part.tensors(WEIGHTS, missing.keys())
         for name, tensor in found.items():
@@ -156,7 +153,7 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
             f"the checkpoint in {saved[0].folder} has no weights {', '.join(sorted(missing)[:5])}: resume with the "
             f"model that it was made with"
         )
-    parameters = parameters_of(stage.submod)
+    parameters = module.full_parameters()
     for part in saved:
         with reading(part.path / VALUES):
             numbers = {name: dict(kept) for name, kept in part.values["optimizer"].items()}
@@ -178,14 +175,13 @@ def restore_model(stage: CompressedStage, optimizer: Optimizer, saved: Sequence[
             optimizer.state[parameter] = {key: beside(parameter, key, value) for key, value in values.items()}
 
 
-def _check_base(module: Module, saved: Sequence[SavedStage]) -> None:
+def _check_base(module: Stage, saved: Sequence[SavedStage]) -> None:
     """Raise CheckpointError if the frozen weights beside an adapter are not those that it was trained with."""
     known: set[str] = set()
     for part in saved:
         with reading(part.path / VALUES):
             known |= set(part.values["base"])
-    base = module.base if isinstance(module, Stage) else {}
-    if changed := [name for name, line in base.items() if line not in known]:
+    if changed := [name for name, line in module.base.items() if line not in known]:
         raise CheckpointError(
             f"the checkpoint in {saved[0].folder} goes with the model that it was made with, which has changed: "
             f"{', '.join(changed[:5])}; put that model back"
@@ -207,21 +203,13 @@ def _copy(saved: Tensor, into: Tensor, name: str) -> None:
         into.copy_(saved)
 
 
-def saved_state(module: Module) -> Mapping[str, Tensor]:
-    """What a checkpoint holds of a stage's weights and buffers, by their names in the unsplit model.
-
-    Of a module of one's own all, by its own names.
-    """
-    saved: Callable[[], Mapping[str, Tensor]] = module.saved_state if isinstance(module, Stage) else module.state_dict
-    return saved()
+def module_of(stage: CompressedStage) -> Stage:
+    """The layers of a stage of a run."""
+    assert isinstance(stage.submod, Stage)
+    return stage.submod
 
 
-def parameters_of(module: Module) -> dict[str, Parameter]:
-    """Parameters by their names in the unsplit model; those of a module of one's own by its names."""
-    return module.full_parameters() if isinstance(module, Stage) else dict(module.named_parameters())
-
-
-def trained(module: Module) -> dict[str, Parameter]:
+def trained(stage: CompressedStage) -> dict[str, Parameter]:
     """The parameters that a stage trains, each once, by its first name in the unsplit model."""
-    found = {id(each): (name, each) for name, each in reversed(parameters_of(module).items())}
+    found = {id(each): (name, each) for name, each in reversed(module_of(stage).full_parameters().items())}
     return {name: each for name, each in reversed(found.values()) if each.requires_grad}

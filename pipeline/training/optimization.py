@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from thinwire.compress import Progress
 from thinwire.errors.calls import first_line
-from thinwire.models.layers import Stage
 from thinwire.models.tasks import Task, WithLoss
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.measuring.meters import Meter
@@ -22,6 +21,7 @@ from thinwire.pipeline.processes.collectives import StageNumbers
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.quantized_adam import QuantizedAdam
 from thinwire.pipeline.replicas.shared import SharedWeights
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 
 _PART = 2**19
@@ -235,8 +235,8 @@ class Muon(Optimizer):
 
 def ends_of(stage: CompressedStage) -> set[int]:
     """The ids of a stage's parameters that read tokens, and of those of the model's last layer that has any."""
-    module = stage.submod
-    layers = list(module.layers if isinstance(module, Stage) else module.children()) if stage.is_last else []
+    module = module_of(stage)
+    layers = module.layers if stage.is_last else ()
     last = [layer for layer in layers if next(layer.parameters(), None) is not None][-1:]
     found = [each for each in module.modules() if isinstance(each, Embedding)] + last
     return {id(parameter) for each in found for parameter in each.parameters()}

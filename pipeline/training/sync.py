@@ -27,7 +27,7 @@ from thinwire.pipeline.replicas.exchange import Replicas
 from thinwire.pipeline.replicas.local_steps import HELD, StageCopies
 from thinwire.pipeline.replicas.shared import SharedWeights
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
-from thinwire.pipeline.saving.state import parameters_of
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
 from thinwire.pipeline.training.optimization import ends_of, make_optimizer
 
@@ -285,7 +285,7 @@ def sync_of(
         make = partial(make_optimizer, options=optimizer, ends=ends)
         copies = {
             stage.stage_index: StageCopies(
-                {name: each for name, each in parameters_of(stage.submod).items() if each.requires_grad},
+                {name: each for name, each in module_of(stage).full_parameters().items() if each.requires_grad},
                 replicas.here,
                 make,
                 replicas.options.sync,

@@ -12,12 +12,12 @@ from support.tiny_run import alone, prepared, write_recipe
 from thinwire.errors import ThinwireError
 from thinwire.launch.folder.weights import find_checkpoint
 from thinwire.launch.plan.places import simulated_placement
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import assemble
 from thinwire.launch.run.parts.checkpoints import Checkpointing
 from thinwire.launch.run.resume import resumption_of
 from thinwire.launch.run.run import Run
 from thinwire.models.digest import tensor_lines, weights_digest
+from thinwire.pipeline.saving.state import module_of
 
 DAMAGED = int(os.environ.get("THINWIRE_DAMAGED", "16"))
 """How many checkpoints are damaged; `make damage` asks for more."""

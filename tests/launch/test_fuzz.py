@@ -28,13 +28,13 @@ from thinwire.errors import ThinwireError
 from thinwire.launch.plan.places import simulated_placement
 from thinwire.launch.recipe.recipe import dump
 from thinwire.launch.results import outputs
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run import run as run_module
 from thinwire.launch.run.parts import notes, results, room
 from thinwire.launch.run.run import Run
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.errors import PeerError, WireError
 from thinwire.pipeline.saving import checkpoint
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.wire import maker
 
 SEEDS, FIRST = int(os.environ.get("THINWIRE_SEEDS", "50")), int(os.environ.get("THINWIRE_FIRST_SEED", "0"))

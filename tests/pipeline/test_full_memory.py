@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.toy import make_trainer
+from support.toy import make_trainer, row_of
 from thinwire.pipeline.devices.memory import peak_on_gpu, told_if_full
 from thinwire.pipeline.errors import MemoryFullError
 
@@ -41,7 +41,7 @@ class Backward(torch.autograd.Function):
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_stage_without_memory_is_named_with_ways_out(when, alone):
     trainer = make_trainer(0, simulated=True, num_stages=3)
-    trainer.stages[1].submod.append(Full(when))
+    row_of(trainer.stages[1]).append(Full(when))
     with pytest.raises(MemoryFullError) as caught:
         trainer.train_step(0)
     said = str(caught.value)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
 
-from support.toy import IGNORE, Samples, make_trainer, unsplit
+from support.toy import IGNORE, Samples, make_trainer, row_of, unsplit
 from support.toy_runs import assert_trains_to, checkpoints_of, stop_and_resume
 from thinwire.pipeline.errors import NonFiniteError, OptionsError
 from thinwire.pipeline.options import ReplicaOptions, SyncOptions
@@ -74,7 +74,7 @@ def test_it_is_diloco(alone, outer):
 
 def test_between_two_exchanges_the_modules_hold_the_weights_of_the_last_one(alone):
     trainer = make_trainer(0, **OPTIONS, replicas=2, sync={"every": EVERY})
-    weight = trainer.stages[0].submod[0].weight
+    weight = row_of(trainer.stages[0])[0].weight
     seen = []
     trainer.train(lambda record: seen.append(weight.clone()))
     changed = [step for step in range(1, STEPS) if not torch.equal(seen[step], seen[step - 1])]
@@ -115,7 +115,7 @@ def test_what_is_not_finite_is_named(alone, every, whose):
     trainer = make_trainer(0, **OPTIONS, replicas=2, sync={"every": every})
     for step in range(every - 1):
         trainer.train_step(step)
-    trainer.stages[1].submod[0].bias.register_hook(lambda gradient: gradient * float("nan"))
+    row_of(trainer.stages[1])[0].bias.register_hook(lambda gradient: gradient * float("nan"))
     said = f"^replica 0 of stage 1 has NaN or infinity in the {whose} of the weights"
     with pytest.raises(NonFiniteError, match=said):
         trainer.train_step(every - 1)

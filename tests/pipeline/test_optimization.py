@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from support.allocated import peak_bytes
+from thinwire.models.layers import Chain, Stage
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.options import OptimizerOptions
 from thinwire.pipeline.training.optimization import _set_lr, clip, ends_of, lr_factor, make_optimizer, squared_norm
@@ -289,8 +290,8 @@ def test_muon_has_the_momentum_of_the_recipe_or_that_of_torch():
 
 
 def test_the_last_layer_that_has_weights_is_no_matrix_inside():
-    inside, output = nn.Linear(3, 3), nn.Linear(3, 2)
-    stage = SimpleNamespace(submod=nn.Sequential(inside, output, nn.LogSoftmax(-1)), is_last=True)
+    parts = {"inside": nn.Linear(3, 3), "output": (output := nn.Linear(3, 2)), "chances": nn.LogSoftmax(-1)}
+    stage = SimpleNamespace(submod=Stage([Chain({name: part}) for name, part in parts.items()]), is_last=True)
     assert ends_of(stage) == {id(each) for each in output.parameters()}
     stage.is_last = False
     assert not ends_of(stage)

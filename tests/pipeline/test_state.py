@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from support.processes import run
-from support.toy import Samples, make_trainer
+from support.toy import Samples, make_trainer, row_of
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.evaluation import evaluate
 from thinwire.pipeline.saving import checkpoint
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_model_is_a_sentence(alone, tmp_path):
     checkpoints.wait()
     other = make_trainer(0, num_stages=2, simulated=True, steps=1)
     with torch.no_grad():
-        other.stages[1].submod[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
+        row_of(other.stages[1])[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(CheckpointError, match=r"0.weight is torch.float32 of shape \[12, 12\] in the checkpoint"):
         resume(other, checkpoints_of(other, tmp_path, dist.HashStore()), manifests(tmp_path)[-1])
 

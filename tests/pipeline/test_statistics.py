@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from support.toy import Samples, make_trainer, unsplit
+from support.toy import Samples, Scaled, make_trainer, unsplit
 from support.toy_runs import equal_to_a_simulation, stop_and_resume
 from thinwire.models.batch_norm import running_statistics
+from thinwire.models.layers import Stage
 
 NONE = {"activations": "none", "gradients": "none"}
 NORMED = {"norm": True, "microbatches": 2, "microbatch_size": 2, "accumulation": 2, "compression": NONE}
@@ -39,7 +40,7 @@ def test_all_replicas_take_the_mean_of_what_each_one_gathered(alone):
     for name, got in found.items():
         wanted = sum(each[name] for each in gathered) / 3
         torch.testing.assert_close(got.double(), wanted.double(), rtol=1e-5, atol=1e-6)
-    assert not torch.equal(gathered[0]["0.2.running_mean"], gathered[1]["0.2.running_mean"])
+    assert not torch.equal(gathered[0]["0.layers.0.row.2.running_mean"], gathered[1]["0.layers.0.row.2.running_mean"])
 
 
 @pytest.mark.processes
@@ -57,7 +58,7 @@ def test_a_simulation_of_batch_norms_equals_the_processes_bit_for_bit(options, a
 def test_between_two_exchanges_the_modules_hold_the_statistics_of_the_last_one(alone):
     trainer = make_trainer(0, **NORMED, replicas=2, simulated=True, steps=8, sync=EVERY_THREE)
     seen = []
-    trainer.train(lambda record: seen.append(of_stages(trainer)["1.2.running_var"]))
+    trainer.train(lambda record: seen.append(of_stages(trainer)["1.layers.0.row.2.running_var"]))
     changed = [step for step in range(1, 8) if not torch.equal(seen[step], seen[step - 1])]
     assert changed == [2, 5, 7] and torch.equal(seen[0], torch.ones(3))
 
@@ -90,6 +91,8 @@ def test_frames_of_statistics_count_as_traffic_between_replicas_of_their_own(alo
 
 
 def test_statistics_that_are_updated_in_training_are_found_by_name():
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval(), nn.InstanceNorm1d(2), nn.Linear(2, 2))
-    assert list(running_statistics(model)) == ["0.running_mean", "0.running_var", "0.num_batches_tracked"]
-    assert running_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == {}
+    found = running_statistics(
+        Stage([Scaled(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval(), nn.InstanceNorm1d(2), nn.Linear(2, 2))])
+    )
+    assert list(found) == ["0.running_mean", "0.running_var", "0.num_batches_tracked"]
+    assert running_statistics(Stage([Scaled(nn.BatchNorm1d(2, track_running_stats=False))])) == {}

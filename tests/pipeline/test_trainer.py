@@ -9,6 +9,7 @@ from torch import nn
 
 from support import toy
 from support.toy import Samples, Task, make_trainer, unsplit
+from thinwire.models.layers import Stage
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.training.optimization import WholeBatchLoss
@@ -80,7 +81,7 @@ def test_parameters_that_are_added_have_the_gradients_of_the_unsplit_model(sched
 
     def module(index, dropout=0.0, depth=1, norm=False):
         torch.manual_seed(index)
-        return nn.Sequential(nn.Linear(toy.WIDTH, toy.WIDTH), Added(views=views), nn.Tanh())
+        return Stage([toy.Scaled(nn.Linear(toy.WIDTH, toy.WIDTH), Added(views=views), nn.Tanh())])
 
     monkeypatch.setattr(toy, "module", module)
     trainer = make_trainer(

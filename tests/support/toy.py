@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from thinwire.compress import SlotCounts, parse
+from thinwire.models.layers import Layer, Stage
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import (
     CompressionOptions,
@@ -99,11 +100,18 @@ class Sampler:
         return Batch(0, (torch.arange(self.size) + step * self.size) % 16)
 
 
-class Scaled(nn.Sequential):
-    """Layers in a row, the first one's output times a side input where there is one."""
+class Scaled(Layer):
+    """Modules in a row, the first one's output times a side input where there is one."""
+
+    optional_side = ("scale",)
+
+    def __init__(self, *modules):
+        super().__init__()
+        self.row = nn.Sequential(*modules)
+        self.parts = {"": self.row}
 
     def forward(self, x, scale=None):
-        first, *others = self
+        first, *others = self.row
         x = first(x) if scale is None else first(x) * scale
         for layer in others:
             x = layer(x)
@@ -111,11 +119,17 @@ class Scaled(nn.Sequential):
 
 
 def module(index, dropout=0.0, depth=1, norm=False):
-    """Layers of stage `index`: their values depend on the index only."""
+    """The module of stage `index`: its values depend on the index only."""
     torch.manual_seed(index)
     norms = [nn.BatchNorm1d(3)] if norm else []
     layers = [(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout), *norms, nn.Tanh()) for _ in range(depth)]
-    return Scaled(*(part for layer in layers for part in layer))
+    return Stage([Scaled(*(part for layer in layers for part in layer))])
+
+
+def row_of(stage):
+    """The modules of a stage, one after the other."""
+    [layer] = stage.submod.layers
+    return layer.row
 
 
 def unsplit(num_stages, dropout=0.0, depth=1, norm=False):

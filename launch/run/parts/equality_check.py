@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.parts.part import RunPart
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.training.trainer import StepRecord, Trainer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.best import Best
 from thinwire.launch.run.parts.part import RunPart
@@ -15,6 +14,7 @@ from thinwire.models.lora import note_on_lora
 from thinwire.models.precision import arithmetic_note
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
+from thinwire.pipeline.saving.state import module_of
 
 
 class Notes(RunPart):

@@ -9,11 +9,11 @@ from thinwire.compress.stores.store import StoreLayout
 from thinwire.launch.folder.policy import checkpoint_folder
 from thinwire.launch.folder.weights import newest
 from thinwire.launch.results.console import show_stores
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.parts.part import RunPart
 from thinwire.pipeline.options.durations import in_steps
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint_folder import manifests
+from thinwire.pipeline.saving.state import module_of
 
 
 class Room(RunPart):

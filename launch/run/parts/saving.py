@@ -9,7 +9,6 @@ from typing import Any
 from thinwire.compress.codec import is_finite
 from thinwire.compress.stores.marks import run_of
 from thinwire.launch.results.outputs import OutputError, save_summary, writing
-from thinwire.launch.results.summary import module_of
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import RunPart
@@ -17,6 +16,7 @@ from thinwire.pipeline.errors import NonFiniteError
 from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.saving.checkpoint import WeightsCheckpoint
 from thinwire.pipeline.saving.checkpoint_folder import has_manifests
+from thinwire.pipeline.saving.state import module_of
 from thinwire.pipeline.training.trainer import StepRecord, Trainer
 
 Summary = dict[str, Any]
