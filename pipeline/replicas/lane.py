@@ -13,7 +13,7 @@ Its frames go through memory within a process, else over the group of the stage'
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 
@@ -97,32 +97,25 @@ class Lane(Channel):
         return self.bucket * self.replicas + self.replica
 
 
+@dataclass(eq=False)
 class LaneEnds:
-    """Makes the ends of lanes.
+    """Makes the ends of lanes."""
 
-    Args:
-        here: the replicas in this process.
-        group: one process of each replica, in their order; None if all are here.
-        num_stages: stages of a pipeline.
-        timeout: seconds to wait for another replica.
-        times: converts times of another replica's clock; those of the replicas here need none.
-        places: of each replica's process in the group, if several replicas may be in one.
-        first_tag: what other frames of the group leave free.
-    """
-
-    def __init__(
-        self,
-        here: Collection[int],
-        group: dist.ProcessGroup | None,
-        num_stages: int,
-        timeout: timedelta,
-        times: Mapping[int, LocalTime] | None = None,
-        places: Sequence[int] = (),
-        first_tag: int = 0,
-    ) -> None:
-        self._here, self._group, self._num_stages, self._timeout = here, group, num_stages, timeout
-        self._times, self._places, self._first_tag = times or {}, places, first_tag
-        self._memory: dict[tuple[int, ...], MemoryEnd] = {}
+    here: Collection[int]
+    """The replicas in this process."""
+    group: dist.ProcessGroup | None
+    """One process of each replica, in their order; None if all are here."""
+    num_stages: int
+    """Stages of a pipeline."""
+    timeout: timedelta
+    """Of a wait for another replica."""
+    times: Mapping[int, LocalTime] = field(default_factory=dict)
+    """Converts times of another replica's clock; those of the replicas here need none."""
+    places: Sequence[int] = ()
+    """Of each replica's process in the group, if several replicas may be in one."""
+    first_tag: int = 0
+    """What other frames of the group leave free."""
+    _memory: dict[tuple[int, ...], MemoryEnd] = field(default_factory=dict, init=False)
 
     def sending(self, lane: Lane, to: Sequence[int], capacity: int) -> SendingEnd:
         """The end of a lane at its sender; each frame goes to all of `to`."""
@@ -134,22 +127,22 @@ class LaneEnds:
 
     def local_time(self, replica: int) -> LocalTime:
         """Converts a time of a replica's clock to this process's clock."""
-        return self._times.get(replica, same_clock)
+        return self.times.get(replica, same_clock)
 
     def _end(self, kind: type[GroupEnd], lane: Lane, other: int, to: int, capacity: int) -> MemoryEnd | GroupEnd:
         """An end of a lane to replica `to`: in memory if the replica at its far end is here, else over the group."""
-        tag, count = self._tag(lane), len(self._places)
-        if other in self._here:
+        tag, count = self._tag(lane), len(self.places)
+        if other in self.here:
             return self._memory.setdefault((tag, lane.replica, to), MemoryEnd(capacity))
-        assert self._group is not None, "a replica elsewhere is in the group"
-        if self._places:  # two processes may have several pairs
+        assert self.group is not None, "a replica elsewhere is in the group"
+        if self.places:  # two processes may have several pairs
             tag = (tag * count + lane.replica) * count + to
-        peer = self._places[other] if self._places else other
-        return kind(capacity, peer=peer, group=self._group, tag=self._first_tag + tag, timeout=self._timeout)
+        peer = self.places[other] if self.places else other
+        return kind(capacity, peer=peer, group=self.group, tag=self.first_tag + tag, timeout=self.timeout)
 
     def _tag(self, lane: Lane) -> int:
         """The same for all pairs of replicas; every stage, bucket and channel has another."""
-        return (lane.bucket * self._num_stages + lane.boundary) * len(_NAMES) + _NAMES.index(lane.name)
+        return (lane.bucket * self.num_stages + lane.boundary) * len(_NAMES) + _NAMES.index(lane.name)
 
 
 class Several:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,45 +64,39 @@ class WholeBatchLoss:
             return loss / self._denominator
 
 
+@dataclass(eq=False)
 class Update:
-    """From the gradients of a batch to the next weights, in step on all stages.
+    """From the gradients of a batch to the next weights, in step on all stages."""
 
-    Args:
-        options: the course of the learning rate, and the largest norm.
-        steps: of the whole training.
-        shared: weights that several stages hold, or None.
+    stages: Sequence[CompressedStage]
+    """Those of this process."""
+    where: Placement
+    options: OptimizerOptions
+    """The course of the learning rate, and the largest norm."""
+    steps: int
+    """Of the whole training."""
+    shared: SharedWeights | None
+    """Weights that several stages hold, or None."""
+    before_step: Callable[[], None] = lambda: None
+    """Called before weights and moments change."""
 
-    Attributes:
-        before_step: called before weights and moments change.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        where: Placement,
-        options: OptimizerOptions,
-        steps: int,
-        shared: SharedWeights | None = None,
-    ) -> None:
-        self.steps, self.shared = steps, shared
-        self.before_step: Callable[[], None] = lambda: None
-        self._stages, self._options = list(stages), options
-        self._squares = StageNumbers(where, "the gradient norm", stages[0].wire.timeout)
+    def __post_init__(self) -> None:
+        self._squares = StageNumbers(self.where, "the gradient norm", self.stages[0].wire.timeout)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        return self._options.lr * lr_factor(step, self.steps, self._options)
+        return self.options.lr * lr_factor(step, self.steps, self.options)
 
     def expect(self) -> None:
         """Make room for the norms of other stages, in the step that begins."""
-        if self._options.max_grad_norm is not None:
+        if self.options.max_grad_norm is not None:
             self._squares.expect()
 
     def to_momentum(self, progress: Progress, optimizers: Sequence[Optimizer]) -> None:
         """Turn gradients into a part of the momentum, where the optimizer wants that to travel in their place."""
-        for stage, optimizer in zip(self._stages, optimizers, strict=True):
+        for stage, optimizer in zip(self.stages, optimizers, strict=True):
             if isinstance(optimizer, QuantizedAdam):
-                optimizer.frozen = self._options.is_frozen(progress)
+                optimizer.frozen = self.options.is_frozen(progress)
                 with stage.meter.section("compute", "optimizer"):
                     optimizer.to_momentum()
 
@@ -115,17 +110,17 @@ class Update:
         if self.shared is not None:
             self.shared.sum_gradients(progress, replicas)
         # 2. Clip before the step, by the norm over all stages.
-        most = self._options.max_grad_norm
-        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self._stages}
+        most = self.options.max_grad_norm
+        squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
         if most is not None:
-            with self._stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
+            with self.stages[0].meter.section("neighbour", "waiting for the gradient norm of all stages"):
                 self._squares.send(squares)
                 squares = dict(enumerate(self._squares.receive()))
-            for stage in self._stages:
+            for stage in self.stages:
                 clip(stage.submod.parameters(), norm_of(squares), most)
         # 3. Step, then clear the gradients for the next batch.
         self.before_step()
-        for stage, optimizer in zip(self._stages, optimizers, strict=True):
+        for stage, optimizer in zip(self.stages, optimizers, strict=True):
             with stage.meter.section("compute", "optimizer"), stage.in_memory():
                 for group in optimizer.param_groups:
                     _set_lr(group, self.lr(progress.step))

@@ -56,47 +56,44 @@ class StepRecord:
     """What each stage of the first replica exchanged with the others, in the process that reports; empty if nothing."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """Trains the stages of this process in step with all the others.
 
-    Args:
-        runner: the stages of this process and their schedule.
-        placement: where all stages live.
-        samples, sampler: the training data and its order.
-        task: counts valid targets.
-        sync: what pipelines exchange around the step, and whose optimizers step when.
-        update: the optimizer's step of all stages.
-        causal: whether no output for a token depends on later ones: padding behind samples then stays off the wire.
-
     Attributes:
-        done: optimizer steps that are done. Codecs that change while training goes on depend on it.
         reports: whether this process logs and prints for all.
-        stopped: whether training ends before its last step, alike in all processes; set it after an evaluation.
-        asked: whether this process was asked to stop; if it is not None, each step ends with asking all processes.
-        anyone_asked: whether any was, when the last step ended.
+        traffic: what the stages send and exchange in a step.
     """
 
+    runner: Runner
+    """The stages of this process and their schedule."""
+    placement: Placement
+    """Where all stages live."""
+    samples: Samples
+    """The training data."""
+    sampler: Sampler | Turns
+    """The order of the training data."""
+    task: Task
+    """Counts valid targets."""
+    sync: Sync
+    """What pipelines exchange around the step, and whose optimizers step when."""
+    update: Update
+    """The optimizer's step of all stages."""
+    causal: bool = False
+    """Whether no output for a token depends on later ones: padding behind samples then stays off the wire."""
+    done: int = 0
+    """Optimizer steps that are done. Codecs that change while training goes on depend on it."""
+    stopped: bool = False
+    """Whether training ends before its last step, alike in all processes; set it after an evaluation."""
     asked: Callable[[], bool] | None = None
-    anyone_asked = False
+    """Whether this process was asked to stop; if it is not None, each step ends with asking all processes."""
+    anyone_asked: bool = False
+    """Whether any was, when the last step ended."""
 
-    def __init__(
-        self,
-        *,
-        runner: Runner,
-        placement: Placement,
-        samples: Samples,
-        sampler: Sampler | Turns,
-        task: Task,
-        sync: Sync,
-        update: Update,
-        causal: bool = False,
-    ) -> None:
-        self.runner, self.placement, self.sync, self.update = runner, placement, sync, update
-        self.samples, self.sampler, self.task, self._causal = samples, sampler, task, causal
-        self.reports = runner.has_last and placement.last_process == placement.reporter
-        meters = {stage.stage_index: stage.meter for stage in runner.stages}
-        self.traffic = StepTraffic(meters, placement, runner.stages[0].wire.timeout)
-        self.done, self.stopped = 0, False
+    def __post_init__(self) -> None:
+        self.reports = self.runner.has_last and self.placement.last_process == self.placement.reporter
+        meters = {stage.stage_index: stage.meter for stage in self.stages}
+        self.traffic = StepTraffic(meters, self.placement, self.stages[0].wire.timeout)
 
     @property
     def stages(self) -> Sequence[CompressedStage]:
@@ -206,7 +203,7 @@ class Trainer:
 
     def lengths(self, samples: Samples, ids: Tensor) -> Tensor | None:
         """How many tokens of samples cross, int64 [B]; None if all do."""
-        lengths = samples.lengths if self._causal else None
+        lengths = samples.lengths if self.causal else None
         return None if lengths is None else lengths[ids]
 
     def _forward_and_backward(self, kind: PassKind, own: PipelineBatch, epoch: int) -> list[Tensor]:
