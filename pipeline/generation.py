@@ -68,25 +68,20 @@ class Sampling:
 GREEDY = Sampling()
 
 
+@dataclass(eq=False)
 class Generator:
-    """Generates text with the stages of a pipeline. Every process of the pipeline has one, and calls it alike.
+    """Generates text with the stages of a pipeline. Every process of the pipeline has one, and calls it alike."""
 
-    Args:
-        stages: the stages of this process, in stage order, around those of a model (`models.layers.Stage`).
-        outputs: the output of each stage for a micro-batch: meta tensors [rows, tokens, ..].
-        remembers: whether the layers remember earlier tokens.
-    """
+    stages: Sequence[CompressedStage]
+    """The stages of this process, in stage order, around those of a model (`models.layers.Stage`)."""
+    where: Placement
+    outputs: Sequence[tuple[Tensor, ...]]
+    """The output of each stage for a micro-batch: meta tensors [rows, tokens, ..]."""
+    remembers: bool
+    """Whether the layers remember earlier tokens."""
 
-    def __init__(
-        self,
-        stages: Sequence[CompressedStage],
-        where: Placement,
-        outputs: Sequence[tuple[Tensor, ...]],
-        *,
-        remembers: bool,
-    ) -> None:
-        self._stages, self._where, self._outputs, self._remembers = list(stages), where, outputs, remembers
-        self._wire = stages[0].wire.beside()
+    def __post_init__(self) -> None:
+        self._wire = self.stages[0].wire.beside()
         self._ends: dict[tuple[int, int, int], BoundaryEnd] = {}
 
     def tokens(
@@ -116,20 +111,20 @@ class Generator:
         self._begin()
         text, known = prompt.tolist(), 0
         whole = len(text) + most
-        self._remember(self._remembers)
+        self._remember(self.remembers)
         try:
             for step in range(most):
-                given = text[known:] if self._remembers else text + [text[-1]] * (whole - len(text))
+                given = text[known:] if self.remembers else text + [text[-1]] * (whole - len(text))
                 logits = self._pass(torch.tensor([given]), step, kind)
                 here = None if logits is None else sampling(logits[0, len(text) - known - 1], step)
-                what = f"{were(self._where.stages_of(dist.get_rank()))} waiting for the next token"
-                everyone = all_gather_json([here, asked()], what, self._where.pipeline)
+                what = f"{were(self.where.stages_of(dist.get_rank()))} waiting for the next token"
+                everyone = all_gather_json([here, asked()], what, self.where.pipeline)
                 if any(stops for _, stops in everyone):
                     raise EvaluationStoppedError
                 [token] = (token for token, _ in everyone if token is not None)
                 if token in ends:
                     return
-                known = len(text) if self._remembers else 0
+                known = len(text) if self.remembers else 0
                 text.append(token)
                 yield token
         finally:
@@ -146,11 +141,11 @@ class Generator:
 
     def _begin(self) -> None:
         """Take the codecs as they are now, at new boundaries."""
-        compression = self._stages[0].wire.compression
-        self._wire.compression, self._ends = of_first_visits(compression, self._where.num_stages), {}
+        compression = self.stages[0].wire.compression
+        self._wire.compression, self._ends = of_first_visits(compression, self.where.num_stages), {}
 
     def _remember(self, remembers: bool) -> None:
-        for stage in self._stages:
+        for stage in self.stages:
             module_of(stage).remember(remembers)
 
     @torch.no_grad()
@@ -158,7 +153,7 @@ class Generator:
         """Tokens [1, T] through the stages of this process: the logits [1, T, V] where the last stage is."""
         [microbatch] = Pass(kind=kind).microbatches(step, 1, 1)
         length, logits, used = tokens.shape[1], None, []
-        for stage in self._stages:
+        for stage in self.stages:
             index = stage.stage_index
             given: tuple[Tensor | None, ...] = (put(tokens, stage.device),)
             if not stage.is_first:
@@ -180,16 +175,16 @@ class Generator:
         """A stage's end of a boundary for tensors of so many tokens."""
         if (key := (stage.stage_index, boundary, length)) not in self._ends:
             neighbour = boundary + 1 if boundary == stage.stage_index else boundary
-            elsewhere = self._where.process_of[neighbour] != dist.get_rank()
+            elsewhere = self.where.process_of[neighbour] != dist.get_rank()
             examples = tuple(
                 torch.empty(
                     one.shape if is_sums(one) else (1, length, *one.shape[2:]), dtype=one.dtype, device="meta"
                 ).requires_grad_(one.requires_grad)
-                for one in self._outputs[boundary]
+                for one in self.outputs[boundary]
             )
             holder = Holder(
                 stage=stage.stage_index,
-                peer=self._where.place_of(neighbour) if elsewhere else None,
+                peer=self.where.place_of(neighbour) if elsewhere else None,
                 meter=stage.meter,
                 rows=1,
                 positions=1,

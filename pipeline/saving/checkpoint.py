@@ -37,7 +37,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -106,36 +106,29 @@ class _Part:
         return any(name.endswith(ROWS) and not (self.path / name).exists() for name in self.digests)
 
 
+@dataclass(eq=False)
 class Checkpoints:
-    """The checkpoints of a run, as one process writes them.
+    """The checkpoints of a run, as one process writes them."""
 
-    Args:
-        folder: where they are kept, on this host or shared by several.
-        stages: the stages of this process.
-        num_stages: those of the pipeline.
-        keep: how many checkpoints stay.
-        header: the settings of the run for the manifest, as JSON values.
-        runs: the ids that the folders of this run have on its hosts; folders get the first.
-        words: where processes post what they have written.
-        timeout: seconds to wait for the other processes.
-    """
+    folder: Path
+    """Where they are kept, on this host or shared by several."""
+    _: KW_ONLY
+    stages: Sequence[int]
+    """The stages of this process."""
+    num_stages: int
+    """Those of the pipeline."""
+    keep: int
+    """How many checkpoints stay."""
+    header: Mapping[str, Any]
+    """The settings of the run for the manifest, as JSON values."""
+    words: dist.Store
+    """Where processes post what they have written."""
+    runs: Sequence[str] = ("",)
+    """The ids that the folders of this run have on its hosts; folders get the first."""
+    timeout: float = 300.0
+    """Seconds to wait for the other processes."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        stages: Sequence[int],
-        num_stages: int,
-        keep: int,
-        header: Mapping[str, Any],
-        words: dist.Store,
-        runs: Sequence[str] = ("",),
-        timeout: float = 300.0,
-    ) -> None:
-        self._runs = list(runs)
-        self.folder, self._stages, self._keep, self._header = folder, list(stages), keep, dict(header)
-        self._words, self._timeout = words, timeout
-        self._everyone = range(num_stages)
+    def __post_init__(self) -> None:
         self._last: dict[int, _Part] = {}
         self._posted: set[str] = set()
         self._stores: dict[tuple[int, str], Store] = {}
@@ -226,10 +219,11 @@ class Checkpoints:
         The checkpoint is of the run that goes on, also where the folder of the run is a new one.
         """
         place = step_folder(self.folder, manifest.step) / MANIFEST
-        self._runs += [run for path in [place.parent] if (run := run_of(path)) is not None]
+        if (run := run_of(place.parent)) is not None:
+            self.runs = [*self.runs, run]
         # other hosts wrote it; this host stopped before it did, or its own is damaged
         if not any(found.step == manifest.step for found in manifests(self.folder)):
-            claim(place.parent, self._runs[0])
+            claim(place.parent, self.runs[0])
             if place.is_dir():
                 shutil.rmtree(place)
             write_durably(place, manifest.text().encode())
@@ -262,29 +256,29 @@ class Checkpoints:
                     self._post(step, stage, {"failed": _reason(error)})
             # on a full disk this frees room; but what all stages have written, another process may complete
             target = step_folder(self.folder, step)
-            if self._all_wrote != step and not (target / MANIFEST).exists() and run_of(target) in self._runs:
+            if self._all_wrote != step and not (target / MANIFEST).exists() and run_of(target) in self.runs:
                 for stage in states:  # the folder above stays: another process may be about to write its part there
                     shutil.rmtree(target / f"stage-{stage}", ignore_errors=True)
 
     def _write(self, step: int, states: Mapping[int, StageState]) -> None:
         target = step_folder(self.folder, step)
-        if run_of(target) not in (None, *self._runs):
+        if run_of(target) not in (None, *self.runs):
             said = f"another run made {target}; give each run a checkpoint.folder of its own"
             raise OSError(errno.EEXIST, said, str(target))
-        claim(target, self._runs[0])
+        claim(target, self.runs[0])
         parts = dict[int, _Part]()
         for stage, state in states.items():
             parts[stage] = self._write_stage(target / f"stage-{stage}", step, stage, state)
             self._post(step, stage, {"files": parts[stage].digests})
-        manifest = Manifest(step, self._header, self._await_everyone(step))
+        manifest = Manifest(step, self.header, self._await_everyone(step))
         self._all_wrote = step
         # all have read the words of the checkpoint before, which else would fill the store, in memory and in its file
-        for key in self._posted - (now := {_key(step, stage) for stage in self._stages}):
-            self._words.delete_key(key)
+        for key in self._posted - (now := {_key(step, stage) for stage in self.stages}):
+            self.words.delete_key(key)
         self._posted = now
         write_durably(target / MANIFEST, manifest.text().encode())
         self._last |= parts
-        for path in [path for path in self._own_steps() if (path / MANIFEST).exists()][: -self._keep]:
+        for path in [path for path in self._own_steps() if (path / MANIFEST).exists()][: -self.keep]:
             self._discard(path)
 
     def _write_stage(self, folder: Path, step: int, stage: int, state: StageState) -> _Part:
@@ -310,28 +304,28 @@ class Checkpoints:
         return _Part(folder, _complete_part(folder, state.values, digests), tables)
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
-        self._words.set(_key(step, stage), posts.written(word))
+        self.words.set(_key(step, stage), posts.written(word))
         self._posted.add(_key(step, stage))
 
     def _await_everyone(self, step: int) -> dict[str, dict[str, str]]:
         """The digests of every stage's files, after all are written. CheckpointError if a stage could not write."""
-        keys = [_key(step, stage) for stage in self._everyone]
-        deadline = time.monotonic() + self._timeout
+        keys = [_key(step, stage) for stage in range(self.num_stages)]
+        deadline = time.monotonic() + self.timeout
         # poll: a blocking wait would block the other threads on the same connection
-        while not self._words.check(keys):
+        while not self.words.check(keys):
             if time.monotonic() > deadline:
-                raise CheckpointError(f"not every stage had written its part within {self._timeout:g} s")
+                raise CheckpointError(f"not every stage had written its part within {self.timeout:g} s")
             time.sleep(_POLL_SECONDS)
-        return {str(stage): _files_of(self._words.get(key), stage) for stage, key in enumerate(keys)}
+        return {str(stage): _files_of(self.words.get(key), stage) for stage, key in enumerate(keys)}
 
     def _own_steps(self) -> list[Path]:
         """The folders of checkpoints that this run made, whole or not, the oldest first."""
-        return [path for path in steps_of(self.folder) if run_of(path) in self._runs]
+        return [path for path in steps_of(self.folder) if run_of(path) in self.runs]
 
     def _discard(self, path: Path) -> None:
         """Remove a checkpoint, its manifest first. Other processes may do so as well."""
         erase(path / MANIFEST)
-        remove(path, self._runs)
+        remove(path, self.runs)
 
 
 class WeightsCheckpoint:
