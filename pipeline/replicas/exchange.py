@@ -67,13 +67,18 @@ class Replicas:
             self.exchanges[stage].load_state_dict(state)
 
     def submit(self, replica: int, progress: Progress) -> None:
-        """Send what one replica's passes gave its stages. With one replica, gradients stay as they are."""
+        """Send what one replica's passes gave its stages. With one replica, gradients stay as they are.
+
+        Its statistics are few bytes, and go first, so they are there with the gradients.
+        """
+        self.statistics.submit(replica, progress)
         for exchange in self.exchanges.values():
             with exchange.meter.exchanging():
                 exchange.submit(replica, progress)
 
     def add_up(self, progress: Progress) -> None:
-        """Give every parameter the sum over all replicas, after all here have submitted."""
+        """Give parameters the sums, and batch norms the mean statistics, of all replicas; all here have submitted."""
+        self.statistics.average(progress, self.count)
         # in two rounds: the frames of one stage travel while another one computes
         for exchange in self.exchanges.values():
             with exchange.meter.exchanging():

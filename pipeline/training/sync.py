@@ -107,13 +107,9 @@ class Sync:
         self.skip(kind, self.passes * (count - here.stop))
 
     def after_backward(self, own: PipelineBatch, losses: Sequence[Tensor]) -> None:
-        """Take the losses of a pipeline, and send its gradients, which the parameters hold.
-
-        Its statistics are few bytes, and go first, so they are there with the gradients.
-        """
+        """Take the losses of a pipeline, and send its gradients, which the parameters hold."""
         self._losses += losses
         self.replicas.statistics.use(None)
-        self.replicas.statistics.submit(own.pipeline, self._progress)
         self.replicas.submit(own.pipeline, self._progress)
 
     def stepping(self, pipeline: int | None) -> Sequence[Optimizer]:
@@ -124,7 +120,6 @@ class Sync:
         """Give the parameters the sum of the gradients of all replicas; collective."""
         if self.losses_of_others is not None:
             self.losses_of_others.send([float(loss) for loss in self._losses])
-        self.replicas.statistics.average(self._progress, self.replicas.count)
         self.replicas.add_up(self._progress)
 
     def after_step(self) -> None:
@@ -233,7 +228,6 @@ class StepAlone(Sync):
         """Move the common weights by the average of what all replicas moved, and give them to all; collective."""
         # 1. Send what the replicas here moved their weights by, and their statistics.
         for replica in self.replicas.here:
-            self.replicas.statistics.submit(replica, progress)
             for copies in self.copies.values():
                 copies.put_moves(replica)
             self.replicas.submit(replica, progress)
@@ -246,7 +240,6 @@ class StepAlone(Sync):
                 self.shared.average_gradients(progress, len(self.replicas.here))
             for copies in self.copies.values():
                 copies.step()
-            self.replicas.statistics.average(progress, self.replicas.count)
         self._held = progress.step + 1
 
     def state_dict(self, stage: int) -> dict[str, Tensor]:
