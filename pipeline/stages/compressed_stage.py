@@ -134,8 +134,8 @@ class CompressedStage(TorchStage):
         for shape in self._shapes.compared(wire, lambda shape: self._peer(shape) is not None):
             if shape.gradients:
                 self._gradients_at.add(shape.index)
-            end = self._end(shape, getattr(self.ends, _side(shape, index)))
-            setattr(self.ends, _side(shape, index), end)
+            side = "downstream" if shape.index == index else "upstream"
+            setattr(self.ends, side, self._end(shape, getattr(self.ends, side)))
         self._connected = True
         self._load()
 
@@ -503,10 +503,6 @@ class CompressedStage(TorchStage):
         phase = phase_of(self._pass.kind)
         key = Key(self.wire.seed, self._first_layer, "forward", phase, self.step, microbatch)
         return seeded(key.generator(), self.device)
-
-
-def _side(shape: BoundaryShape, stage: int) -> str:
-    return "downstream" if shape.index == stage else "upstream"
 
 
 def _as_tuple(output: Any, stage: str = "a stage") -> tuple[Any, ...]:
