@@ -27,7 +27,7 @@ from thinwire.pipeline.processes import collectives
 from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.lane import GRADIENTS, OUTER_GRADIENTS, STATISTICS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, ToAll, never
+from thinwire.pipeline.replicas.member import InFull, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.replicas.statistics import Statistics
 from thinwire.pipeline.saving.state import module_of, trained
@@ -128,7 +128,7 @@ def connect(
             stage=stage.stage_index,
             replicas=count,
             here=here,
-            member=ToAll if options.step_alone else ByParts,
+            to_all=options.step_alone,
             links=links,
             everyone=partial(collectives.everyone_across, where),
             method=method,
@@ -147,7 +147,7 @@ def connect(
         """The exchange of the statistics of a stage; its buckets have numbers behind those of the weights."""
         plain = replace(
             settings[stage],
-            member=ToAll,
+            to_all=True,
             everyone=lambda mine: [mine],  # all statistics are there in each step, so nobody asks the others which
             method=AS_IT_IS,
             in_full=never,

@@ -13,7 +13,6 @@ through memory. So every contribution is treated alike, and all replicas use the
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,8 +52,8 @@ class Setting:
     replicas: int
     here: Sequence[int]
     """Those in this process."""
-    member: type[Member]
-    """What each is in the exchange of a bucket."""
+    to_all: bool
+    """Whether each sends its rows to all, and adds up for itself; else each part has an owner."""
     links: LaneEnds
     """Makes the ways of the frames."""
     everyone: Everyone
@@ -76,7 +75,25 @@ class Setting:
     """How many links a frame from one replica to another crosses."""
 
 
-class Member(ABC):
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some rows of a bucket as one replica has them: all send theirs to the owner, who sends the sum to all.
+
+    Or each sends them to all, and adds up for itself.
+    """
+
+    rows: range
+    sender: Sender
+    """Sends what this replica has of them."""
+    arriving: Sequence[Receiver]
+    """What each replica sends, where this one adds up; else empty."""
+    of_sum: Sender | None
+    """Sends the sum, if this replica is the owner."""
+    arriving_sum: Receiver | None
+    """The sum that the owner sends; None without an owner."""
+
+
+class Member:
     """One replica in the exchange of one bucket. Its methods are called in their order.
 
     Args:
@@ -87,32 +104,75 @@ class Member(ABC):
 
     def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
         self._setting, self._replica, self._bucket, self._links = setting, replica, bucket, setting.links
-        self._everyone = range(setting.replicas)
+        everyone = range(setting.replicas)
+        if setting.to_all:
+            self._parts = [self._part(bucket.rows, everyone, None)]
+        else:
+            # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
+            turns = [*everyone[replica + 1 :], *everyone[: replica + 1]]
+            self._parts = [self._part(bucket.parts[owner], [owner], owner) for owner in turns if bucket.parts[owner]]
 
-    @abstractmethod
     def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send `rows`, float32 [rows of the bucket, row]; they are only read, then free."""
+        """Send each part of `rows`, float32 [rows of the bucket, row]; they are only read, then free."""
+        # receive ahead: gloo moves bytes only once the receiver has posted
+        for part in self._parts:
+            for receiver in part.arriving:
+                receiver.post(1)
+            if part.arriving_sum is not None:
+                part.arriving_sum.post(1)
+        for part in self._parts:
+            part.sender.send(self._message(part, progress), [self._shaped(rows, part)])
 
     def send_sum(self, progress: Progress) -> None:
         """Send to all what this replica owns, added up in the order of the replicas; nothing if it owns none."""
-        return
+        for part in self._parts:
+            if part.of_sum is not None:
+                message = self._message(part, progress)
+                part.of_sum.send(message, [total_of(part.arriving, message)])
 
-    @abstractmethod
     def take(self, rows: Tensor, progress: Progress) -> None:
         """Write the sums of all parts into `rows`, and wait until all frames of this bucket have left."""
+        # its own sum needs no wire, so it is decoded while others travel
+        for part in reversed(self._parts):
+            message, place = self._message(part, progress), self._shaped(rows, part)
+            if part.arriving_sum is not None:
+                part.arriving_sum.receive(message, [place])
+            else:
+                place.copy_(total_of(part.arriving, message))
+        for part in self._parts:
+            part.sender.flush()
+            if part.of_sum is not None:
+                part.of_sum.flush()
 
-    @abstractmethod
-    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """The rows and the store of each error that this replica keeps: as a worker (parts), or as an owner (sums)."""
+    def errors(self) -> Iterator[tuple[str, range, Store]]:
+        """Each error that this replica keeps, with feedback: as what (worker/REPLICA or owner), its rows, its store."""
+        for part in self._parts:
+            yield f"worker/{self._replica}", part.rows, part.sender.coders[0].buffers.store("train")
+            if part.of_sum is not None:
+                yield "owner", part.rows, part.of_sum.coders[0].buffers.store("train")
 
-    def _message(self, rows: range, progress: Progress) -> Microbatch:
-        """The message of one exchange with these rows."""
-        samples = self._setting.layout.shape(len(rows))[0]
+    def _part(self, rows: range, adding: Sequence[int], owner: int | None) -> _Part:
+        """Some rows that the replicas `adding` add up, of which one may be the owner."""
+        (channel, of_sums), everyone = self._setting.channels, range(self._setting.replicas)
+        here = self._replica in adding
+        return _Part(
+            rows,
+            self._sender(channel, rows, adding),
+            [self._receiver(channel, rows, source, adding) for source in everyone] if here else [],
+            self._sender(of_sums, rows, everyone) if owner == self._replica else None,
+            None if owner is None else self._receiver(of_sums, rows, owner, everyone),
+        )
+
+    def _message(self, part: _Part, progress: Progress) -> Microbatch:
+        """The message of one exchange of a part."""
+        samples = self._setting.layout.shape(len(part.rows))[0]
         kind: PassKind = "warmup" if self._setting.in_full(progress) else "train"
         return Microbatch(kind, range(samples), step=progress.step)
 
-    def _shaped(self, rows: Tensor) -> Tensor:
-        return rows.view(self._setting.layout.shape(len(rows)))
+    def _shaped(self, rows: Tensor, part: _Part) -> Tensor:
+        """A part of the bucket's rows, as a codec gets it."""
+        first = part.rows.start - self._bucket.rows.start
+        return rows[first : first + len(part.rows)].view(self._setting.layout.shape(len(part.rows)))
 
     def _sender(self, name: ChannelName, rows: range, to: Sequence[int]) -> Sender:
         """The end where this replica sends these rows."""
@@ -150,88 +210,6 @@ class Member(ABC):
             carries=setting.carries,
             names=setting.names,
         )
-
-
-class ByParts(Member):
-    """A replica that sends each part to its owner."""
-
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
-        super().__init__(setting, replica, bucket)
-        (channel, of_sums), everyone, parts = setting.channels, self._everyone, bucket.parts
-        # from the next one on, itself last: frames for others leave first, and no two go to the same owner at once
-        turns = [*everyone[replica + 1 :], *everyone[: replica + 1]]
-        owners = [owner for owner in turns if parts[owner]]
-        self._to_owners = {owner: self._sender(channel, parts[owner], [owner]) for owner in owners}
-        self._from_workers, self._to_all = [], None
-        if replica in owners:
-            mine = parts[replica]
-            self._from_workers = [self._receiver(channel, mine, worker, [replica]) for worker in everyone]
-            self._to_all = self._sender(of_sums, mine, everyone)
-        # its own sum needs no wire, so it is decoded while others travel
-        self._from_owners = {owner: self._receiver(of_sums, parts[owner], owner, everyone) for owner in owners[::-1]}
-
-    def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send each owner its part."""
-        # receive ahead: gloo moves bytes only once the receiver has posted
-        for receiver in (*self._from_workers, *self._from_owners.values()):
-            receiver.post(1)
-        for owner, sender in self._to_owners.items():
-            sender.send(self._message_of(owner, progress), [self._shaped(rows[self._place(owner)])])
-
-    def send_sum(self, progress: Progress) -> None:
-        """Add up the parts that this replica owns, in the order of the replicas, and send the sum to all."""
-        if self._to_all is None:
-            return
-        message = self._message_of(self._replica, progress)
-        self._to_all.send(message, [total_of(self._from_workers, message)])
-
-    def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the sums that their owners sent."""
-        for owner, receiver in self._from_owners.items():
-            receiver.receive(self._message_of(owner, progress), [self._shaped(rows[self._place(owner)])])
-        for sender in (*self._to_owners.values(), *([self._to_all] if self._to_all else [])):
-            sender.flush()
-
-    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """One for each owner, and one for the part that this replica owns."""
-        senders = {"parts": self._to_owners, "sums": {self._replica: self._to_all} if self._to_all else {}}[name]
-        for owner, sender in senders.items():
-            yield self._bucket.parts[owner], sender.coders[0].buffers.store("train")
-
-    def _message_of(self, owner: int, progress: Progress) -> Microbatch:
-        return self._message(self._bucket.parts[owner], progress)
-
-    def _place(self, owner: int) -> slice:
-        """Where the part of an owner lies among the rows of the bucket."""
-        part, first = self._bucket.parts[owner], self._bucket.rows.start
-        return slice(part.start - first, part.stop - first)
-
-
-class ToAll(Member):
-    """A replica that sends all of a bucket to every other, and adds up for itself what others sent."""
-
-    def __init__(self, setting: Setting, replica: int, bucket: Bucket) -> None:
-        super().__init__(setting, replica, bucket)
-        (channel, _), everyone = setting.channels, self._everyone
-        self._to_all = self._sender(channel, bucket.rows, everyone)
-        self._from_all = [self._receiver(channel, bucket.rows, source, everyone) for source in everyone]
-
-    def send_parts(self, rows: Tensor, progress: Progress) -> None:
-        """Send all rows of the bucket to all."""
-        for receiver in self._from_all:
-            receiver.post(1)
-        self._to_all.send(self._message(self._bucket.rows, progress), [self._shaped(rows)])
-
-    def take(self, rows: Tensor, progress: Progress) -> None:
-        """Write the sum in the order of the replicas."""
-        total = total_of(self._from_all, self._message(self._bucket.rows, progress))
-        rows.copy_(total.view(len(rows), -1))
-        self._to_all.flush()
-
-    def errors(self, name: ChannelName) -> Iterator[tuple[range, Store]]:
-        """One of all rows; there is no owner."""
-        if name == "parts":
-            yield self._bucket.rows, self._to_all.coders[0].buffers.store("train")
 
 
 def total_of(receivers: Sequence[Receiver], message: Microbatch) -> Tensor:

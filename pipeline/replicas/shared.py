@@ -19,7 +19,7 @@ from thinwire.pipeline.processes.placement import Placement
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.lane import SHARED_GRADIENTS, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT
-from thinwire.pipeline.replicas.member import ByParts, InFull, Setting, never
+from thinwire.pipeline.replicas.member import InFull, Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 from thinwire.pipeline.saving.checkpoint_folder import SavedStage
 from thinwire.pipeline.stages.compressed_stage import CompressedStage
@@ -67,7 +67,7 @@ class SharedWeights:
             Setting,
             stage=holders[0],
             replicas=len(holders),
-            member=ByParts,
+            to_all=False,
             links=links,
             # what another stage has used gets a gradient here too
             everyone=lambda mine: [[True] * len(mine)],

@@ -17,7 +17,7 @@ from thinwire.compress.stores.store import Store
 from thinwire.pipeline.errors import CheckpointError
 from thinwire.pipeline.replicas.division import BUCKET, divide
 from thinwire.pipeline.replicas.layout import StageRows
-from thinwire.pipeline.replicas.member import Setting
+from thinwire.pipeline.replicas.member import Member, Setting
 
 
 class StageExchange:
@@ -41,9 +41,7 @@ class StageExchange:
         self._buckets = buckets
         self._longest = max((len(bucket.rows) for bucket in buckets), default=0)
         self._given: Sequence[Tensor | None] = []
-        self._members = {
-            replica: [setting.member(setting, replica, bucket) for bucket in buckets] for replica in setting.here
-        }
+        self._members = {replica: [Member(setting, replica, bucket) for bucket in buckets] for replica in setting.here}
         self._everyone = setting.everyone
         self.meter = setting.meter
         # by parameter: had a gradient here in this step; had one in any replica in any step, the same in all replicas
@@ -131,10 +129,9 @@ class StageExchange:
 
     def _errors(self) -> Iterator[tuple[str, range, Store]]:
         """Where each error belongs, its rows, and its store."""
-        for replica, members in self._members.items() if self._keeps_errors else ():
+        for members in self._members.values() if self._keeps_errors else ():
             for member in members:
-                yield from ((f"worker/{replica}", rows, store) for rows, store in member.errors("parts"))
-                yield from (("owner", rows, store) for rows, store in member.errors("sums"))
+                yield from member.errors()
 
 
 def _every_slot(store: Store) -> Tensor:

@@ -8,16 +8,15 @@ from thinwire.compress import Key, parse
 from thinwire.pipeline.errors import CheckpointError, OptionsError
 from thinwire.pipeline.options import CompressionOptions, ReplicaOptions
 from thinwire.pipeline.replicas.layout import FLAT, TILES
-from thinwire.pipeline.replicas.member import ByParts, ToAll
 
 ROW = FLAT.row
 
 
 @pytest.mark.parametrize("layout", [FLAT, TILES])
-@pytest.mark.parametrize("member", [ByParts, ToAll])
-def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, member):
+@pytest.mark.parametrize("to_all", [False, True])
+def test_without_compression_it_is_the_sum_in_the_order_of_the_replicas(layout, to_all):
     given = gradients(0)
-    for flat in exchanged(make("none", layout=layout, member=member), given, 0):
+    for flat in exchanged(make("none", layout=layout, to_all=to_all), given, 0):
         assert torch.equal(flat, given[0] + given[1] + given[2])
 
 
@@ -130,10 +129,10 @@ def test_errors_go_on_by_the_names_of_parameters():
     assert not torch.equal(fresh[0], ours)
 
 
-@pytest.mark.parametrize("member", [ByParts, ToAll])
+@pytest.mark.parametrize("to_all", [False, True])
 @pytest.mark.parametrize("expression", ['ef(q(2, round="stochastic"))', "ef(topk(0.02))"])
-def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(member, expression):
-    replicas, again = (make(expression, layout=TILES, member=member) for _ in range(2))
+def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(to_all, expression):
+    replicas, again = (make(expression, layout=TILES, to_all=to_all) for _ in range(2))
     for step in range(4):
         mine, *others = exchanged(replicas, gradients(step), step)
         assert all(torch.equal(mine, other) for other in others)
@@ -145,7 +144,7 @@ def test_replicas_that_exchange_tiles_stay_equal_and_go_on_by_name(member, expre
 
 def test_if_all_add_up_each_sends_all_to_every_other():
     """u = d + e; C(u) to all; e <- u - C(u); everyone adds up C(u) in the order of the replicas."""
-    codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, member=ToAll)
+    codec, replicas = parse("q(4)"), make("ef(q(4))", layout=TILES, to_all=True)
     errors = torch.zeros(REPLICAS, 1, 4096)
     for step in range(3):
         u = torch.nn.functional.pad(gradients(step), (0, 4096 - SIZE)).view(REPLICAS, 1, 4096) + errors

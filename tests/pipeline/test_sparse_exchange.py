@@ -12,7 +12,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import TILES
-from thinwire.pipeline.replicas.member import Setting, ToAll
+from thinwire.pipeline.replicas.member import Setting
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
 PUBLISHED = 'ef(topk(0.015625, values="means(2)", code="entropy"), decay=0.95)'
@@ -47,7 +47,7 @@ def make(shapes):
         stage=0,
         replicas=REPLICAS,
         here=range(REPLICAS),
-        member=ToAll,
+        to_all=True,
         links=ends,
         everyone=list,
         method=parse(PUBLISHED),

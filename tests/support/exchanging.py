@@ -10,7 +10,7 @@ from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import ReplicaOptions, WireOptions
 from thinwire.pipeline.replicas.lane import LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT
-from thinwire.pipeline.replicas.member import ByParts, Setting, never
+from thinwire.pipeline.replicas.member import Setting, never
 from thinwire.pipeline.replicas.stage_exchange import StageExchange
 
 SHAPES = {"wide": (3, 700), "bias": (5,), "long": (1000,)}
@@ -32,7 +32,7 @@ class Replica:
         in_full,
         *,
         layout=FLAT,
-        member=ByParts,
+        to_all=False,
         here=None,
         everyone=lambda mine: [mine],
     ):
@@ -44,7 +44,7 @@ class Replica:
             stage=1,
             replicas=options.count,
             here=here,
-            member=member,
+            to_all=to_all,
             links=links,
             everyone=everyone,
             method=options.method,
