@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -181,7 +182,7 @@ class _Unrecorded:
 _unrecorded = _Unrecorded()
 
 
-class reaching:
+class reaching(ContextDecorator):
     """Turns failures of process-group calls inside into a PeerError that says what was awaited; errors of ours pass.
 
     C++ raises ValueError or MemoryError where a length was damaged on the way.

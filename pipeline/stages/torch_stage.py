@@ -148,12 +148,4 @@ def name_questions(schedule: Any, stage: int) -> None:
     """Let a PeerError name the stage that asks all others for examples, where torch would raise an error of gloo's."""
     for name in QUESTIONS:
         if (ask := getattr(schedule, name, None)) is not None:
-            setattr(schedule, name, _named(ask, f"stage {stage} was asking whether all stages have examples"))
-
-
-def _named(ask: Any, what: str) -> Any:
-    def asking(*args: Any, **kwargs: Any) -> None:
-        with reaching(what):
-            ask(*args, **kwargs)
-
-    return asking
+            setattr(schedule, name, reaching(f"stage {stage} was asking whether all stages have examples")(ask))
