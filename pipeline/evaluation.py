@@ -177,11 +177,9 @@ def look(trainer: Trainer, samples: Samples, batches: Callable[[], Iterable[Any]
     with _without_trace(trainer):
         scores = evaluate(trainer, samples, lambda: islice(batches(), 1))
     costly = scores is not None and costs_too_much(scores["on"].loss, scores["off"].loss)
-    boundaries = range(trainer.placement.num_stages - 1)
-    if not collectives.anyone(trainer.placement, costly):
-        return Look(scores, {}) if scores is not None else None
+    alone = dict[int, Score]()
     ends = [end for stage in trainer.stages for end in stage.ends.channels]
-    alone = {}
+    boundaries = range(trainer.placement.num_stages - 1) if collectives.anyone(trainer.placement, costly) else ()
     for boundary in boundaries:
         for end in ends:
             end.bypassed = end.channel.boundary != boundary

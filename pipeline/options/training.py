@@ -115,7 +115,13 @@ class OptimizerOptions:
                 f"optimizer.cosine_steps must be at least 1 or null, got {self.cosine_steps}",
             ),
         )
-        mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or self._mistakes_of_freezing()
+        mistakes += misspelt("optimizer.freeze_after", self.freeze_after) or broken(
+            (
+                self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0,
+                "optimizer.freeze_after must be at least 1 step for quantized-adam, because nothing moves without a "
+                f'second moment; a fifth of training is usual, such as "200 steps" of 1000; got {self.freeze_after!r}',
+            )
+        )
         mistakes += self._mistakes_of_name()
         if mistakes or (mistakes := self._without_effect()):
             raise OptionsError(mistakes)
@@ -197,14 +203,6 @@ class OptimizerOptions:
                 f"{value}; {listed(users)} {'uses' if len(users) == 1 else 'use'} it"
             )
         return mistakes
-
-    def _mistakes_of_freezing(self) -> list[str]:
-        if self.name != "quantized-adam" or read_duration(self.freeze_after)[0] > 0:
-            return []
-        return [
-            "optimizer.freeze_after must be at least 1 step for quantized-adam, because nothing moves without a second "
-            f'moment; a fifth of training is usual, such as "200 steps" of 1000; got {self.freeze_after!r}'
-        ]
 
     def is_frozen(self, progress: compress.Progress) -> bool:
         """Whether the second moment is frozen in the coming step."""
