@@ -127,19 +127,18 @@ def _stages(prepared: Prepared, where: Placement, rank: int, device: torch.devic
     ]
 
 
-def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights | None:
-    """The weights that several stages hold and train; None if the model has no such weights. Collective if it has."""
+def _shared_weights(prepared: Prepared, stages: Sequence[CompressedStage], where: Placement) -> SharedWeights:
+    """The weights that several stages hold and train. Collective if the model has some that they may hold."""
     names, recipe = prepared.blueprint.shared, prepared.recipe
-    if not names:
-        return None
     inside, copies = tuple(f"{name}." for name in names), dict[int, dict[str, Parameter]]()
     for stage in stages:
         own = sorted(trained(stage).items())  # in an order that all holders have
         copies[stage.stage_index] = {name: parameter for name, parameter in own if name.startswith(inside)}
-    counts = collectives.gather_numbers(where, {stage: len(parameters) for stage, parameters in copies.items()})
+    here = {stage: len(parameters) for stage, parameters in copies.items()}
+    counts = collectives.gather_numbers(where, here) if names else []
     holders = [stage for stage, count in enumerate(counts) if count]
     if len(holders) < 2:
-        return None
+        holders, copies = [], {}
     return SharedWeights(
         stages,
         {stage: parameters for stage, parameters in copies.items() if parameters},

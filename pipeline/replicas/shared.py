@@ -33,7 +33,7 @@ class SharedWeights:
 
     Args:
         copies: of each stage here that holds them the parameters by name, in an order that all holders have.
-        holders: all stages that hold them, in stage order.
+        holders: all stages that hold them, in stage order; none if there are no such weights.
         where: where all stages live.
         in_full: says whether those of a step go uncompressed.
         simulated: where stages would live, if a simulation has them all in one process; it counts what would be sent.
@@ -65,7 +65,6 @@ class SharedWeights:
         )
         setting = partial(
             Setting,
-            stage=holders[0],
             replicas=len(holders),
             to_all=False,
             links=links,
@@ -82,7 +81,7 @@ class SharedWeights:
         )
         meters = {stage.stage_index: stage.meter for stage in stages}
         self._exchanges = {
-            stage: StageExchange(copies[stage], setting(meter=meters[stage], here=[member]))
+            stage: StageExchange(copies[stage], setting(stage=holders[0], meter=meters[stage], here=[member]))
             for stage, member in here.items()
         }
 

@@ -75,8 +75,8 @@ class Update:
     """The course of the learning rate, and the largest norm."""
     steps: int
     """Of the whole training."""
-    shared: SharedWeights | None
-    """Weights that several stages hold, or None."""
+    shared: SharedWeights
+    """Weights that several stages hold."""
     before_step: Callable[[], None] = lambda: None
     """Called before weights and moments change."""
 
@@ -107,8 +107,7 @@ class Update:
         compute. `replicas` is how many of this process take the step together.
         """
         # 1. Sum shared gradients before the norm, which counts the sum once.
-        if self.shared is not None:
-            self.shared.sum_gradients(progress, replicas)
+        self.shared.sum_gradients(progress, replicas)
         # 2. Clip before the step, by the norm over all stages.
         most = self.options.max_grad_norm
         squares = {stage.stage_index: squared_norm(self._counted(stage)) for stage in self.stages}
@@ -130,8 +129,8 @@ class Update:
 
     def _counted(self, stage: CompressedStage) -> list[Parameter]:
         """A stage's parameters, without copies that an earlier stage counts."""
-        shared, index = self.shared, stage.stage_index
-        copies = shared.copies(index) if shared is not None and index != shared.holders[0] else ()
+        index = stage.stage_index
+        copies = () if index in self.shared.holders[:1] else self.shared.copies(index)
         left_out = {id(copy) for copy in copies}
         return [parameter for parameter in stage.submod.parameters() if id(parameter) not in left_out]
 

@@ -179,7 +179,7 @@ class StepAlone(Sync):
 
     copies: Mapping[int, StageCopies]
     """The weights and optimizers of each replica here, by stage."""
-    shared: SharedWeights | None
+    shared: SharedWeights
     steps: int
     """Those of the whole training."""
 
@@ -236,8 +236,7 @@ class StepAlone(Sync):
             for copies in self.copies.values():
                 copies.average(self.replicas.count)
             # 2. Copies of shared weights went through codecs apart, and must stay equal.
-            if self.shared is not None:
-                self.shared.average_gradients(progress, len(self.replicas.here))
+            self.shared.average_gradients(progress, len(self.replicas.here))
             for copies in self.copies.values():
                 copies.step()
         self._held = progress.step + 1
@@ -268,7 +267,7 @@ def sync_of(
     replicas: Replicas,
     pipeline: PipelineOptions,
     optimizer: OptimizerOptions,
-    shared: SharedWeights | None,
+    shared: SharedWeights,
     steps: int,
 ) -> Sync:
     """What pipelines exchange in a training of so many steps, with the optimizers of the stages."""
@@ -290,7 +289,7 @@ def sync_of(
 
     def summands(parameter: Parameter) -> int:
         """How many tensors a gradient is the sum of: one of each replica, and of each stage with the parameter."""
-        return replicas.count * (1 if shared is None else shared.copies_of(parameter))
+        return replicas.count * shared.copies_of(parameter)
 
     optimizers = [make_optimizer(stage.submod.parameters(), optimizer, summands, ends) for stage in stages]
 

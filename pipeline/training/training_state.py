@@ -40,8 +40,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, manifest: Manifest) -> No
         checkpoints.resume(manifest, part, stores_of(stage, saved))
         restore(stage, optimizer, saved)
         trainer.sync.load_state_dict(stage.stage_index, saved)
-        if trainer.update.shared is not None:
-            trainer.update.shared.load_state_dict(stage.stage_index, saved)
+        trainer.update.shared.load_state_dict(stage.stage_index, saved)
 
 
 def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
@@ -57,5 +56,5 @@ def resume_model(trainer: Trainer, folder: Path, manifest: Manifest) -> None:
 
 def _beside(trainer: Trainer, stage: int) -> dict[str, Tensor]:
     """What is remembered for a stage, besides its optimizer and boundaries, by its names in a checkpoint."""
-    shared = {} if trainer.update.shared is None else trainer.update.shared.state_dict(stage)
+    shared = trainer.update.shared.state_dict(stage)
     return shared | {f"replicas/{name}": tensor for name, tensor in trainer.sync.state_dict(stage).items()}

@@ -228,11 +228,11 @@ def make_schedule(setting, stages, loss):
 
 
 def shared_weights(setting, stages, where):
-    """The weights that all stages share; None if they share none."""
-    if not setting.shared:
-        return None
-    copies = {stage.stage_index: dict(stage.submod.named_parameters()) for stage in stages}
-    return SharedWeights(stages, copies, range(setting.num_stages), where, parse("none"))
+    """The weights that all stages share, if they share any."""
+    sharing = stages if setting.shared else []
+    copies = {stage.stage_index: dict(stage.submod.named_parameters()) for stage in sharing}
+    holders = range(setting.num_stages) if setting.shared else []
+    return SharedWeights(stages, copies, holders, where, parse("none"))
 
 
 def make_trainer(rank, *, where=None, **options):
