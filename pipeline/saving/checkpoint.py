@@ -99,6 +99,7 @@ class _Part:
     """Of its files, by name."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """Of its stores, by name: where their rows are, as in `rows.py`."""
+    stores: Sequence[Store] = ()
 
     @property
     def lacks_rows(self) -> bool:
@@ -131,7 +132,6 @@ class Checkpoints:
     def __post_init__(self) -> None:
         self._last: dict[int, _Part] = {}
         self._posted: set[str] = set()
-        self._stores: dict[tuple[int, str], Store] = {}
         self._lent: dict[int, StageState] = {}
         self._taking = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -158,11 +158,10 @@ class Checkpoints:
             CheckpointError: the checkpoint before could not be written.
         """
         self.wait()
-        for stage in [stage for stage, part in self._last.items() if part.lacks_rows]:
+        for stage, part in [(stage, part) for stage, part in self._last.items() if part.lacks_rows]:
             del self._last[stage]  # somebody made room by hand: the next checkpoint writes all rows
-            for (of, _), store in self._stores.items():
-                if of == stage:
-                    store.unsave_all()
+            for store in part.stores:
+                store.unsave_all()
         states = collect()
         self._lent = {stage: state for stage, state in states.items() if state.lent}
         self._thread = threading.Thread(
@@ -209,8 +208,7 @@ class Checkpoints:
         self.go_on_from(manifest)
         saved = SavedStage(self.folder, manifest.step, stage)
         tables = {name: restore(saved, name, store) for name, store in stores.items()}
-        self._stores |= {(stage, name): store for name, store in stores.items()}
-        self._last[stage] = _Part(saved.path, manifest.files[str(stage)], tables)
+        self._last[stage] = _Part(saved.path, manifest.files[str(stage)], tables, list(stores.values()))
         return saved
 
     def go_on_from(self, manifest: Manifest) -> None:
@@ -287,7 +285,6 @@ class Checkpoints:
         make_folder(folder)
         before, digests, tables = self._last.get(stage, _Part()), dict[str, str](), dict[str, Tensor]()
         for name, (store, snapshot) in state.snapshots.items():
-            self._stores[stage, name] = store
             table = before.tables[name].clone() if name in before.tables else table_of(store.layout.num_slots)
             if snapshot.slots:
                 rows = (row.numpy().data for row in snapshot.rows)
@@ -301,7 +298,8 @@ class Checkpoints:
             of_stores = {f"stores/{name}/rows": table for name, table in tables.items()}
             digests[TENSORS] = write_tensors(folder / TENSORS, state.tensors | of_stores)
             self._lent.pop(stage, None)
-        return _Part(folder, _complete_part(folder, state.values, digests), tables)
+        stores = [store for store, _ in state.snapshots.values()]
+        return _Part(folder, _complete_part(folder, state.values, digests), tables, stores)
 
     def _post(self, step: int, stage: int, word: Mapping[str, Any]) -> None:
         self.words.set(_key(step, stage), posts.written(word))
