@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,14 +43,8 @@ class PipelineBatch:
     """Those of its samples; None except in the process of the last stage."""
     counted: Tensor | None
     """The targets over which its loss is a mean; None except in the process of the last stage."""
-    passes: int
-    """Passes through the schedule, of equally many samples."""
     first: int
     """The place of its first pass among those of the step in this process."""
-
-    def by_pass(self, tensor: Tensor | None) -> Sequence[Any]:
-        """The rows of each pass, of a tensor with one for each of its samples; None for each pass without a tensor."""
-        return [None] * self.passes if tensor is None else tensor.chunk(self.passes)
 
 
 @dataclass(eq=False)
@@ -64,7 +57,7 @@ class Sync:
     replicas: Replicas
     """Those of these stages."""
     passes: int
-    """Passes of each replica in a step."""
+    """Passes of each replica in a step, of equally many samples."""
     optimizers: Sequence[Optimizer]
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
     losses_of_others: AsyncNotes | None
@@ -101,7 +94,6 @@ class Sync:
                 ids=ids.chunk(count)[replica],
                 targets=own,
                 counted=self._counted(targets, own),
-                passes=self.passes,
                 first=self.first_pass(replica),
             )
         self.skip(kind, self.passes * (count - here.stop))

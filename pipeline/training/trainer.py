@@ -210,8 +210,9 @@ class Trainer:
         """All passes of one pipeline: the micro-batches' losses on the last stage."""
         inputs = self.samples.inputs(own.ids, epoch) if self.runner.has_first else None
         losses: list[Tensor] = []
-        passes = zip(*map(own.by_pass, (own.ids, inputs, own.targets)), strict=True)
-        for index, (ids, pass_inputs, pass_targets) in enumerate(passes):
+        count = self.sync.passes
+        by_pass = ([None] * count if each is None else each.chunk(count) for each in (own.ids, inputs, own.targets))
+        for index, (ids, pass_inputs, pass_targets) in enumerate(zip(*by_pass, strict=True)):
             lengths = self.lengths(self.samples, ids)
             coming = Pass(kind=kind, accumulation=own.first + index, sample_ids=ids, lengths=lengths)
             losses += self.runner.run(coming, self.samples.side(ids), pass_inputs, pass_targets)
