@@ -51,30 +51,26 @@ class StageCopies:
     def __init__(
         self, parameters: Mapping[str, Parameter], here: Iterable[int], make_optimizer: MakeOptimizer, sync: SyncOptions
     ) -> None:
-        self._parameters = list({id(parameter): parameter for parameter in parameters.values()}.values())
-        places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
-        self._places = {name: places[id(parameter)] for name, parameter in parameters.items()}
-        self._common = [parameter.data for parameter in self._parameters]
-        self._own = {replica: [weights.clone() for weights in self._common] for replica in here}
-        self.optimizers = {replica: make_optimizer(self._parameters) for replica in here}
-        group = [{"params": self._parameters}]  # torch refuses an empty list of parameters, and takes an empty group
+        self._parameters = parameters
+        self._common = {parameter: parameter.data for parameter in parameters.values()}  # each once
+        self._own = {replica: {one: weights.clone() for one, weights in self._common.items()} for replica in here}
+        self.optimizers = {replica: make_optimizer(self._common) for replica in here}
+        group = [{"params": [*self._common]}]  # torch refuses an empty list of parameters, and takes an empty group
         self.outer = SGD(group, lr=sync.lr, momentum=sync.momentum, nesterov=sync.momentum > 0)
 
     def use(self, replica: int | None) -> None:
         """Give the parameters the weights of a replica, or with None the common ones."""
-        for parameter, weights in zip(
-            self._parameters, self._common if replica is None else self._own[replica], strict=True
-        ):
+        for parameter, weights in (self._common if replica is None else self._own[replica]).items():
             parameter.data = weights
 
     def put_moves(self, replica: int) -> None:
         """Set the gradients to what a replica moved its weights by: common minus its own."""
-        for parameter, common, own in zip(self._parameters, self._common, self._own[replica], strict=True):
-            parameter.grad = common - own
+        for parameter, own in self._own[replica].items():
+            parameter.grad = self._common[parameter] - own
 
     def average(self, count: int) -> None:
         """Turn the gradients from sums over `count` replicas into means."""
-        for parameter in self._parameters:
+        for parameter in self._common:
             if parameter.grad is not None:
                 parameter.grad /= count
 
@@ -83,8 +79,8 @@ class StageCopies:
         self.outer.step()
         self.outer.zero_grad()
         for own in self._own.values():
-            for weights, common in zip(own, self._common, strict=True):
-                weights.copy_(common)
+            for parameter, weights in own.items():
+                weights.copy_(self._common[parameter])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights of each replica, own/REPLICA/NAME, and of its optimizer, inner/REPLICA/NAME/KEY.
@@ -94,15 +90,15 @@ class StageCopies:
         for optimizer in self.optimizers.values():
             check_optimizer(optimizer)
         own = {
-            f"own/{replica}/{name}": copy_to_host(weights[place])
+            f"own/{replica}/{name}": copy_to_host(weights[parameter])
             for replica, weights in self._own.items()
-            for name, place in self._places.items()
+            for name, parameter in self._parameters.items()
         }
         inner = {
             f"inner/{replica}/{name}/{key}": copy_to_host(value)
             for replica, optimizer in self.optimizers.items()
-            for name, place in self._places.items()
-            for key, value in _as_tensors(optimizer.state.get(self._parameters[place], {}))
+            for name, parameter in self._parameters.items()
+            for key, value in _as_tensors(optimizer.state.get(parameter, {}))
         }
         return own | inner
 
@@ -111,24 +107,24 @@ class StageCopies:
         for replica, own in self._own.items():
             weights: dict[str, Tensor] = {}
             for part in saved:
-                weights |= part.tensors(f"replicas/own/{replica}/", self._places)
-            if missing := [name for name in self._places if name not in weights]:
+                weights |= part.tensors(f"replicas/own/{replica}/", self._parameters)
+            if missing := [name for name in self._parameters if name not in weights]:
                 raise CheckpointError(f"the checkpoint has no weights of replica {replica}: {missing[0]}")
             kept: dict[str, dict[str, Tensor]] = {}
             for path, value in self._inner(saved, f"replicas/inner/{replica}/"):
                 name, _, key = path.rpartition("/")
                 if key.endswith(_JSON):
                     value, key = json.loads(bytes(value.tolist())), key.removesuffix(_JSON)
-                kept.setdefault(name, {})[key] = beside(self._parameters[self._places[name]], key, value)
-            for name, place in self._places.items():
-                own[place].copy_(weights[name])
+                kept.setdefault(name, {})[key] = beside(self._parameters[name], key, value)
+            for name, parameter in self._parameters.items():
+                own[parameter].copy_(weights[name])
                 if name in kept:
-                    self.optimizers[replica].state[self._parameters[place]] = kept[name]
+                    self.optimizers[replica].state[parameter] = kept[name]
 
     def _inner(self, saved: Sequence[SavedStage], prefix: str) -> Iterator[tuple[str, Tensor]]:
         """What the optimizer of a replica keeps for the parameters of this stage, NAME/KEY; no more is read."""
         for part in saved:
-            wanted = {path for path in part.names(prefix) if path.rpartition("/")[0] in self._places}
+            wanted = {path for path in part.names(prefix) if path.rpartition("/")[0] in self._parameters}
             yield from part.tensors(prefix, wanted).items()
 
 
