@@ -32,7 +32,7 @@ from thinwire.pipeline.processes.transport import (
     SendingEnd,
     complete,
 )
-from thinwire.pipeline.wire.boundary import LocalTime, same_clock
+from thinwire.pipeline.wire.boundary import LocalTime
 from thinwire.pipeline.wire.channel import Channel
 from thinwire.pipeline.wire.passes import phase_of
 
@@ -124,10 +124,6 @@ class LaneEnds:
     def receiving(self, lane: Lane, to: int, capacity: int) -> ReceivingEnd:
         """The end of a lane at replica `to`."""
         return self._end(ProcessGroupReceiver, lane, lane.replica, to, capacity)
-
-    def local_time(self, replica: int) -> LocalTime:
-        """Converts a time of a replica's clock to this process's clock."""
-        return self.times.get(replica, same_clock)
 
     def _end(self, kind: type[GroupEnd], lane: Lane, other: int, to: int, capacity: int) -> MemoryEnd | GroupEnd:
         """An end of a lane to replica `to`: in memory if the replica at its far end is here, else over the group."""

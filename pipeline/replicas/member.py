@@ -30,7 +30,7 @@ from thinwire.pipeline.options import WireOptions
 from thinwire.pipeline.replicas.division import Bucket
 from thinwire.pipeline.replicas.lane import GRADIENTS, Lane, LaneEnds
 from thinwire.pipeline.replicas.layout import FLAT, Layout
-from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of
+from thinwire.pipeline.wire.boundary import Receiver, Sender, capacity_of, same_clock
 
 AnyCoder = TypeVar("AnyCoder", Encoder, Decoder)
 InFull = Callable[[Progress], bool]
@@ -188,7 +188,7 @@ class Member:
         decoder = _coder(Decoder, lane)
         way = self._links.receiving(lane, self._replica, capacity_of([decoder]))
         copies = partial(self._crossing, source, [self._replica])
-        time = self._links.local_time(source)
+        time = self._links.times.get(source, same_clock)
         return Receiver(lane, [decoder], way, self._setting.options, self._setting.meter, time, copies)
 
     def _crossing(self, source: int, to: Sequence[int]) -> int:
