@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from thinwire.models.data.parts import ANSWERS, MARKS, ROLES, Conversation
-from thinwire.models.data.samples import Samples
+from thinwire.models.data.samples import TokenRows
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import ModelError, require
 from thinwire.models.tasks import IGNORE
@@ -138,10 +138,11 @@ class ChatTokens:
     """The special tokens, in a row, that end an answer: those of all its answers."""
 
 
-class ChatSamples(Samples):
+class ChatSamples(TokenRows):
     """Samples of `block_size` tokens, each one conversation or several whole ones, and padding behind them.
 
-    The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count.
+    The target of a token is the next token of its conversation, if that belongs to an answer; else it does not count,
+    and is `IGNORE`. With packing, position_ids are a side input: the place of each token in its conversation.
 
     Attributes:
         lengths: the tokens of each sample before its padding, int64 [N].
@@ -170,11 +171,11 @@ class ChatSamples(Samples):
         )
         lengths = [len(each.tokens) for each in kept]
         self.rows = pack(lengths, block_size) if packing else [[index] for index in range(len(kept))]
-        self.tokens = torch.full((len(self.rows), block_size), padding, dtype=torch.int32)
-        self.labels = torch.full((len(self.rows), block_size), IGNORE, dtype=torch.int32)
-        self.positions = torch.empty_like(self.tokens)
+        tokens = torch.full((len(self.rows), block_size), padding, dtype=torch.int32)
+        self.positions = torch.empty_like(tokens)
+        side = {"position_ids": self.positions} if packing else {}
+        super().__init__(tokens, torch.full_like(tokens, IGNORE), side)
         self.lengths = torch.tensor([sum(lengths[member] for member in row) for row in self.rows])
-        self.packing = packing
         for row, members in enumerate(self.rows):
             start = 0
             for member in members:
@@ -186,29 +187,6 @@ class ChatSamples(Samples):
             self.positions[row, start:] = torch.arange(block_size - start)
         tensors = {"tokens": self.tokens, "labels": self.labels, **({"positions": self.positions} if packing else {})}
         self.digest = weights_digest(tensor_lines(tensors))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """The tokens of samples `ids` [B]: int64 [B, T], the same in every epoch."""
-        return self.tokens[ids].long()
-
-    def targets(self, ids: Tensor) -> Tensor:
-        """The token after each token of `inputs(ids)` where it belongs to an answer, else `IGNORE`: int64 [B, T]."""
-        return self.labels[ids].long()
-
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """With packing, the position of each token in its conversation: position_ids, int64 [B, T]."""
-        return {"position_ids": self.positions[ids].long()} if self.packing else {}
-
-    def example(self, batch: int) -> Tensor:
-        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
-        return torch.empty(batch, self.tokens.shape[1], dtype=torch.int64, device="meta")
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """`side` for `batch` samples without data."""
-        return {"position_ids": self.example(batch)} if self.packing else {}
 
     def notes(self) -> list[str]:
         """Sentences for the user: samples, padding, what was cut, and how much counts."""

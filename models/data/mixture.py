@@ -41,15 +41,11 @@ class MixedSamples(Samples):
 
     def side(self, ids: Tensor) -> dict[str, Tensor]:
         """The side inputs of samples `ids` [B]; all parts have the same."""
-        return {name: self._gather(ids, partial(_side, name)) for name in self.side_example(1)}
+        return {name: self._gather(ids, partial(_side, name)) for name in self.parts[0].side_example(1)}
 
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
         return self.parts[0].example(batch)
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """The side inputs of `batch` samples without data: meta tensors."""
-        return self.parts[0].side_example(batch)
 
     def _gather(self, ids: Tensor, read: Callable[[Samples, Tensor], Tensor]) -> Tensor:
         sources, rows = self.sources[ids], self.rows[ids]

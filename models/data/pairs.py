@@ -9,43 +9,23 @@ Tensor names end in their shape: B samples, T tokens.
 import torch
 from torch import Tensor
 
-from thinwire.models.data.samples import Samples
+from thinwire.models.data.samples import Samples, TokenRows
 from thinwire.models.data.tokenizer import Padded
 from thinwire.models.digest import tensor_lines, weights_digest
 from thinwire.models.errors import require
 
 
-class PairSamples(Samples):
-    """Tokenized texts, each with a label, or a label for each token. The id of a sample is its place in the source."""
+class PairSamples(TokenRows):
+    """Tokenized texts, each with a label, or a label for each token. The id of a sample is its place in the source.
+
+    The side inputs are attention_mask, and token_type_ids if the tokenizer has them.
+    """
 
     def __init__(self, padded: Padded, labels: Tensor) -> None:
+        super().__init__(padded.tokens, labels, padded.side)
         self.padded = padded
-        self.labels = labels
         tensors = {"input_ids": padded.tokens, **padded.side, "labels": labels}
         self.digest = weights_digest(tensor_lines(tensors))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
-        """The tokens of samples `ids` [B]: int64 [B, T], the same in every epoch."""
-        return self.padded.tokens[ids].long()
-
-    def targets(self, ids: Tensor) -> Tensor:
-        """The labels, int64 [B] or [B, T]."""
-        return self.labels[ids]
-
-    def side(self, ids: Tensor) -> dict[str, Tensor]:
-        """The side inputs: attention_mask, and token_type_ids if the tokenizer has them, int64 [B, T] each."""
-        return {name: tensor[ids].long() for name, tensor in self.padded.side.items()}
-
-    def example(self, batch: int) -> Tensor:
-        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
-        return torch.empty(batch, self.padded.tokens.shape[1], dtype=torch.int64, device="meta")
-
-    def side_example(self, batch: int) -> dict[str, Tensor]:
-        """`side` for `batch` samples without data."""
-        return {name: self.example(batch) for name in self.padded.side}
 
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user: the share of padding, and how many samples were cut."""

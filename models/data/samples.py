@@ -1,8 +1,10 @@
 """The data of a run: numbered samples for training and evaluation, and their task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from thinwire.models.tasks import Task
@@ -33,8 +35,36 @@ class Samples(Protocol):
         """The inputs of `batch` samples without data: a meta tensor."""
 
     def side_example(self, batch: int) -> dict[str, Tensor]:
-        """The side inputs of `batch` samples without data: meta tensors."""
-        return {}
+        """`side` for `batch` samples without data: meta tensors."""
+        one = self.side(torch.zeros(1, dtype=torch.int64))
+        return {name: each.new_empty(batch, *each.shape[1:], device="meta") for name, each in one.items()}
+
+
+class TokenRows(Samples):
+    """Samples of T tokens, a row each, with labels and side inputs beside them. The id of a sample is its row."""
+
+    def __init__(self, tokens: Tensor, labels: Tensor, side: Mapping[str, Tensor]) -> None:
+        """`tokens` [N, T], `labels` [N] or [N, T], and each of `side` [N, T] are integers of any width."""
+        self.tokens, self.labels, self._side = tokens, labels, side
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
+        """The tokens of samples `ids` [B]: int64 [B, T], the same in every epoch."""
+        return self.tokens[ids].long()
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """The labels, int64 [B] or [B, T]."""
+        return self.labels[ids].long()
+
+    def side(self, ids: Tensor) -> dict[str, Tensor]:
+        """The side inputs by name, int64 [B, T] each."""
+        return {name: tensor[ids].long() for name, tensor in self._side.items()}
+
+    def example(self, batch: int) -> Tensor:
+        """The inputs of `batch` samples without data: int64 [batch, T] on the meta device."""
+        return torch.empty(batch, self.tokens.shape[1], dtype=torch.int64, device="meta")
 
 
 @dataclass(frozen=True)
