@@ -159,16 +159,13 @@ def decode(picture: Picture, form: Format, place: str = "one") -> Tensor:
     from PIL.Image import Resampling
 
     mode, size = PILLOW_MODES[form.channels], (form.width, form.height)
-    try:
-        with _strict():
-            image = _open(picture)
-            image = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
-            image = _of_eight_bits(image) if image.mode in _SIXTEEN_BITS else image
-            image = image if image.mode == mode else image.convert(mode)
-            image = ImageOps.fit(image, size, Resampling.BILINEAR) if form.resized else image
+    with _pillow("decode", place):
+        image = _open(picture)
+        image = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
+        image = _of_eight_bits(image) if image.mode in _SIXTEEN_BITS else image
+        image = image if image.mode == mode else image.convert(mode)
+        image = ImageOps.fit(image, size, Resampling.BILINEAR) if form.resized else image
         pixels = np.array(image, dtype=np.uint8).reshape(form.height, form.width, form.channels)
-    except Exception as error:  # each format raises its own
-        raise ModelError(f"Pillow must be able to decode each image, and cannot decode {place}: {error}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -184,16 +181,11 @@ def find_format(parts: Sequence[Labelled], channels: int | None, size: int | Non
     modes = set()
     for part in parts:
         for index, picture in enumerate(part.examples):
-            try:
-                with _strict():
-                    image = _open(picture)
-                    turned = _orientation(image) in _SIDEWAYS
-            except Exception as error:  # each format raises its own
-                place = part.place(index)
-                raise ModelError(f"Pillow must be able to read each image, and cannot read {place}: {error}") from error
-            shape = (image.width, image.height) if turned else (image.height, image.width)
-            if shape not in shapes:
-                shapes[shape] = part.place(index)
+            place = part.place(index)
+            with _pillow("read", place):
+                image = _open(picture)
+                turned = _orientation(image) in _SIDEWAYS
+            shapes.setdefault((image.width, image.height) if turned else (image.height, image.width), place)
             modes.add(image.mode)
     if channels is None:
         channels = 1 if modes <= {"L", "1", *_SIXTEEN_BITS} else 3
@@ -232,14 +224,20 @@ def _open(picture: Picture) -> Image:
 
 
 @contextmanager
-def _strict() -> Iterator[None]:
-    """Inside, an image of more than 89 million pixels is an error: Pillow warns, and refuses one of twice as many."""
+def _pillow(does: str, place: str) -> Iterator[None]:
+    """Inside, what Pillow cannot do with the image of this place is a ModelError.
+
+    So is an image of more than 89 million pixels: Pillow warns, and refuses one of twice as many.
+    """
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    except Exception as error:  # each format raises its own
+        raise ModelError(f"Pillow must be able to {does} each image, and cannot {does} {place}: {error}") from error
 
 
 @cache
