@@ -209,7 +209,6 @@ class Turns:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all turns; its epoch is that of the client."""
-        require((step >= 0, f"step must be at least 0, got {step}"))
         client, turns = self.client(step), step // self._ends[-1]
         begun = self.end(step) - self._lengths[client]
         found = self._samplers[client].batch(turns * self._lengths[client] + step - begun)

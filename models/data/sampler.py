@@ -6,13 +6,11 @@ the sampler.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from thinwire.models.data.options import Shuffle
-from thinwire.models.errors import require
 from thinwire.models.seed import derive_seed
 
 
@@ -47,13 +45,6 @@ class Sampler:
     def __init__(
         self, num_samples: int, batch_size: int, seed: int, shuffle: Shuffle = "epoch", pieces: int = 1
     ) -> None:
-        known = get_args(Shuffle)
-        require(
-            (shuffle in known, f"shuffle must be one of {', '.join(known)}, got {shuffle!r}"),
-            (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
-            (batch_size % pieces == 0, f"batch_size must be a multiple of the {pieces} pieces, got {batch_size}"),
-            (num_samples >= batch_size, f"batch_size must be at most the {num_samples} samples, got {batch_size}"),
-        )
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.steps_per_epoch = num_samples // batch_size
@@ -65,7 +56,6 @@ class Sampler:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs. It does not depend on earlier calls."""
-        require((step >= 0, f"step must be at least 0, got {step}"))
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, self._compute_order(epoch))
@@ -99,9 +89,5 @@ def evaluation_batches(num_samples: int, batch_size: int) -> Iterator[Batch]:
 
     The last batch is filled up with ids from the start of the data; `valid` is false for them.
     """
-    require(
-        (batch_size >= 1, f"batch_size must be at least 1, got {batch_size}"),
-        (num_samples >= 1, f"there must be at least one sample to evaluate, got {num_samples}"),
-    )
     positions = (torch.arange(start, start + batch_size) for start in range(0, num_samples, batch_size))
     return (Batch(0, position % num_samples, position < num_samples) for position in positions)
