@@ -35,17 +35,15 @@ class Endings:
             self._special.update(signs)
         return bool(len(chat.tokens) and chat.counted.any() and self._before(chat, _lasts(chat)[-1]))
 
-    def with_next(self, chat: ChatTokens, last: int | None) -> ChatTokens:
+    def with_next(self, chat: ChatTokens, last: int) -> ChatTokens:
         """A conversation in which the special token behind each answer counts; `last` comes behind all of it."""
         tokens, counts = chat.tokens, chat.counted.clone()
-        if last is not None and len(counts) and counts[-1]:
+        if len(counts) and counts[-1]:
             tokens = torch.cat([tokens, torch.tensor([last], dtype=tokens.dtype)])
             counts = torch.cat([counts, torch.tensor([False])])
         for place in _lasts(ChatTokens(tokens, counts)):
             if place + 1 < len(tokens):
-                counts[place + 1] = self.is_special(int(tokens[place + 1])) or (
-                    place + 2 == len(tokens) and last is not None
-                )
+                counts[place + 1] = self.is_special(int(tokens[place + 1])) or place + 2 == len(tokens)
         return ChatTokens(tokens, counts)
 
     def named(self, chat: ChatTokens) -> ChatTokens:

@@ -66,10 +66,6 @@ class Columns:
     """Gets a sentence on which columns are read."""
 
 
-USUAL = Columns()
-"""The columns that are read if the user names none."""
-
-
 @dataclass(frozen=True)
 class Conversation:
     """Messages, of which some are answers to learn."""

@@ -19,8 +19,8 @@ from thinwire.errors.imports import is_path
 from thinwire.models.data import tables
 from thinwire.models.data.files import holds_cifar10, is_text_file, read_cifar10, read_lines
 from thinwire.models.data.own import read_own
-from thinwire.models.data.parts import USUAL, Columns, Conversation, Labelled, Part, local_path, require_no_split
-from thinwire.models.errors import ModelError, require
+from thinwire.models.data.parts import Columns, Conversation, Labelled, Part, local_path, require_no_split
+from thinwire.models.errors import ModelError
 
 if TYPE_CHECKING:
     from thinwire.models.data.kinds import Kind
@@ -169,7 +169,7 @@ def source_of(part: Part, kind: Kind) -> Source:
     raise ModelError(f"{RULE}, got {part.name!r}: neither a file nor a folder")
 
 
-def read(kind: Kind, part: Part, columns: Columns = USUAL) -> Any:
+def read(kind: Kind, part: Part, columns: Columns) -> Any:
     """The samples of a part.
 
     text: a list of texts, the rows of a table, or the lines of a file with their line ends; or token ids, int32 [N].
@@ -191,6 +191,6 @@ def stream_texts(kind: Kind, part: Part, columns: Columns, buffer: int, seed: in
         ModelError: the part cannot be read, is no table, or has no such column.
     """
     stream = source_of(part, kind).stream
-    require((stream is not None, f"data.stream needs a table, a folder or a data set on the hub, got {part.name}"))
-    assert stream is not None
+    if stream is None:
+        raise ModelError(f"data.stream needs a table, a folder or a data set on the hub, got {part.name}")
     return stream(replace(part, streamed=True), columns, buffer, seed)

@@ -2,9 +2,11 @@
 
 from thinwire.models.data import sources
 from thinwire.models.data.kinds import find_kind
-from thinwire.models.data.parts import USUAL
+from thinwire.models.data.parts import Columns
+
+ALL = Columns()
 
 
-def read(kind, part, columns=USUAL):
+def read(kind, part, columns=ALL):
     """What `sources.read` gives for a kind of this name."""
     return sources.read(find_kind(kind), part, columns)
