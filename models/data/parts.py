@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -76,6 +76,8 @@ class Conversation:
     """Answers among the messages before this one belong to the question, and do not count."""
     tools: Sequence[Any] = ()
     """What describes the tools that answers may call, as a chat template reads it."""
+    place: str = field(default="", compare=False)
+    """Where it comes from, for errors: "row 4 of a.jsonl"."""
 
     def with_messages(self, messages: Sequence[dict[str, Any]]) -> Conversation:
         """The same of other messages."""

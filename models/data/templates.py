@@ -70,7 +70,8 @@ class Template:
                 f"tokenizer {name!r} must be one of the library tokenizers for chats, with a tokenizer.json",
             ),
         )
-        self.name, self._tokenizer, self._cuts = name, tokenizer, cuts
+        self._rule = f"the chat template of tokenizer {name!r} must"
+        self._tokenizer, self._cuts = tokenizer, cuts
         self.marks = bool(_GENERATION.search(tokenizer.get_chat_template()))
         each: tuple[Any, Any] = (None, [{}])
         self._texts = [self._on(day, tokenizer.get_chat_template(tools=tools)) for tools in each]
@@ -83,14 +84,14 @@ class Template:
         require(
             (
                 f"{_NOW}(" not in dated,
-                f"the chat template of tokenizer {self.name!r} must give {_NOW} a format in quotes, so that all "
-                f'conversations of a run have one date; write it as in {_NOW}("%Y-%m-%d")',
+                f"{self._rule} give {_NOW} a format in quotes, so that all conversations of a run have one date; write "
+                f'it as in {_NOW}("%Y-%m-%d")',
             )
         )
         return dated
 
-    def render(self, chat: Conversation, place: str, **options: Any) -> Any:
-        """What the template makes of a conversation: a text, or what the options say. `place` names it in errors."""
+    def render(self, chat: Conversation, **options: Any) -> Any:
+        """What the template makes of a conversation: a text, or what the options say."""
         given = {"tokenize": False, "tools": list(chat.tools) or None, **options}
         given["chat_template"] = self._texts[bool(chat.tools)]
         try:
@@ -99,15 +100,14 @@ class Template:
             if not is_error(error):
                 raise
             raise ModelError(
-                f"the chat template of tokenizer {self.name!r} must take the messages of {place}: {first_line(error)}; "
-                "leave out of the rows what it does not know, or put one that does into the tokenizer's folder as "
-                "chat_template.jinja"
+                f"{self._rule} take the messages of {chat.place}: {first_line(error)}; leave out of the rows what it "
+                "does not know, or put one that does into the tokenizer's folder as chat_template.jinja"
             ) from error
         require(
             (
                 not isinstance(found, str) or len(found) <= CHARACTERS,
-                f"the chat template of tokenizer {self.name!r} must write at most {CHARACTERS} characters of a "
-                f"conversation, got {len(found)} of {place}; leave it out, or take another tokenizer",
+                f"{self._rule} write at most {CHARACTERS} characters of a conversation, got {len(found)} of "
+                f"{chat.place}; leave it out, or take another tokenizer",
             )
         )
         return found
@@ -115,10 +115,10 @@ class Template:
     def _try(self, chat: Conversation) -> None:
         """Try the template on the first conversation that it gets. ModelError if that takes too much."""
         said = {"template": self._texts[bool(chat.tools)], "messages": list(chat.messages), "tools": list(chat.tools)}
-        tried(json.dumps(said, default=str), f"the chat template of tokenizer {self.name!r} must write a conversation")
+        tried(json.dumps(said, default=str), f"{self._rule} write a conversation")
         self._tried = True
 
-    def fitted(self, chat: Conversation, place: str) -> Conversation:
+    def fitted(self, chat: Conversation) -> Conversation:
         """A conversation in the form of which the template writes most: as it is, or with contents and calls otherwise.
 
         Raises:
@@ -129,11 +129,11 @@ class Template:
             self._try(chat)
         for form in _forms(chat):
             try:
-                text = self.render(form, place)
+                text = self.render(form)
             except ModelError as error:
                 refused = refused or error
                 continue
-            lost = sum(len(self._lost(form, index, text, place)) for index in range(len(form.messages)))
+            lost = sum(len(self._lost(form, index, text)) for index in range(len(form.messages)))
             if best is None or lost < least:
                 best, least = form, lost
             if not lost:
@@ -144,32 +144,31 @@ class Template:
             bare = _forms(chat.with_messages(without))
             require(
                 (
-                    len(without) == len(chat.messages) or not any(self._takes(form, place) for form in bare),
-                    f"the chat template of tokenizer {self.name!r} must take tool_calls, as in {place}, and does not; "
-                    f"{_FOR_TOOLS}",
+                    len(without) == len(chat.messages) or not any(self._takes(form) for form in bare),
+                    f"{self._rule} take tool_calls, as in {chat.place}, and does not; {_FOR_TOOLS}",
                 )
             )
             raise refused
         if least:
-            self._check(best, place)
+            self._check(best)
         return best
 
-    def _check(self, chat: Conversation, place: str) -> None:
+    def _check(self, chat: Conversation) -> None:
         """Raise ModelError if an answer to learn is left out, or is written as Python shows it."""
-        text, rule = self.render(chat, place), f"the chat template of tokenizer {self.name!r} must"
+        text = self.render(chat)
         for index in counted(chat):
             message = chat.messages[index]
-            lost, content = self._lost(chat, index, text, place), message.get("content")
+            lost, content = self._lost(chat, index, text), message.get("content")
             require(
                 (
                     "tool_calls" not in lost or "content" in lost,
-                    f"{rule} write tool_calls, as in {place}, and leaves them out; {_FOR_TOOLS}",
+                    f"{self._rule} write tool_calls, as in {chat.place}, and leaves them out; {_FOR_TOOLS}",
                 ),
                 (
                     "content" not in lost or "tool_calls" in message,
-                    f"{rule} write the content of answers as it is given, as that of message {index} of {place}, and "
-                    f"does not, {_shown(content)}; write it otherwise, or put a template that does into the "
-                    "tokenizer's folder as chat_template.jinja",
+                    f"{self._rule} write the content of answers as it is given, as that of message {index} of "
+                    f"{chat.place}, and does not, {_shown(content)}; write it otherwise, or put a template that does "
+                    "into the tokenizer's folder as chat_template.jinja",
                 ),
             )
         lists = [message["content"] for message in chat.messages if isinstance(message.get("content"), list)]
@@ -177,22 +176,22 @@ class Template:
         require(
             (
                 not shown,
-                f"{rule} take contents that are lists of parts, as in {place}, and writes {shown}; give each content "
-                "as one text",
+                f"{self._rule} take contents that are lists of parts, as in {chat.place}, and writes {shown}; give "
+                "each content as one text",
             )
         )
 
-    def left_out(self, chat: Conversation, place: str) -> Iterator[tuple[str, bool]]:
+    def left_out(self, chat: Conversation) -> Iterator[tuple[str, bool]]:
         """What a conversation has beside its answers' contents, in words, and whether the template leaves it out."""
-        text = self.render(chat, place)
+        text = self.render(chat)
         if chat.tools:
-            yield "tools", text == self.render(replace(chat, tools=()), place)
+            yield "tools", text == self.render(replace(chat, tools=()))
         for index, message in enumerate(chat.messages):
-            lost = self._lost(chat, index, text, place)
+            lost = self._lost(chat, index, text)
             for name in _named(message):
                 other = {**message, **_changed(message, name)}
                 found = chat.with_messages([*chat.messages[:index], other, *chat.messages[index + 1 :]])
-                yield f"{name} of {message['role']}", name in lost and self._same(found, text, place)
+                yield f"{name} of {message['role']}", name in lost and self._same(found, text)
             thought, ends, _ = str(message.get("content")).partition(THOUGHT)
             if ends:
                 yield (
@@ -200,78 +199,78 @@ class Template:
                     not _stands(text, thought.rpartition(">")[2].strip()),
                 )
 
-    def _lost(self, chat: Conversation, index: int, text: str, place: str) -> list[str]:
+    def _lost(self, chat: Conversation, index: int, text: str) -> list[str]:
         """The fields of a message that the text of its conversation does not have."""
         message = chat.messages[index]
         bare = {"content": "", **{name: value for name, value in message.items() if name != "tool_calls"}}
         without = chat.with_messages([*chat.messages[:index], bare, *chat.messages[index + 1 :]])
         lost = _lost(message, text)
         # the description of a tool may have the words of a call
-        return [*lost, "tool_calls"] if message.get("tool_calls") and self._same(without, text, place) else lost
+        return [*lost, "tool_calls"] if message.get("tool_calls") and self._same(without, text) else lost
 
-    def _same(self, chat: Conversation, text: str, place: str) -> bool:
-        return self._takes(chat, place) and bool(self.render(chat, place) == text)  # one that fails heeds it
+    def _same(self, chat: Conversation, text: str) -> bool:
+        return self._takes(chat) and bool(self.render(chat) == text)  # one that fails heeds it
 
-    def _takes(self, chat: Conversation, place: str) -> bool:
+    def _takes(self, chat: Conversation) -> bool:
         try:
-            return bool(self.render(chat, place))
+            return bool(self.render(chat))
         except ModelError:
             return False
 
-    def answers(self, chat: Conversation, text: str, place: str) -> list[tuple[int, int]]:
+    def answers(self, chat: Conversation, text: str) -> list[tuple[int, int]]:
         """From where to where each answer that counts goes in the text of a conversation: what opens it not included.
 
         What ends an answer belongs to it as far as the answer ends alike where nothing follows it.
         """
-        return [(self._begin(chat, index, text, place), self._end(chat, index, text, place)) for index in counted(chat)]
+        return [(self._begin(chat, index, text), self._end(chat, index, text)) for index in counted(chat)]
 
-    def _begin(self, chat: Conversation, index: int, text: str, place: str) -> int:
+    def _begin(self, chat: Conversation, index: int, text: str) -> int:
         """Where the answer with this index begins: behind what opens an answer."""
         before = chat.with_messages(chat.messages[:index])
-        opened = self.render(before, place, add_generation_prompt=True)
+        opened = self.render(before, add_generation_prompt=True)
         if text.startswith(opened):
             return len(opened)
-        words = self.words(chat, index, text, place)
+        words = self.words(chat, index, text)
         agrees = _alike(text, opened)
-        opens = _alike(opened, self.render(before, place))
+        opens = _alike(opened, self.render(before))
         if agrees < opens:  # messages before it are written otherwise
-            least = self.words(chat, index - 1, text, place)[1]
+            least = self.words(chat, index - 1, text)[1]
             cuts, opening = {*self._cuts(text)}, opened[opens:]
             found = ((text.rfind(opening[:size], least, words[0]) + size, size) for size in range(len(opening), 0, -1))
             agrees = next((end for end, size in found if end >= least + size and end in cuts), -1)
-            self._require(agrees >= 0, index, place)
+            self._require(agrees >= 0, chat, index)
         return self._cut(text, min(agrees, words[0]), least=0) if agrees < words[0] else words[0]
 
-    def _end(self, chat: Conversation, index: int, text: str, place: str) -> int:
+    def _end(self, chat: Conversation, index: int, text: str) -> int:
         """Where the answer with this index ends."""
         short = chat.with_messages(chat.messages[: index + 1])
-        alone = text if index + 1 == len(chat.messages) else self.render(short, place)
+        alone = text if index + 1 == len(chat.messages) else self.render(short)
         if text.startswith(alone):
             return len(alone)
-        stop, behind = (self.words(one, index, of, place)[1] for one, of in ((chat, text), (short, alone)))
+        stop, behind = (self.words(one, index, of)[1] for one, of in ((chat, text), (short, alone)))
         return self._cut(text, stop + _alike(text[stop:], alone[behind:]), least=stop)
 
     def _cut(self, text: str, place: int, least: int) -> int:
         """The last place up to `place` where a token ends, or `least`."""
         return max((cut for cut in self._cuts(text) if least < cut <= place), default=least)
 
-    def words(self, chat: Conversation, index: int, text: str, place: str) -> tuple[int, int]:
+    def words(self, chat: Conversation, index: int, text: str) -> tuple[int, int]:
         """From where to where the words of one message go in the text of all. ModelError if they are left out."""
         around = chat.messages[:index], chat.messages[index + 1 :]
         changed = (replaced(chat.messages[index], letter) for letter in _LETTERS)
-        others = [self.render(chat.with_messages([*around[0], each, *around[1]]), place) for each in changed]
-        self._require(any(other != text for other in others), index, place)
+        others = [self.render(chat.with_messages([*around[0], each, *around[1]])) for each in changed]
+        self._require(any(other != text for other in others), chat, index)
         begin = min(_alike(text, other) for other in others)
         behind = min(_alike(text[begin:][::-1], other[begin:][::-1]) for other in others)
         return begin, len(text) - behind
 
-    def _require(self, found: bool, index: int, place: str) -> None:
+    def _require(self, found: bool, chat: Conversation, index: int) -> None:
         require(
             (
                 found,
-                f"the chat template of tokenizer {self.name!r} must write message {index} of {place} where it can be "
-                "found, and does not, so it is not known which of the text is an answer; put {% generation %} and "
-                "{% endgeneration %} around answers in its chat_template.jinja",
+                f"{self._rule} write message {index} of {chat.place} where it can be found, and does not, so it is not "
+                "known which of the text is an answer; put {% generation %} and {% endgeneration %} around answers in "
+                "its chat_template.jinja",
             )
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, pairwise
 from typing import Any
 
@@ -215,9 +215,9 @@ class Pretrained:
         if not chat:
             tokens = self.tokens([checked]).long()
             return tokens[: len(tokens) - self._behind()]
-        template, place = self._template(), "the prompt"
-        asked = template.fitted(Conversation([{"role": "user", "content": checked}]), place)
-        said = template.render(asked, place, add_generation_prompt=True)
+        template = self._template()
+        asked = template.fitted(Conversation([{"role": "user", "content": checked}], place="the prompt"))
+        said = template.render(asked, add_generation_prompt=True)
         return torch.tensor(self._encoded(said)["input_ids"][0], dtype=torch.int64)
 
     def chats(
@@ -233,46 +233,38 @@ class Pretrained:
             ModelError: the tokenizer has no chat template, or it does not fit a conversation.
         """
         template = self._template()
-        places = [f"row {row} of {source}" for row in range(len(conversations))]
-        conversations = list(map(template.fitted, conversations, places))
-        self._report_left_out(template, conversations, places, report)
+        placed = (replace(chat, place=f"row {row} of {source}") for row, chat in enumerate(conversations))
+        chats = [*map(template.fitted, placed)]
+        self._report_left_out(template, chats, report)
         if template.marks:
-            encoded = list(map(partial(self._marked, template), conversations, places))
+            encoded = [self._marked(template, chat) for chat in chats]
         else:
-            parts = _in_parts(list(zip(conversations, places, strict=True)))
-            encoded = [each for rows in parts for each in self._found(template, rows)]
-        return self._ended(template, conversations, places, encoded)
+            encoded = [each for rows in _in_parts(chats) for each in self._found(template, rows)]
+        return self._ended(template, chats, encoded)
 
     def _report_left_out(
-        self,
-        template: Template,
-        chats: Sequence[Conversation],
-        places: Sequence[str],
-        report: Callable[[str], None],
+        self, template: Template, chats: Sequence[Conversation], report: Callable[[str], None]
     ) -> None:
         seen, left = Counter[str](), Counter[str]()
-        for chat, place in zip(chats, places, strict=True):
-            for what, is_out in template.left_out(chat, place):
+        for chat in chats:
+            for what, is_out in template.left_out(chat):
                 seen[what] += 1
                 left[what] += is_out
         if told := [f"{what} ({count} of {seen[what]})" for what, count in left.items() if count]:
             report(f"the chat template of tokenizer {self.name!r} leaves out {', '.join(told)}")
 
-    def _found(self, template: Template, rows: Sequence[tuple[Conversation, str]]) -> Iterator[ChatTokens]:
+    def _found(self, template: Template, chats: Sequence[Conversation]) -> Iterator[ChatTokens]:
         """The tokens of conversations whose answers are looked for."""
-        texts = [template.render(chat, place) for chat, place in rows]
+        texts = [*map(template.render, chats)]
         found = self._encoded(*texts)
-        tokens, offsets = found["input_ids"], found["offset_mapping"]
-        for text, (chat, place), ids, places_of in zip(texts, rows, tokens, offsets, strict=True):
-            begins, ends = torch.tensor(places_of, dtype=torch.int64).view(-1, 2).unbind(1)
+        for text, chat, ids, places in zip(texts, chats, found["input_ids"], found["offset_mapping"], strict=True):
+            begins, ends = torch.tensor(places, dtype=torch.int64).view(-1, 2).unbind(1)
             counts = torch.zeros(len(begins), dtype=torch.bool)
-            for begin, end in template.answers(chat, text, place):
+            for begin, end in template.answers(chat, text):
                 counts |= ((begins >= begin) | (ends > begin)) & (begins < end)
             yield ChatTokens(torch.tensor(ids, dtype=torch.int32), counts)
 
-    def _ended(
-        self, template: Template, chats: Sequence[Conversation], places: Sequence[str], encoded: list[ChatTokens]
-    ) -> list[ChatTokens]:
+    def _ended(self, template: Template, chats: Sequence[Conversation], encoded: list[ChatTokens]) -> list[ChatTokens]:
         """Conversations whose answers have an end that counts.
 
         Raises:
@@ -283,21 +275,21 @@ class Pretrained:
         endings = Endings(special, cache(lambda token: not self.decode([token]).strip()))
         closed = (row for row, chat in enumerate(chats) if counted(chat)[-1:] == [len(chat.messages) - 1])
         if (row := next(closed, None)) is not None:
-            text = template.render(chats[row], places[row])
-            _, stop = template.words(chats[row], len(chats[row].messages) - 1, text, places[row])
+            text = template.render(chats[row])
+            _, stop = template.words(chats[row], len(chats[row].messages) - 1, text)
             if not endings.known(encoded[row], self._encoded(text[stop:])["input_ids"][0]):
                 encoded = [
-                    endings.with_next(each, self._next(template, endings, chat, place))
-                    for each, chat, place in zip(encoded, chats, places, strict=True)
+                    endings.with_next(each, self._next(template, endings, chat))
+                    for each, chat in zip(encoded, chats, strict=True)
                 ]
         return list(map(endings.named, encoded))
 
-    def _next(self, template: Template, endings: Endings, chat: Conversation, place: str) -> int:
+    def _next(self, template: Template, endings: Endings, chat: Conversation) -> int:
         """The token that ends the last answer where the template does not: what would begin the next turn, or eos."""
         more = followed(chat)
         try:
-            longer = template.render(more, place)
-            begun = longer[template.words(more, len(chat.messages) - 1, longer, place)[1] :]
+            longer = template.render(more)
+            begun = longer[template.words(more, len(chat.messages) - 1, longer)[1] :]
         except ModelError:  # nothing may follow
             begun = ""
         ids = self._encoded(begun)["input_ids"][0]
@@ -306,7 +298,7 @@ class Pretrained:
             (
                 end is not None,
                 f"the chat template of tokenizer {self.name!r} must end an answer by a token, and does not, as in "
-                f"{place}; name an eos_token in its tokenizer_config.json, which then ends answers",
+                f"{chat.place}; name an eos_token in its tokenizer_config.json, which then ends answers",
             )
         )
         return int(end)
@@ -325,19 +317,19 @@ class Pretrained:
         given = _utf8(texts, self.name)
         return self._encode(given, add_special_tokens=False, return_offsets_mapping=True)
 
-    def _marked(self, template: Template, chat: Conversation, place: str) -> ChatTokens:
+    def _marked(self, template: Template, chat: Conversation) -> ChatTokens:
         """The tokens of a conversation whose answers the template marks itself."""
         given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = template.render(chat, place, **given, tokenizer_kwargs={"return_offsets_mapping": True})
+        found = template.render(chat, **given, tokenizer_kwargs={"return_offsets_mapping": True})
         counts = torch.tensor(found["assistant_masks"]).bool()
         begins, ends = torch.tensor(found["offset_mapping"], dtype=torch.int64).view(-1, 2).unbind(1)
         for index, message in enumerate(chat.messages):
             if message["role"] == ANSWERS and is_muted(message):
-                begin, end = template.words(chat, index, template.render(chat, place), place)
+                begin, end = template.words(chat, index, template.render(chat))
                 turns = torch.cat([counts[:1], counts[1:] != counts[:-1]]).cumsum(0)
                 counts &= ~torch.isin(turns, turns[(begins < end) & (ends > begin)])
         if chat.first and (answers := counted(chat)):
-            words, _ = template.words(chat, answers[0], template.render(chat, place), place)
+            words, _ = template.words(chat, answers[0], template.render(chat))
             earlier = (~counts & (begins < words)).nonzero()  # the last of them is before what opens the answer
             counts[: int(earlier.max()) + 1 if len(earlier) else 0] = False
         return ChatTokens(torch.tensor(found["input_ids"], dtype=torch.int32), counts)
