@@ -98,13 +98,9 @@ def _messages(value: Any, place: str, role: str | None = None) -> list[dict[str,
 def _weighted(messages: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
     """The messages. ModelError if one says, as in OpenAI's format or axolotl's, that it counts in part."""
     answers = [message for message in messages if message["role"] == ANSWERS]
-    others = [each[name] for name in MARKS for each in answers if each.get(name, 1) not in (0, 1)]
-    require(
-        (
-            not others,
-            f"weight of an answer must be 0 or 1, and train true or false, got {_short(others[:1])[1:-1]} in {place}",
-        )
-    )
+    others = [_short(each[name]) for name in MARKS for each in answers if each.get(name, 1) not in (0, 1)]
+    if others:
+        raise ModelError(f"weight of an answer must be 0 or 1, and train true or false, got {others[0]} in {place}")
     return messages
 
 
@@ -161,14 +157,12 @@ class ChatSamples(TokenRows):
         kept = [each for each in cut if each.counted[1:].any()]
         self.num_unanswered = sum(not each.counted[1:].any() for each in conversations)
         self.num_left_out = len(cut) - len(kept) - self.num_unanswered
-        mend = "raise data.block_size" if self.num_left_out else _ANSWER
-        require(
-            (
-                bool(kept),
+        if not kept:
+            mend = "raise data.block_size" if self.num_left_out else _ANSWER
+            raise ModelError(
                 f"at least one conversation must have an answer within data.block_size of {block_size} tokens, got none"
-                f" of {len(cut)}; {mend}",
+                f" of {len(cut)}; {mend}"
             )
-        )
         lengths = [len(each.tokens) for each in kept]
         self.rows = pack(lengths, block_size) if packing else [[index] for index in range(len(kept))]
         tokens = torch.full((len(self.rows), block_size), padding, dtype=torch.int32)

@@ -21,7 +21,7 @@ from torch import Tensor
 from thinwire.models.data.options import Shuffle
 from thinwire.models.data.sampler import Batch, Sampler
 from thinwire.models.data.samples import Data, Samples
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.seed import derive_seed
 
 
@@ -44,15 +44,12 @@ def divide(data: Data, count: int, division: str, seed: int) -> list[Tensor]:
 
 
 def _labels(data: Data, ids: Tensor) -> Tensor:
-    require(
-        (
-            data.num_labels is not None
-            and getattr(data.training, "has_labels", True)
-            and data.training.targets(torch.arange(1)).dim() == 1,
+    known = data.num_labels is not None and getattr(data.training, "has_labels", True)
+    if not known or data.training.targets(torch.arange(1)).dim() != 1:
+        raise ModelError(
             "clients.division label needs the label of each sample in every process; take random or order, or for a "
-            "server write the outline with thinwire outline --labels",
+            "server write the outline with thinwire outline --labels"
         )
-    )
     return data.training.targets(ids)
 
 
@@ -75,8 +72,8 @@ class JoinedSamples(Samples):
 
     def inputs(self, ids: Tensor, epoch: int = 0) -> Tensor:
         """The inputs, as of the client that has them. ModelError if its turn is not that of this process's data."""
-        mistake = self.out_of_turn(ids)
-        require((mistake is None, mistake or ""))
+        if mistake := self.out_of_turn(ids):
+            raise ModelError(mistake)
         client, own_ids = self._find(ids)
         return self._clients[client].inputs(own_ids, epoch)
 
@@ -183,13 +180,11 @@ class Turns:
         turn: Callable[[int], int] = lambda steps: steps,
     ) -> None:
         fewest = min(map(len, clients))
-        require(
-            (
-                fewest >= batch_size,
+        if fewest < batch_size:
+            raise ModelError(
                 f"each client must have the {batch_size} samples of a step, and one of {len(clients)} has {fewest}; "
-                f"lower clients.count, or pipeline.num_microbatches or microbatch_size",
+                f"lower clients.count, or pipeline.num_microbatches or microbatch_size"
             )
-        )
         self._ids = list(clients)
         self._samplers = [
             Sampler(len(ids), batch_size, derive_seed(seed, "client", client), shuffle)

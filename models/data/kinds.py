@@ -266,12 +266,10 @@ class Images(Kind):
         form = find_format(parts, options.channels, options.image_size)
         given = Normalization(tuple(options.mean), tuple(options.std))
         normalization = given if options.mean else measure(training, form)
-        require(
-            (
-                len(normalization.mean) == form.channels,
-                f"mean and std must have a value for each of {form.channels} channels, got {len(options.mean)}",
+        if len(normalization.mean) != form.channels:
+            raise ModelError(
+                f"mean and std must have a value for each of {form.channels} channels, got {len(options.mean)}"
             )
-        )
         changes = options.crop or options.flip
         augmentation = Augmentation(options.crop, options.flip, seed) if changes else None
         measured = (
@@ -360,12 +358,10 @@ def _with_held_out(parts: list[Any], options: DataOptions) -> list[Any]:
         return parts
     [whole], share = parts, options.held_out
     total, count = len(whole), round(len(whole) * share)
-    require(
-        (
-            1 <= count < total,
-            f"held_out must leave at least one sample to train on and one to evaluate, got {share} of {total} samples",
+    if not 1 <= count < total:
+        raise ModelError(
+            f"held_out must leave at least one sample to train on and one to evaluate, got {share} of {total} samples"
         )
-    )
     # sources are often sorted by class, so the last samples could all be of one class
     generator = torch.Generator().manual_seed(derive_seed("held out"))
     order = torch.randperm(total, generator=generator)

@@ -169,13 +169,10 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
             raise TypeError("vocab_size must be a whole number or null, and date a text or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{rule}: it is damaged ({error})") from error
-    written = "write it with thinwire outline --labels, or " if num_labels is not None else ""
-    lacking = any(part is not None and not part.has_labels for part in (training, held_out))
-    require(
-        (
-            not (labels and lacking),
+    if labels and any(part is not None and not part.has_labels for part in (training, held_out)):
+        written = "write it with thinwire outline --labels, or " if num_labels is not None else ""
+        raise ModelError(
             f"{option} must have labels for the process of the last stage, and {path} has none; {written}take a "
-            "schedule that brings the last stage back to the first process, such as zbv-zero-bubble",
+            "schedule that brings the last stage back to the first process, such as zbv-zero-bubble"
         )
-    )
     return Data(training, held_out, task, num_labels=num_labels, vocab_size=vocab_size, classes=classes, date=date)

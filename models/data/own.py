@@ -41,13 +41,11 @@ def read_own(check: Callable[[str, Any], T], part: Part, columns: Columns) -> T:
 
     first = _digest(_pieces(given()))  # a digest, so that the data are in memory once
     second = given()
-    require(
-        (
-            _digest(_pieces(second)) == first,
+    if _digest(_pieces(second)) != first:
+        raise ModelError(
             f"{part.name} must return the same for split {split!r} at each call, and two calls gave different "
-            "examples; seed what is random, and sort what comes in any order",
+            "examples; seed what is random, and sort what comes in any order"
         )
-    )
     return second
 
 
@@ -86,12 +84,8 @@ def check_texts(name: str, returned: Any) -> list[str]:
 
 def check_chats(name: str, returned: Any) -> list[Conversation]:
     """The conversations that a function returned. ModelError if they are something else."""
-    require(
-        (
-            isinstance(returned, list) and bool(returned),
-            f"{name} must return a list of at least one conversation, got {_words(returned)}",
-        )
-    )
+    if not isinstance(returned, list) or not returned:
+        raise ModelError(f"{name} must return a list of at least one conversation, got {_words(returned)}")
     return [
         conversation_of(given if isinstance(given, tuple) else (given,), f"index {index} of {name}")
         for index, given in enumerate(returned)

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.models.data.samples import Samples, TokenRows
 from thinwire.models.data.tokenizer import Padded
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError
 
 
 class PairSamples(TokenRows):
@@ -59,11 +59,8 @@ def require_ends(padding: int | None, samples: Samples) -> None:
     mask = samples.padded.side["attention_mask"]
     places = torch.arange(1, mask.shape[1] + 1)
     found, last = ((there * places).amax(1) for there in (samples.padded.tokens != padding, mask))
-    wrong = int((found != last).sum())
-    require(
-        (
-            not wrong,
+    if wrong := int((found != last).sum()):
+        raise ModelError(
             f"pad_token_id in config must be the tokenizer's padding, and no text may end with it, got {padding}: "
-            f"the exported classifier would take another token for the end of {wrong} of {len(samples)} texts",
+            f"the exported classifier would take another token for the end of {wrong} of {len(samples)} texts"
         )
-    )

@@ -134,14 +134,11 @@ class Labelled:
 
         check_labels(self.labels, self.num_labels, where)
         used = [self.classes[label] for label in self.labels.unique().tolist() if label != IGNORE]
-        unknown = [name for name in used if name not in training.classes]
-        require(
-            (
-                not unknown,
+        if unknown := [name for name in used if name not in training.classes]:
+            raise ModelError(
                 f"the evaluation data must have classes of the training data, got {', '.join(unknown)}; those of the "
-                f"training data are {', '.join(training.classes)}",
+                f"training data are {', '.join(training.classes)}"
             )
-        )
         numbers = [training.classes.index(name) if name in used else -1 for name in self.classes]
         labels = torch.where(self.labels == IGNORE, IGNORE, torch.tensor(numbers)[self.labels.clamp(min=0)])
         return replace(self, labels=labels, num_labels=training.num_labels, classes=training.classes)
@@ -194,13 +191,11 @@ def split_of(part: Part, splits: Collection[str]) -> str:
 
 def require_no_split(part: Part) -> None:
     """Raise ModelError if a part of a source without splits names a split."""
-    require(
-        (
-            part.split in (None, MAIN_SPLIT),
+    if part.split not in (None, MAIN_SPLIT):
+        raise ModelError(
             f"{part.name} has no splits, got {part.split!r}; leave split as it is, and let evaluation be a path, "
-            f"such as ./{part.split}, or null",
+            f"such as ./{part.split}, or null"
         )
-    )
 
 
 def check_labels(labels: Tensor, num_labels: int, where: str) -> None:
@@ -208,7 +203,7 @@ def check_labels(labels: Tensor, num_labels: int, where: str) -> None:
     from thinwire.models.tasks import IGNORE
 
     unfit = (labels < 0) | (labels >= num_labels)
-    [*first] = next(iter((unfit if labels.dim() == 1 else unfit & (labels != IGNORE)).nonzero().tolist()), [])
-    bad = bool(first)
-    got = f"{int(labels[tuple(first)])} in row {first[0]}" if bad else ""
-    require((not bad, f"labels must lie in 0..{num_labels - 1}, got {got} of {where}"))
+    places = (unfit if labels.dim() == 1 else unfit & (labels != IGNORE)).nonzero().tolist()
+    if places:
+        got = f"{int(labels[tuple(places[0])])} in row {places[0][0]}"
+        raise ModelError(f"labels must lie in 0..{num_labels - 1}, got {got} of {where}")

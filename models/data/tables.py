@@ -286,14 +286,12 @@ def read_chats(table: Dataset, part: Part, columns: Columns) -> list[Conversatio
     names = [name for name in columns.examples or found if name not in BESIDE]
     beside = [name for name in BESIDE if name in {*table.column_names, *columns.examples} and "input_ids" not in names]
     missing = ", ".join(name for name in [*names, *beside] if name not in table.column_names)
-    known = "; ".join(" and ".join(layout) for layout in LAYOUTS)
-    require(
-        (
-            bool(names) and not missing,
+    if missing or not names:
+        known = "; ".join(" and ".join(layout) for layout in LAYOUTS)
+        raise ModelError(
             f"columns must name those of {part.name} that hold conversations, got {missing or 'none'}; it has "
-            f"{_named(table)}; those found by themselves are {known}",
+            f"{_named(table)}; those found by themselves are {known}"
         )
-    )
     unread = [name for name in table.column_names if name not in [*names, *beside]]
     rest = f"; not read: {first_of(unread, _NAMED)}" if unread else ""
     columns.report(f"of {part.name}, column {' and '.join([*names, *beside])} is read{rest}")
@@ -340,13 +338,11 @@ def read_tags(table: Dataset, part: Part, columns: Columns) -> Labelled:
     label = columns.label if columns.label in table.column_names else _TAGS
     [words, *_] = [*columns.examples, _WORDS]
     lists = [name for name, feature in table.features.items() if _is_list(feature)]
-    require(
-        (
-            words in lists and label in lists and _is_ids(table.features[label]),
+    if words not in lists or label not in lists or not _is_ids(table.features[label]):
+        raise ModelError(
             f"columns must name one of words, and label one of numbers of their tags, lists of {part.name}, got "
-            f"{words} and {columns.label}; it has {_named(table)}, and of lists {first_of(lists, _NAMED) or 'none'}",
+            f"{words} and {columns.label}; it has {_named(table)}, and of lists {first_of(lists, _NAMED) or 'none'}"
         )
-    )
     _report(part, replace(columns, label=label), [words])
     texts, tags = table[words][:], table[label][:]
     for row, (some, numbers) in enumerate(zip(texts, tags, strict=True)):
@@ -520,22 +516,16 @@ def _homes(part: Part) -> list[Path]:
 def _read_file(name: str, homes: Sequence[Path], row: int) -> tuple[bytes, str]:
     """An image file that a row names, and its path. ModelError if it lies elsewhere, or is too large for an image."""
     path = Path(os.path.normpath(homes[0] / str(name)))
-    require(
-        (
-            any(path.is_relative_to(home) for home in homes),
-            f"an image must lie in the folder of its table, {homes[0]}, got {name} in row {row}; move it there",
+    if not any(path.is_relative_to(home) for home in homes):
+        raise ModelError(
+            f"an image must lie in the folder of its table, {homes[0]}, got {name} in row {row}; move it there"
         )
-    )
     try:
         about = path.stat()
     except (OSError, ValueError) as error:
         raise ModelError(f"an image must be a readable file, got {name} in row {row}: {error}") from error
-    require(
-        (
-            stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST_FILE,
-            f"an image must be a file of at most {_LARGEST_FILE} bytes, got {name} in row {row}",
-        )
-    )
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_FILE:
+        raise ModelError(f"an image must be a file of at most {_LARGEST_FILE} bytes, got {name} in row {row}")
     return read_bytes(path), str(path)
 
 
@@ -559,13 +549,11 @@ def _labels(table: Dataset, part: Part, column: str) -> tuple[Tensor, int, tuple
     largest = int(found.max())
     declared = getattr(feature, "num_classes", None)
     num_labels = declared or largest + 1
-    require(
-        (
-            declared is not None or num_labels <= max(_FEW_CLASSES, len(found)),
+    if declared is None and num_labels > max(_FEW_CLASSES, len(found)):
+        raise ModelError(
             f"labels must number the classes from 0, got {largest} in row {int(found.argmax())} of column {column} of "
-            f"{part.name}, which has {len(found)} rows; number the classes anew",
+            f"{part.name}, which has {len(found)} rows; number the classes anew"
         )
-    )
     labels = torch.from_numpy(found.astype(np.int64))
     check_labels(labels, num_labels, f"column {column} of {part.name}")
     return labels, num_labels, tuple(getattr(feature, "names", None) or ())

@@ -81,13 +81,11 @@ class Template:
         """A chat template as on a day: the libraries give each call the time at which it is made."""
         now = datetime.fromisoformat(day or today())
         dated = _NOW_CALL.sub(lambda call: json.dumps(now.strftime(call[2])), template)
-        require(
-            (
-                f"{_NOW}(" not in dated,
+        if f"{_NOW}(" in dated:
+            raise ModelError(
                 f"{self._rule} give {_NOW} a format in quotes, so that all conversations of a run have one date; write "
-                f'it as in {_NOW}("%Y-%m-%d")',
+                f'it as in {_NOW}("%Y-%m-%d")'
             )
-        )
         return dated
 
     def render(self, chat: Conversation, **options: Any) -> Any:
@@ -103,13 +101,11 @@ class Template:
                 f"{self._rule} take the messages of {chat.place}: {first_line(error)}; leave out of the rows what it "
                 "does not know, or put one that does into the tokenizer's folder as chat_template.jinja"
             ) from error
-        require(
-            (
-                not isinstance(found, str) or len(found) <= CHARACTERS,
+        if isinstance(found, str) and len(found) > CHARACTERS:
+            raise ModelError(
                 f"{self._rule} write at most {CHARACTERS} characters of a conversation, got {len(found)} of "
-                f"{chat.place}; leave it out, or take another tokenizer",
+                f"{chat.place}; leave it out, or take another tokenizer"
             )
-        )
         return found
 
     def _try(self, chat: Conversation) -> None:
@@ -142,12 +138,8 @@ class Template:
             assert refused is not None, "a form without a text has a reason"
             without = [each for each in chat.messages if not each.get("tool_calls") and each["role"] != "tool"]
             bare = _forms(chat.with_messages(without))
-            require(
-                (
-                    len(without) == len(chat.messages) or not any(self._takes(form) for form in bare),
-                    f"{self._rule} take tool_calls, as in {chat.place}, and does not; {_FOR_TOOLS}",
-                )
-            )
+            if len(without) < len(chat.messages) and any(self._takes(form) for form in bare):
+                raise ModelError(f"{self._rule} take tool_calls, as in {chat.place}, and does not; {_FOR_TOOLS}")
             raise refused
         if least:
             self._check(best)
@@ -172,14 +164,11 @@ class Template:
                 ),
             )
         lists = [message["content"] for message in chat.messages if isinstance(message.get("content"), list)]
-        shown = next((str(parts)[:60] for parts in lists if str(parts) in text), "")
-        require(
-            (
-                not shown,
+        if shown := next((str(parts)[:60] for parts in lists if str(parts) in text), ""):
+            raise ModelError(
                 f"{self._rule} take contents that are lists of parts, as in {chat.place}, and writes {shown}; give "
-                "each content as one text",
+                "each content as one text"
             )
-        )
 
     def left_out(self, chat: Conversation) -> Iterator[tuple[str, bool]]:
         """What a conversation has beside its answers' contents, in words, and whether the template leaves it out."""
@@ -265,14 +254,12 @@ class Template:
         return begin, len(text) - behind
 
     def _require(self, found: bool, chat: Conversation, index: int) -> None:
-        require(
-            (
-                found,
+        if not found:
+            raise ModelError(
                 f"{self._rule} write message {index} of {chat.place} where it can be found, and does not, so it is not "
                 "known which of the text is an answer; put {% generation %} and {% endgeneration %} around answers in "
-                "its chat_template.jinja",
+                "its chat_template.jinja"
             )
-        )
 
 
 def _forms(chat: Conversation) -> Iterator[Conversation]:

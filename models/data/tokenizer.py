@@ -294,13 +294,11 @@ class Pretrained:
             begun = ""
         ids = self._encoded(begun)["input_ids"][0]
         end = ids[0] if ids and endings.is_special(ids[0]) else self._tokenizer.eos_token_id
-        require(
-            (
-                end is not None,
+        if end is None:
+            raise ModelError(
                 f"the chat template of tokenizer {self.name!r} must end an answer by a token, and does not, as in "
-                f"{chat.place}; name an eos_token in its tokenizer_config.json, which then ends answers",
+                f"{chat.place}; name an eos_token in its tokenizer_config.json, which then ends answers"
             )
-        )
         return int(end)
 
     def _template(self) -> Template:
