@@ -52,13 +52,13 @@ class Sampler:
         self.shuffle = shuffle
         self._pieces = pieces
         self._places = self._draw_places()
-        self._order = (0, self._compute_order(0))
+        self._order: tuple[int, list[Tensor]] = (-1, [])
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs. It does not depend on earlier calls."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = (epoch, self._compute_order(epoch))
+            self._order = (epoch, [self._compute_part(epoch, part) for part in range(self._pieces)])
         size = self.batch_size // self._pieces
         ids = torch.cat([order[index * size : (index + 1) * size] for order in self._order[1]])
         return Batch(epoch, ids, torch.ones(self.batch_size, dtype=torch.bool))
@@ -71,11 +71,8 @@ class Sampler:
         drawn = torch.rand(-(-self.num_samples // self._pieces), self._pieces, generator=generator)
         return drawn.argsort(1).view(-1)[: self.num_samples]
 
-    def _compute_order(self, epoch: int) -> list[Tensor]:
-        """The ids of each piece in their order."""
-        return [self._compute_part(epoch, part) for part in range(self._pieces)]
-
     def _compute_part(self, epoch: int, part: int) -> Tensor:
+        """The ids of a piece in their order."""
         ids = (self._places == part).nonzero().view(-1)
         if self.shuffle == "never":
             return ids
