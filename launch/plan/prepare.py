@@ -28,7 +28,7 @@ from thinwire.models.data.load import load
 from thinwire.models.data.outline import read_outline
 from thinwire.models.data.sampler import Sampler
 from thinwire.models.data.samples import Data
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
 from thinwire.models.precision import check_precision
@@ -104,12 +104,10 @@ def _data(recipe: Recipe, stages: Sequence[int] | None, given: Data | None) -> D
     data, training = given or _read(recipe, stages), recipe.training
     task = own_task(data.task, training.loss, training.metrics)
     known, best = ("loss", *task.scores), training.best
-    require(
-        (
-            best is None or (data.held_out is not None and best.split()[1] in known),
-            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}",
+    if best is not None and (data.held_out is None or best.split()[1] not in known):
+        raise ModelError(
+            f"training.best must be min or max of {', '.join(known)}, and needs held-out data, got {best!r}"
         )
-    )
     return replace(data, task=task)
 
 

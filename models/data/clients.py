@@ -44,7 +44,7 @@ def divide(data: Data, count: int, division: str, seed: int) -> list[Tensor]:
 
 
 def _labels(data: Data, ids: Tensor) -> Tensor:
-    known = data.num_labels is not None and getattr(data.training, "has_labels", True)
+    known = data.num_labels is not None and getattr(data.training, "labels", True) is not None
     if not known or data.training.targets(torch.arange(1)).dim() != 1:
         raise ModelError(
             "clients.division label needs the label of each sample in every process; take random or order, or for a "

@@ -61,7 +61,7 @@ class OutlinedSamples(Samples):
     def __init__(self, outline: PartOutline) -> None:
         self.digest = outline.digest
         self._outline = outline
-        self._labels = None if outline.labels is None else torch.tensor(outline.labels)
+        self.labels = None if outline.labels is None else torch.tensor(outline.labels)
         self.lengths = None if outline.lengths is None else torch.tensor(outline.lengths)
 
     def __len__(self) -> int:
@@ -71,20 +71,15 @@ class OutlinedSamples(Samples):
         """Nothing: an outline has no inputs, and no process asks it for any."""
         raise AssertionError("only the process of the first stage reads inputs, and it has the data")
 
-    @property
-    def has_labels(self) -> bool:
-        """Whether the outline holds the labels."""
-        return self._labels is not None
-
     def targets(self, ids: Tensor) -> Tensor:
         """The labels, int64 [B]."""
-        assert self._labels is not None, "read_outline has made sure"
-        return self._labels[ids]
+        assert self.labels is not None, "read_outline has made sure"
+        return self.labels[ids]
 
     def check_labels(self, num_labels: int | None) -> None:
         """Raise TypeError if there is a label that is not below `num_labels`."""
-        if self._labels is not None and int(self._labels.max()) >= (num_labels or 0):
-            raise TypeError(f"a label must be below {num_labels}, got {int(self._labels.max())}")
+        if self.labels is not None and int(self.labels.max()) >= (num_labels or 0):
+            raise TypeError(f"a label must be below {num_labels}, got {int(self.labels.max())}")
 
     def example(self, batch: int) -> Tensor:
         """The inputs of `batch` samples without data: a meta tensor."""
@@ -169,7 +164,7 @@ def read_outline(path: str, *, labels: bool, option: str = "data.outline") -> Da
             raise TypeError("vocab_size must be a whole number or null, and date a text or null")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise ModelError(f"{rule}: it is damaged ({error})") from error
-    if labels and any(part is not None and not part.has_labels for part in (training, held_out)):
+    if labels and any(part is not None and part.labels is None for part in (training, held_out)):
         written = "write it with thinwire outline --labels, or " if num_labels is not None else ""
         raise ModelError(
             f"{option} must have labels for the process of the last stage, and {path} has none; {written}take a "
