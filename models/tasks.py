@@ -94,12 +94,10 @@ class Classification(Task):
     scores: tuple[str, ...] = ("accuracy", "matthews")
 
     def __init__(self, num_labels: int, of: Literal["sample", "word"] = "sample") -> None:
-        require(
-            (
-                2 <= num_labels <= MOST_CLASSES,
-                f"num_labels must be from 2 to {MOST_CLASSES}, got {num_labels}; check the labels of the data",
+        if not 2 <= num_labels <= MOST_CLASSES:
+            raise ModelError(
+                f"num_labels must be from 2 to {MOST_CLASSES}, got {num_labels}; check the labels of the data"
             )
-        )
         self.num_labels = num_labels
         self.unit = f"nats per {of}"
 
@@ -143,14 +141,9 @@ class OwnTask:
         if self._loss is None:
             return self.task.loss_sum(output, target)
         found = _called(self._loss, output, target)
-        require(
-            (
-                isinstance(found, Tensor) and found.numel() == 1,
-                f"the loss {called(self._loss)} must be a tensor of one number, got {found!r:.60}",
-            )
-        )
-        summed: Tensor = found
-        return summed.float().reshape(())
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise ModelError(f"the loss {called(self._loss)} must be a tensor of one number, got {found!r:.60}")
+        return found.float().reshape(())
 
     def num_valid(self, target: Tensor) -> int:
         """How many targets count."""
@@ -177,12 +170,10 @@ def own_task(task: Task, loss: str | None, metrics: Sequence[str]) -> Task:
         return task
     names = [path.rpartition(":")[2] for path in metrics]
     known = ("loss", *task.scores)
-    require(
-        (
-            len({*names, *known}) == len(names) + len(known),
-            f"training.metrics must have names of their own, other than {', '.join(known)}, got {', '.join(names)}",
+    if len({*names, *known}) < len(names) + len(known):
+        raise ModelError(
+            f"training.metrics must have names of their own, other than {', '.join(known)}, got {', '.join(names)}"
         )
-    )
     fields = {**dict.fromkeys(metrics, "training.metrics"), **({} if loss is None else {loss: "training.loss"})}
     found = {path: find(path, ModelError, field) for path, field in fields.items()}
     require(

@@ -240,6 +240,14 @@ def test_what_is_no_loss_of_ones_own(monkeypatch, loss, metrics, said):
         own_task(TASK, loss, metrics)
 
 
+def test_a_loss_of_ones_own_is_not_written_out_where_it_fits(monkeypatch):
+    """It was, for a sentence that nobody read: on a GPU each micro-batch waited for its loss."""
+    add_module(monkeypatch, "own_loss", OWN)
+    task = own_task(TASK, "own_loss:squares", [])
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda loss: pytest.fail("the loss is written out"))
+    assert task.loss_sum(torch.zeros(1, 3, 2), torch.ones(1, 3)) == 3
+
+
 def test_a_loss_of_ones_own_must_be_a_number(monkeypatch):
     add_module(monkeypatch, "own_loss", OWN)
     task = own_task(TASK, "own_loss:words", [])
