@@ -93,13 +93,11 @@ class Checkpoint:
         beside = [name for name, place in self.stored.items() if not read.issuperset(place.parts)]
         left = [name for name in beside if not any(re.search(pattern, name) for pattern in self.ignored)]
         scales = [name for name in left if _QUANTIZED.search(name)]
-        require(
-            (
-                not scales,
+        if scales:
+            raise ModelError(
                 f"{self.source} must hold weights that are not quantized, got {first_of(scales)}; take the model that "
-                "was quantized",
+                "was quantized"
             )
-        )
         return left
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:

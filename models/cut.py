@@ -13,7 +13,7 @@ from thinwire.models.data.chats import require_positions
 from thinwire.models.data.endings import missing
 from thinwire.models.data.pairs import require_ends
 from thinwire.models.data.samples import Data, Samples
-from thinwire.models.errors import ModelError, require
+from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, stage_output_examples
 from thinwire.models.partition import cut_after, explicit, partition
 from thinwire.models.precision import Precision
@@ -46,13 +46,11 @@ def require_one_way(switch: int | None, samples: Samples) -> None:
     if switch is None or length <= switch:
         return
     packed, shortest = "position_ids" in samples.side_example(1), samples.lengths
-    require(
-        (
-            not packed and (shortest is None or int(shortest.min()) > switch),
+    if packed or (shortest is not None and int(shortest.min()) <= switch):
+        raise ModelError(
             f"data.block_size must be at most {switch}, because this model turns longer texts by other factors "
-            f"(longrope), and takes a short one for long beside {'another' if packed else 'padding'}, got {length}",
+            f"(longrope), and takes a short one for long beside {'another' if packed else 'padding'}, got {length}"
         )
-    )
 
 
 def layers_of_stages(
@@ -101,10 +99,8 @@ def outputs_of_stages(
         ) from error
     if isinstance(task, Classification):  # without a loss of the user's own
         width = found[-1][0].shape[-1]
-        require(
-            (
-                width >= task.num_labels,
-                f"the model must have an output for each of the {task.num_labels} classes of the data, got {width}",
+        if width < task.num_labels:
+            raise ModelError(
+                f"the model must have an output for each of the {task.num_labels} classes of the data, got {width}"
             )
-        )
     return tuple(found)

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from thinwire.errors import ThinwireWarning
 from thinwire.errors.names import first_of
 from thinwire.models.digest import tensor_lines
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.large_weights import add_in_place
 from thinwire.models.options import Tied
 from thinwire.models.precision import NARROW, Precision, arithmetic, narrowed
@@ -448,13 +448,11 @@ def _held_still(stage: Stage) -> Iterator[None]:
     yield
     after = found()
     moved = sorted(f"{type(m).__name__}.{name}" for m, name in before if _differ(before[m, name], after.get((m, name))))
-    require(
-        (
-            not moved,
+    if moved:
+        raise ModelError(
             f"a buffer that changes in the forward must be in checkpoints, or a resume and an evaluation begin without "
-            f"its values, got {first_of(moved)}; register it with persistent=True",
+            f"its values, got {first_of(moved)}; register it with persistent=True"
         )
-    )
 
 
 def _differ(one: tuple[Tensor, int], other: tuple[Tensor, int] | None) -> bool:
@@ -514,13 +512,11 @@ def _require_numbers(state: Mapping[str, Tensor], parameters: Mapping[str, Param
     """Raise ModelError if a value is NaN, or one of a parameter infinite: a mask may be."""
     totals = {name: tensor.sum() for name, tensor in state.items() if tensor.is_floating_point()}
     bad = [name for name, total in totals.items() if total.isnan() or (name in parameters and total.isinf())]
-    require(
-        (
-            not bad,
+    if bad:
+        raise ModelError(
             f"the weights to start with must be numbers, got NaN or infinity in {first_of(bad, 3)}; take other "
-            f"files; if they are of a run, it diverged: train again with a lower learning rate",
+            f"files; if they are of a run, it diverged: train again with a lower learning rate"
         )
-    )
 
 
 def _draw(modules: Mapping[str, nn.Module], lacking: set[str], initialize: Initialize, seed: int) -> None:

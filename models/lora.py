@@ -88,16 +88,15 @@ class AdaptedWeights:
 
     def _require_targets(self, own: Sequence[str]) -> None:
         """Raise ModelError if the adapter lacks matrices that the recipe wants."""
-        stored = [] if self.adapter is None else [name for name in self.adapter.stored if is_adapter(name)]
-        lacks = sorted({name for name in own if is_adapter(name)} - {*stored}) if self.adapter is not None else []
-        ends = sorted({name.partition(ADAPTER_MARK)[0].rpartition(".")[2] for name in stored})
-        require(
-            (
-                not lacks,
-                f"model.lora.targets must be those of the adapter in {self.adapter and self.adapter.source}, which "
-                f"lacks {first_of(lacks)}; set them to [{', '.join(ends)}]",
+        if self.adapter is None:
+            return
+        stored = {name for name in self.adapter.stored if is_adapter(name)}
+        if lacks := sorted({name for name in own if is_adapter(name)} - stored):
+            ends = sorted({name.partition(ADAPTER_MARK)[0].rpartition(".")[2] for name in stored})
+            raise ModelError(
+                f"model.lora.targets must be those of the adapter in {self.adapter.source}, which lacks "
+                f"{first_of(lacks)}; set them to [{', '.join(ends)}]"
             )
-        )
 
     def unread(self, names: Sequence[str]) -> list[str]:
         """As that of `Weights`. ModelError if the adapter has tensors that the model does not: other targets."""
@@ -353,13 +352,11 @@ def _open(options: LoraOptions) -> Checkpoint:
     """The adapter to start from: a folder of PEFT, or a checkpoint of a run."""
     folder = Path(options.weights)
     files = [each for each in (folder / WEIGHTS_FILE, *sorted(folder.glob("stage-*/*.safetensors"))) if each.is_file()]
-    require(
-        (
-            bool(files),
+    if not files:
+        raise ModelError(
             f"model.lora.weights must be {FRESH} or a folder with {WEIGHTS_FILE}, as PEFT saves it, got "
-            f"{options.weights!r}",
+            f"{options.weights!r}"
         )
-    )
     if (folder / CONFIG_FILE).is_file():
         check_config(folder / CONFIG_FILE, options)
     names = [(str(path.relative_to(folder)), name) for path in files for name in read_headers(path)]

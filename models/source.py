@@ -11,7 +11,7 @@ import torch
 from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.data.options import DataOptions
 from thinwire.models.data.samples import Data
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint
 from thinwire.models.options import FRESH, ModelOptions
 from thinwire.models.tasks import TaskName
@@ -138,12 +138,10 @@ def with_weights(made: Blueprint, options: ModelOptions) -> Blueprint:
     """
     if options.weights == FRESH:
         return made
-    require(
-        (
-            Path(options.weights).is_dir(),
-            f"weights must be {FRESH} or a folder with model.safetensors for {options.name!r}, got {options.weights!r}",
+    if not Path(options.weights).is_dir():
+        raise ModelError(
+            f"weights must be {FRESH} or a folder with model.safetensors for {options.name!r}, got {options.weights!r}"
         )
-    )
     return replace(made, checkpoint=open_checkpoint(options.weights))
 
 

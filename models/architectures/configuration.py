@@ -201,13 +201,11 @@ def _place(options: ModelOptions) -> str | None:
     if options.weights == FRESH:
         return None
     other = options.weights != PRETRAINED
-    require(
-        (
-            not other or Path(options.weights).is_dir(),
+    if other and not Path(options.weights).is_dir():
+        raise ModelError(
             f"weights must be {FRESH}, {PRETRAINED} or a folder that exists for {options.name!r}, got "
-            f"{options.weights!r}",
+            f"{options.weights!r}"
         )
-    )
     return options.weights if other else place_of(options.name)
 
 

@@ -110,14 +110,11 @@ def _check_buffers(path: str, children: Mapping[str, nn.Module], make: Callable[
         return
     with parameters_on_meta():
         second = _buffers(_children(path, make()))
-    changed = [name for name, line in first.items() if second.get(name) != line]
-    require(
-        (
-            not changed,
+    if changed := [name for name, line in first.items() if second.get(name) != line]:
+        raise ModelError(
             f"buffers of {path} must have the same values at each call, got others in {', '.join(changed)}; draw them "
-            "with torch, or from a generator with a seed of its own",
+            "with torch, or from a generator with a seed of its own"
         )
-    )
 
 
 def _buffers(children: Mapping[str, nn.Module]) -> dict[str, list[str]]:
