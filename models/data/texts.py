@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.models.data.samples import Samples
 from thinwire.models.digest import tensor_lines, weights_digest
-from thinwire.models.errors import require
+from thinwire.models.errors import ModelError, require
 
 
 class TextBlocks(Samples):
@@ -27,13 +27,10 @@ class TextBlocks(Samples):
     """
 
     def __init__(self, tokens: Tensor, block_size: int) -> None:
-        require(
-            (block_size >= 1, f"block_size must be at least 1, got {block_size}"),
-            (
-                len(tokens) > block_size,
-                f"a text must be at least one token longer than a block of {block_size}, got {len(tokens)} tokens",
-            ),
-        )
+        if len(tokens) <= block_size:
+            raise ModelError(
+                f"a text must be at least one token longer than a block of {block_size}, got {len(tokens)} tokens"
+            )
         self.block_size = block_size
         self.tokens = tokens
         self.digest = weights_digest(tensor_lines({"tokens": tokens}))
