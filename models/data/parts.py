@@ -79,10 +79,6 @@ class Conversation:
     place: str = field(default="", compare=False)
     """Where it comes from, for errors: "row 4 of a.jsonl"."""
 
-    def with_messages(self, messages: Sequence[dict[str, Any]]) -> Conversation:
-        """The same of other messages."""
-        return replace(self, messages=messages)
-
 
 @dataclass(frozen=True)
 class Labelled:

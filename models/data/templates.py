@@ -137,7 +137,7 @@ class Template:
         if best is None:
             assert refused is not None, "a form without a text has a reason"
             without = [each for each in chat.messages if not each.get("tool_calls") and each["role"] != "tool"]
-            bare = _forms(chat.with_messages(without))
+            bare = _forms(replace(chat, messages=without))
             if len(without) < len(chat.messages) and any(self._takes(form) for form in bare):
                 raise ModelError(f"{self._rule} take tool_calls, as in {chat.place}, and does not; {_FOR_TOOLS}")
             raise refused
@@ -179,7 +179,7 @@ class Template:
             lost = self._lost(chat, index, text)
             for name in _named(message):
                 other = {**message, **_changed(message, name)}
-                found = chat.with_messages([*chat.messages[:index], other, *chat.messages[index + 1 :]])
+                found = replace(chat, messages=[*chat.messages[:index], other, *chat.messages[index + 1 :]])
                 yield f"{name} of {message['role']}", name in lost and self._same(found, text)
             thought, ends, _ = str(message.get("content")).partition(THOUGHT)
             if ends:
@@ -192,7 +192,7 @@ class Template:
         """The fields of a message that the text of its conversation does not have."""
         message = chat.messages[index]
         bare = {"content": "", **{name: value for name, value in message.items() if name != "tool_calls"}}
-        without = chat.with_messages([*chat.messages[:index], bare, *chat.messages[index + 1 :]])
+        without = replace(chat, messages=[*chat.messages[:index], bare, *chat.messages[index + 1 :]])
         lost = _lost(message, text)
         # the description of a tool may have the words of a call
         return [*lost, "tool_calls"] if message.get("tool_calls") and self._same(without, text) else lost
@@ -215,7 +215,7 @@ class Template:
 
     def _begin(self, chat: Conversation, index: int, text: str) -> int:
         """Where the answer with this index begins: behind what opens an answer."""
-        before = chat.with_messages(chat.messages[:index])
+        before = replace(chat, messages=chat.messages[:index])
         opened = self.render(before, add_generation_prompt=True)
         if text.startswith(opened):
             return len(opened)
@@ -232,7 +232,7 @@ class Template:
 
     def _end(self, chat: Conversation, index: int, text: str) -> int:
         """Where the answer with this index ends."""
-        short = chat.with_messages(chat.messages[: index + 1])
+        short = replace(chat, messages=chat.messages[: index + 1])
         alone = text if index + 1 == len(chat.messages) else self.render(short)
         if text.startswith(alone):
             return len(alone)
@@ -247,7 +247,7 @@ class Template:
         """From where to where the words of one message go in the text of all. ModelError if they are left out."""
         around = chat.messages[:index], chat.messages[index + 1 :]
         changed = (replaced(chat.messages[index], letter) for letter in _LETTERS)
-        others = [self.render(chat.with_messages([*around[0], each, *around[1]])) for each in changed]
+        others = [self.render(replace(chat, messages=[*around[0], each, *around[1]])) for each in changed]
         self._require(any(other != text for other in others), chat, index)
         begin = min(_alike(text, other) for other in others)
         behind = min(_alike(text[begin:][::-1], other[begin:][::-1]) for other in others)
@@ -269,7 +269,7 @@ def _forms(chat: Conversation) -> Iterator[Conversation]:
         messages = [content(nothing(_with_arguments(message, arguments))) for message in chat.messages]
         if messages not in seen:
             seen.append(messages)
-            yield chat.with_messages(messages)
+            yield replace(chat, messages=messages)
 
 
 def _same(message: Message) -> Message:
@@ -388,7 +388,7 @@ def followed(chat: Conversation) -> Conversation:
     """A conversation, and what would come next: the answer of a tool that was called, or a question."""
     role = "tool" if chat.messages[-1].get("tool_calls") else "user"
     content: Any = [{"type": "text", "text": "Q"}] if isinstance(chat.messages[0].get("content"), list) else "Q"
-    return chat.with_messages([*chat.messages, {"role": role, "content": content}])
+    return replace(chat, messages=[*chat.messages, {"role": role, "content": content}])
 
 
 def replaced(message: Message, letter: str) -> Message:
