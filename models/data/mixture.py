@@ -71,10 +71,9 @@ def mix(parts: Mapping[str, Data], shares: Sequence[float]) -> Data:
     first, training = next(iter(parts.values())), [data.training for data in parts.values()]
     whole = max(len(samples) / share for samples, share in zip(training, shares, strict=True))
     counts = [round(whole * share) for share in shares]
-    rows = torch.cat([torch.arange(count) % len(samples) for count, samples in zip(counts, training, strict=True)])
+    sources, rows = _in_a_row(training, counts)
     places = torch.cat([(torch.arange(count) + 0.5) / count for count in counts])
     order = places.argsort(stable=True)
-    sources = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     times = ", ".join(
         f"{name} {count / len(samples):.3g} times" for name, count, samples in zip(parts, counts, training, strict=True)
     )
@@ -82,14 +81,14 @@ def mix(parts: Mapping[str, Data], shares: Sequence[float]) -> Data:
     return replace(
         first,
         training=MixedSamples(training, sources[order], rows[order]),
-        held_out=_in_a_row(held_out) if held_out else None,
+        held_out=MixedSamples(held_out, *_in_a_row(held_out, [*map(len, held_out)])) if held_out else None,
         vocab_size=max(data.vocab_size or 0 for data in parts.values()),
         ends=frozenset().union(*(data.ends for data in parts.values())),
         notes=(*(note for data in parts.values() for note in data.notes), f"a pass has {len(order)} samples: {times}"),
     )
 
 
-def _in_a_row(parts: Sequence[Samples]) -> MixedSamples:
-    sizes = torch.tensor([len(part) for part in parts])
-    rows = torch.cat([torch.arange(size) for size in sizes.tolist()])
-    return MixedSamples(parts, torch.arange(len(parts)).repeat_interleave(sizes), rows)
+def _in_a_row(parts: Sequence[Samples], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The part and the row of each sample where so many of each part follow each other, some several times."""
+    rows = torch.cat([torch.arange(count) % len(samples) for count, samples in zip(counts, parts, strict=True)])
+    return torch.arange(len(parts)).repeat_interleave(torch.tensor(counts)), rows
