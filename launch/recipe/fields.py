@@ -248,8 +248,7 @@ def meaning(kind: Any, text: str) -> Any:
     read, kinds = _parsed(text), get_args(kind) if _is_union(kind) else (kind,)
     if str not in kinds and get_origin(kind) is not Literal:
         return read
-    other = NoneType if read is None else type(read)
-    return read if other in {get_origin(one) or one for one in kinds} else text
+    return read if type(read) in {get_origin(one) or one for one in kinds} else text
 
 
 def _misfit(kind: Any, value: Any, name: str) -> str:
