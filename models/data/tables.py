@@ -363,7 +363,7 @@ def read_pictures(table: Dataset, part: Part, columns: Columns) -> Labelled:
         lambda: _labels(table, part, columns.label),
     )
     _report(part, columns, [column])
-    pictures, places = _pictures(table, column, part)
+    pictures, places = map(list, zip(*_pictures(table, column, part), strict=True))
     return Labelled(pictures, labels, num_labels, classes, source=part.name, places=places)
 
 
@@ -480,8 +480,8 @@ def _texts(table: Dataset, column: str, before: int = 0) -> list[str]:
     return texts
 
 
-def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], list[int | str]]:
-    """The image files of a column, and where each comes from: its row, or the path that the row names."""
+def _pictures(table: Dataset, column: str, part: Part) -> list[tuple[Picture, int | str]]:
+    """The image files of a column, each with where it comes from: its row, or the path that the row names."""
     from datasets import Image
 
     if isinstance(table.features[column], Image):
@@ -490,16 +490,8 @@ def _pictures(table: Dataset, column: str, part: Part) -> tuple[list[Picture], l
     bad = next((row for row, value in enumerate(values) if _is_nothing(value)), None)
     require((bad is None, f"column {column} must hold an image in every row, got none in row {bad}"))
     homes = _homes(part)
-    pictures: list[Picture] = []
-    places: list[int | str] = []
-    for row, value in enumerate(values):
-        encoded = value if isinstance(value, bytes) else value["bytes"]
-        place: int | str = row
-        if not encoded:
-            encoded, place = _read_file(value["path"], homes, row)
-        pictures.append(encoded)
-        places.append(place)
-    return pictures, places
+    kept = (value if isinstance(value, bytes) else value["bytes"] for value in values)
+    return [(file, row) if file else _read_file(values[row]["path"], homes, row) for row, file in enumerate(kept)]
 
 
 def _homes(part: Part) -> list[Path]:
