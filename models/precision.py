@@ -6,10 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-
-from thinwire.errors.calls import message_of
-from thinwire.models.errors import ModelError
+from torch import Tensor
 
 Precision = Literal["fp32", "bf16"]
 NARROW: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16})
@@ -60,25 +57,3 @@ def arithmetic_note(precision: Precision, narrow_weights: bool, device_type: str
     }
     said = [f"{what} {'round to TF32' if rounded else 'keep all digits'}" for what, rounded in rounds.items()]
     return f"fp32 on a GPU: {', '.join(said)}"
-
-
-def check_precision(precision: Precision, device: torch.device) -> None:
-    """Compute a little in this precision on a CPU, forward and back.
-
-    A GPU is not asked: its driver must not start before the stages are forked, and it computes all of them.
-
-    Raises:
-        ModelError: torch cannot do it on this CPU.
-    """
-    if device.type != "cpu":
-        return
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        try:
-            with arithmetic(precision, "cpu"):
-                output = nn.Linear(4, 4)(torch.ones(2, 4))
-            output.float().sum().backward()
-        except RuntimeError as error:
-            raise ModelError(
-                f"training.precision must be one that torch {torch.__version__} can compute on this CPU, got "
-                f"{precision}: {message_of(error)}; take fp32"
-            ) from error

@@ -31,7 +31,6 @@ from thinwire.models.data.samples import Data
 from thinwire.models.errors import ModelError, require
 from thinwire.models.layers import Blueprint, check_weights
 from thinwire.models.model import find_model
-from thinwire.models.precision import check_precision
 from thinwire.models.source import ModelSource, Use
 from thinwire.models.tasks import own_task
 from thinwire.pipeline.devices.device import choose
@@ -60,11 +59,15 @@ def prepare(
     """
     recipe, pipeline, precision = _on_its_day(recipe), recipe.pipeline, recipe.training.precision
     with showing("reading the data"):
-        data, source, _ = attempt(
+        data, source, device = attempt(
             lambda: _data(recipe, stages, given),
             lambda: _source(recipe, copies),
-            lambda: check_precision(precision, choose(recipe.training.device)),
+            lambda: choose(recipe.training.device),
         )
+    if device.type == "cpu":
+        # Autograd counts the devices once, in the first backward. Behind tensors without data it would find the eight
+        # GPUs that torch pretends for these, and start a thread for each: a launcher with threads would not fork.
+        torch.ones(1, requires_grad=True).backward()
     micro_batch = data.training, pipeline.microbatch_size, precision
     with showing("cutting the model"):
         model, data = fitted(source.blueprint(Use.of(recipe.data, data, pipeline.batch_size)), data)

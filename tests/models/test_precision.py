@@ -10,15 +10,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from support.family_cases import LENGTH, apart, inputs, whole
 from support.models import blueprint
 from support.pipelined import drawn, reset
-from thinwire.models import precision as module
 from thinwire.models.architectures.parity import tiny
 from thinwire.models.costs import measure
-from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Chain, LayerSpec, build_stage, stage_output_examples
 from thinwire.models.options import ModelOptions
-from thinwire.models.precision import arithmetic_note, check_precision
+from thinwire.models.precision import arithmetic_note
 
-CPU = torch.device("cpu")
 CUTS = [range(0, 2), range(2, 5)]
 
 
@@ -48,22 +45,6 @@ def test_a_whole_model_keeps_what_autocast_leaves_wide():
     stage.layers[1].register_forward_hook(lambda *arguments: kept.append(arguments[2].dtype))
     assert stage(ids).shape[:2] == ids.shape == (len(ids), LENGTH)
     assert kept == [torch.float32]
-
-
-def test_a_precision_that_torch_lacks_is_one_sentence(monkeypatch):
-    check_precision("bf16", CPU)
-
-    class Lacking(torch.nn.Linear):
-        def forward(self, x):
-            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'BFloat16'\nat some place")
-
-    monkeypatch.setattr(module.nn, "Linear", Lacking)
-    with pytest.raises(ModelError) as caught:
-        check_precision("bf16", CPU)
-    check_precision("bf16", torch.device("cuda"))
-    [mistake] = caught.value.mistakes
-    assert mistake.startswith("training.precision must be one that torch")
-    assert mistake.endswith("""got bf16: "addmm_impl_cpu_" not implemented for 'BFloat16'; take fp32""")
 
 
 @pytest.mark.slow
