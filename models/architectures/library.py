@@ -896,7 +896,8 @@ def _settings(source: str | None) -> Path | None:
     if source is None:
         return None
     if not is_of_run(source):
-        return find(source, GENERATION)
+        found = find(source, GENERATION)
+        return found if found is None or hub.is_local(source) else found.resolve()  # files in the hub's cache are links
     path = Path(source).resolve().parent.parent / "model" / GENERATION
     return path if path.is_file() else None
 

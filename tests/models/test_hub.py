@@ -9,6 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from support.data_files import write_json, write_tokenizer
+from support.family_cases import whole
+from support.models import blueprint
 from support.parts import read
 from thinwire.models import hub
 from thinwire.models.data.parts import Part
@@ -123,13 +125,15 @@ def test_so_has_a_resolver_of_names(hub_that, monkeypatch):
 
 
 def cached(folder, name, **texts):
-    """Files of a repository as the library's cache holds them."""
+    """Files of a repository as the library's cache holds them; the folder that they are in."""
     known, commit = folder / "hub" / f"models--{name.replace('/', '--')}", "0" * 40
     (known / "refs").mkdir(parents=True)
     (known / "refs" / "main").write_text(commit)
-    (known / "snapshots" / commit).mkdir(parents=True)
+    snapshot = known / "snapshots" / commit
+    snapshot.mkdir(parents=True)
     for stem, text in texts.items():
-        (known / "snapshots" / commit / stem.replace("_", ".")).write_text(text)
+        (snapshot / stem.replace("_", ".")).write_text(text)
+    return snapshot
 
 
 def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
@@ -137,6 +141,17 @@ def test_what_the_cache_holds_is_read_without_the_hub(hub_that, tmp_path):
     with hub_that(hang_up) as server:
         find_model(ModelOptions(name="me/tiny"))
     assert server.asked == ["/"]
+
+
+def test_so_are_generation_settings_though_they_are_a_link_there(hub_that, tmp_path):
+    whole("gpt2").save_pretrained(tmp_path / "blobs")
+    (tmp_path / "blobs" / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 7]}))
+    snapshot = cached(tmp_path, "me/tiny")
+    for path in (tmp_path / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(path)
+    with hub_that(hang_up):
+        model = blueprint(ModelOptions(name="me/tiny", weights="pretrained"), task="causal-lm")
+        assert model.ends() == (3, 7)
 
 
 def test_so_is_a_tokenizer_without_a_tokenizer_json(hub_that, tmp_path):
