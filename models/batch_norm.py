@@ -5,12 +5,12 @@ updates its running statistics after each one. Statistics of the whole batch are
 micro-batch on before it sees the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from thinwire.models.layers import Layer, Stage
+from thinwire.models.layers import Stage
 
 FEWEST_SAMPLES = 8
 """A smaller micro-batch gives a warning. Samples count here, not values per channel, because pixels of one image are
@@ -18,15 +18,10 @@ alike. The error of ResNet-50 on ImageNet is 23.6 % with statistics over 32 imag
 4 and 34.7 with 2 (Wu and He, Group Normalization, arXiv 1803.08494)."""
 
 
-def batch_norms(layers: Iterable[nn.Module]) -> tuple[str, ...]:
-    """The full names of the batch norms in these layers that train: they normalise by a micro-batch's statistics."""
+def batch_norms(stage: Stage) -> tuple[str, ...]:
+    """The full names of the batch norms in a stage that train: they normalise by a micro-batch's statistics."""
     return tuple(
-        ".".join(filter(None, (full_name, name)))
-        for layer in layers
-        if isinstance(layer, Layer)
-        for full_name, part in layer.parts.items()
-        for name, module in part.named_modules()
-        if isinstance(module, _BatchNorm) and module.training
+        name for name, module in stage.full_modules().items() if isinstance(module, _BatchNorm) and module.training
     )
 
 
@@ -35,11 +30,9 @@ def running_statistics(stage: Stage) -> dict[str, Tensor]:
 
     Counts of micro-batches are int64, the others are float.
     """
-    layers = [layer for layer in stage.layers if isinstance(layer, Layer)]
-    modules = {name: each for layer in layers for name, each in layer.full_modules().items()}
     return {
         f"{full_name}.{name}" if full_name else name: buffer
-        for full_name, norm in modules.items()
+        for full_name, norm in stage.full_modules().items()
         if isinstance(norm, _NormBase) and norm.training
         for name, buffer in norm.named_buffers(recurse=False)
     }

@@ -7,18 +7,19 @@ those of the unsplit model, so checkpoints and digests of any cut can be compare
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from thinwire.errors import ThinwireWarning
 from thinwire.errors.names import first_of
@@ -29,8 +30,9 @@ from thinwire.models.options import Tied
 from thinwire.models.precision import NARROW, Precision, arithmetic, narrowed
 from thinwire.models.recompute import Recompute, in_backward
 from thinwire.models.seed import derive_seed
-from thinwire.models.tensors import as_tuple, hold_weights, replace_tensors
+from thinwire.models.tensors import as_tuple, replace_tensors
 
+T = TypeVar("T")
 Initialize = Callable[[str, nn.Module], None]
 ADAPTER_MARK = ".lora_"
 """What the full names of an adapter's tensors have, and no others."""
@@ -57,37 +59,36 @@ class Layer(nn.Module):
         """
 
     def hold(self, model: "Blueprint") -> None:
-        """Keep the weights, or those that do not train, in the model's dtype from now on. Batch norms stay."""
-        for part_name, part in self.parts.items():
+        """Keep the weights, or those that do not train, in the model's dtype from now on.
 
-            def wide(name: str, part_name: str = part_name) -> bool:
-                return _full_name(part_name, name) in model.wide
+        Batch norms stay as they are: their running statistics move by less than 16 bits can show. So do buffers that no
+        checkpoint holds, such as rotary frequencies.
+        """
+        norms = [module for part in self.parts.values() for module in part.modules() if isinstance(module, _BatchNorm)]
+        as_they_are = {id(tensor) for norm in norms for tensor in norm.state_dict(keep_vars=True).values()}
+        for name, tensor in self.full_state(keep_vars=True).items():
+            trains = bool(model.trained) and tensor.requires_grad
+            if tensor.is_floating_point() and not (trains or name in model.wide or id(tensor) in as_they_are):
+                tensor.data = tensor.data.to(model.weights_dtype)  # one by one: the wide one is freed before the next
 
-            hold_weights(part, model.weights_dtype, frozen_only=bool(model.trained), wide=wide)
+    def full_state(self, *, keep_vars: bool = False) -> dict[str, Tensor]:
+        """The parameters and persistent buffers by full name; they share memory with the layer.
 
-    def full_state(self) -> dict[str, Tensor]:
-        """The parameters and persistent buffers by full name; they share memory with the layer."""
-        return {
-            _full_name(part_name, name): tensor
-            for part_name, part in self.parts.items()
-            for name, tensor in part.state_dict().items()
-        }
+        They are the layer's own with `keep_vars`, and else detached from autograd.
+        """
+        return self._by_full_name(lambda part: part.state_dict(keep_vars=keep_vars).items())
 
     def full_parameters(self) -> dict[str, Parameter]:
         """The parameters by full name."""
-        return {
-            _full_name(part_name, name): parameter
-            for part_name, part in self.parts.items()
-            for name, parameter in part.named_parameters()
-        }
+        return self._by_full_name(lambda part: part.named_parameters())
 
     def full_modules(self) -> dict[str, nn.Module]:
         """The parts and every module below them, by full name, parents before children."""
-        return {
-            _full_name(part_name, name): module
-            for part_name, part in self.parts.items()
-            for name, module in part.named_modules()
-        }
+        return self._by_full_name(lambda part: part.named_modules())
+
+    def _by_full_name(self, named: Callable[[nn.Module], Iterable[tuple[str, T]]]) -> dict[str, T]:
+        """What is `named` in each part, by full name."""
+        return {_full_name(part, name): each for part, module in self.parts.items() for name, each in named(module)}
 
 
 class Chain(Layer):
@@ -238,8 +239,8 @@ class Blueprint:
             return [_build_layer(spec) for spec in self.layers]
 
 
-class Stage(nn.Module):
-    """Consecutive layers as one module, computed in one precision.
+class Stage(Layer):
+    """Consecutive layers as one, computed in one precision.
 
     Attributes:
         base: the frozen weights beside an adapter, which checkpoints do not hold: a line for each full name, as those
@@ -263,21 +264,16 @@ class Stage(nn.Module):
         the arithmetic.
         """
         super().__init__()
-        known = get_args(Precision)
         names = [full_name for layer in layers for full_name in layer.parts]
         twice = sorted({name for name in names if names.count(name) > 1} - set(shared))
-        require(
-            (precision in known, f"precision must be one of {', '.join(known)}, got {precision!r}"),
-            (not twice, f"each part must have a name of its own, got {', '.join(twice)} more than once"),
-        )
+        require((not twice, f"each part must have a name of its own, got {', '.join(twice)} more than once"))
         _share_parts(layers)
         self.layers = nn.ModuleList(layers)
+        self.parts = {name: part for layer in layers for name, part in layer.parts.items()}
         add_in_place(self.layers)
         self.precision, self.recompute, self.reads, self.crosses = precision, recompute, reads, crosses
         self.weights_dtype = torch.float32
         self.base: dict[str, str] = {}
-        self.shared = tuple(name for name in shared if name in names)
-        self.side = tuple(dict.fromkeys(name for layer in layers for name in (*layer.side, *layer.optional_side)))
 
     def forward(self, *tensors: Tensor, **side: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the layers in order. The outputs of a layer are the arguments of the next.
@@ -309,14 +305,6 @@ class Stage(nn.Module):
     def saved_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds of `full_state`: all, or what trains beside a frozen model."""
         return {name: tensor for name, tensor in self.full_state().items() if name not in self.base}
-
-    def full_state(self) -> dict[str, Tensor]:
-        """The parameters and persistent buffers by full name; they share memory with the stage."""
-        return {name: tensor for layer in self._own() for name, tensor in layer.full_state().items()}
-
-    def full_parameters(self) -> dict[str, Parameter]:
-        """The parameters by full name."""
-        return {name: each for layer in self._own() for name, each in layer.full_parameters().items()}
 
 
 def build_stage(
@@ -422,8 +410,7 @@ def stage_output_examples(
         for index, stage in enumerate(stages):
             replace_tensors(stage, without_data)
             stage.weights_dtype = blueprint.weights_dtype
-            for layer in stage._own():
-                layer.hold(blueprint)
+            stage.hold(blueprint)
             with around(index), _held_still(stage):
                 tensors = as_tuple(stage(*tensors, **known_side))
             described.append([(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors])
@@ -487,7 +474,7 @@ def parameters_on_meta() -> Iterator[None]:
 def _build_layer(spec: LayerSpec) -> Layer:
     with parameters_on_meta():
         layer = spec.build()
-    named = {id(tensor) for part in layer.parts.values() for tensor in part.state_dict(keep_vars=True).values()}
+    named = {id(tensor) for tensor in layer.full_state(keep_vars=True).values()}
     partless = any(id(tensor) not in named for tensor in layer.state_dict(keep_vars=True).values())
     require((not partless, f"every tensor of layer {spec.name!r} must belong to a part; name the others too"))
     return layer

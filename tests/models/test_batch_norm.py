@@ -131,18 +131,18 @@ class Frozen(nn.BatchNorm1d):
 def test_a_norm_that_will_train_is_found_whatever_its_mode_was():
     """Training puts all modules into its mode in the first step; until then nobody knew of this norm."""
     stage = build_stage(Blueprint((LayerSpec("both", InEvaluation),), reset), range(1), seed=0)
-    assert batch_norms(stage.layers) == ("norm",)
+    assert batch_norms(stage) == ("norm",)
     assert list(running_statistics(stage)) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
 
 
 def test_a_small_micro_batch_is_warned_about():
     [stage] = stages_of(1)
-    assert batch_norms(stage.layers) == ("block.0", "norm")
+    assert batch_norms(stage) == ("block.0", "norm")
     warning = batch_norm_warning(["block.0", "norm"], 7)
     assert "block.0 and 1 more: statistics over fewer than 8 samples" in warning
     assert "got microbatch_size 7; raise pipeline.microbatch_size" in warning
     assert batch_norm_warning(["norm"], 8) is None
     assert batch_norm_warning([], 1) is None
     # no batch norm in the last stage, or none that looks at micro-batches
-    assert batch_norms(stages_of(4)[3].layers) == ()
-    assert batch_norms(stage.eval().layers) == ()
+    assert batch_norms(stages_of(4)[3]) == ()
+    assert batch_norms(stage.eval()) == ()

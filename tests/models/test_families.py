@@ -137,7 +137,6 @@ def test_the_shared_part_is_one_module_on_a_stage_and_alike_on_others():
     model = apart("deberta-v2")
     assert model.shared == ("deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm")
     first, second = (build_stage(model, cut, seed=1) for cut in (range(0, 3), range(3, 5)))
-    assert first.shared == second.shared == model.shared
     whole, one, two = [layer.parts["deberta.encoder.rel_embeddings"] for layer in first.layers]
     assert whole is one is two is first.layers[2].around.deberta.encoder.rel_embeddings
     name = "deberta.encoder.rel_embeddings.weight"

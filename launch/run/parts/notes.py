@@ -29,7 +29,7 @@ class Notes(RunPart):
         """Print the notes, in the process that reports."""
         trainer, prepared, recipe = self._trainer, self._prepared, self._recipe
         norms = collectives.gather(
-            self._where, {stage.stage_index: batch_norms(module_of(stage).layers) for stage in trainer.stages}
+            self._where, {stage.stage_index: batch_norms(module_of(stage)) for stage in trainer.stages}
         )
         if norms is not None and trainer.reports:
             steps, per_epoch = recipe.training.steps, prepared.sampler.steps_per_epoch
