@@ -4,8 +4,8 @@ So a micro-batch that waits for its backward takes little memory. The layer runs
 so its dropout, are the same both times; its buffers change once only.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -28,34 +28,28 @@ def in_backward(layer: nn.Module, tensors: tuple[Tensor, ...], side: Mapping[str
     return checkpoint(run, *tensors, use_reentrant=False, context_fn=partial(_contexts, layer))
 
 
-def _contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the forward and of each run in the backward."""
-    before = _Before(layer)
-    return before, BuffersApart(layer, before.moved)
-
-
 _Place = tuple[nn.Module, str]
 
 
-class _Before(AbstractContextManager[None]):
-    """Keeps what buffers were that a forward moves: the next run of the same micro-batch begins with the same."""
+def _contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of the forward and of each run in the backward."""
+    moved: dict[_Place, Tensor] = {}
+    return _noting(layer, moved), BuffersApart(layer, moved)
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._copies: dict[_Place, tuple[Tensor, int, Tensor]] = {}
-        self.moved: dict[_Place, Tensor] = {}
 
-    def __enter__(self) -> None:
-        for module in self._module.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._copies[module, name] = buffer, buffer._version, buffer.clone()
-
-    def __exit__(self, *exception: object) -> None:
-        for (module, name), (buffer, version, copy) in self._copies.items():
-            if module._buffers.get(name) is not buffer or buffer._version != version:
-                self.moved[module, name] = copy
-        self._copies.clear()
+@contextmanager
+def _noting(layer: nn.Module, moved: dict[_Place, Tensor]) -> Iterator[None]:
+    """Note what buffers were that the forward moves: the next run of the same micro-batch begins with the same."""
+    before = [
+        (module, name, buffer, buffer._version, buffer.clone())
+        for module in layer.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    yield
+    for module, name, buffer, version, copy in before:
+        if module._buffers.get(name) is not buffer or buffer._version != version:
+            moved[module, name] = copy
 
 
 class BuffersApart(AbstractContextManager[None]):
