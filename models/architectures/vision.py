@@ -145,7 +145,7 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         initialize: Initialize = _initialize_vit
         image_size = {**_VITS[name], **options}["image_size"]
     else:
-        initialize = partial(_initialize_resnet, _zeroed_norm(layers) if options.get("zero_init_residual") else None)
+        initialize = partial(_initialize_resnet, bool(options.get("zero_init_residual")))
         image_size = 32 if options.get("stem") == "cifar" else 224
     costs = _count_operations(layers, image_size)
     return Blueprint(
@@ -296,22 +296,14 @@ def _count_operations(layers: Mapping[str, Layer], image_size: int) -> dict[str,
     return operations
 
 
-def _zeroed_norm(layers: Mapping[str, Layer]) -> str:
-    """The end of the names of those batch norms that zero_init_residual starts at 0: the last of each block."""
-    names = {name for block in layers["layer1.0"].parts.values() for name, _ in block.named_children()}
-    return ".bn3" if "bn3" in names else ".bn2"
-
-
-def _initialize_resnet(zeroed: str | None, full_name: str, module: Any) -> None:
+def _initialize_resnet(zero_residual: bool, full_name: str, module: Any) -> None:
     """Fill one module as torchvision's ResNet does: He et al. by fan-out, norms 1 and 0, the head by default."""
-    if not holds_parameters(module):
-        return
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    else:
+    elif holds_parameters(module):
         module.reset_parameters()
-    if zeroed is not None and full_name.startswith("layer") and full_name.endswith(zeroed):
-        nn.init.zeros_(module.weight)
+    elif zero_residual and hasattr(module, "bn2"):  # a block, whose last norm starts at 0
+        nn.init.zeros_(getattr(module, "bn3", module.bn2).weight)
 
 
 def _initialize_vit(full_name: str, module: Any) -> None:
