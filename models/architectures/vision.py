@@ -129,9 +129,8 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
         num_labels: the labels of the data, the default of num_classes.
 
     Raises:
-        ModelError: there is no such model, or its configuration is wrong.
+        ModelError: its configuration is wrong.
     """
-    require((name in VISION, f"a vision model must be one of {', '.join(VISION)}, got {name!r}"))
     options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
     _check(name, options, num_labels)
     is_vit = name in _VITS
@@ -339,16 +338,12 @@ _SILENCE = 10.0
 def weights_folder(name: str, weights: str) -> Path:
     """A folder with model.safetensors. Its tensors have the names of torchvision's model.
 
-    Weights with a name of torchvision are downloaded once, and written beside torch's own downloads. Only this first
-    run holds the whole model in memory. `weights` is such a folder, or torchvision's name: "IMAGENET1K_V1".
+    They are downloaded once, and written beside torch's own downloads. Only this first run holds the whole model in
+    memory. `weights` is torchvision's name: "IMAGENET1K_V1".
 
     Raises:
-        ModelError: there is no such folder or name, or the download fails.
+        ModelError: there is no such name, or the download fails.
     """
-    require((name in VISION, f"a vision model must be one of {', '.join(VISION)}, got {name!r}"))
-    if Path(weights).is_dir():
-        require((Path(weights, _FILE).is_file(), f"weights of {name} must be a folder with {_FILE}, got {weights}"))
-        return Path(weights)
     from torchvision.models import get_model, get_model_weights
 
     known = get_model_weights(name)

@@ -166,7 +166,6 @@ def test_zero_init_residual():
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("resnet19", {}, "one of resnet18, .*got 'resnet19'"),
         ("resnet18", {"stm": 1}, "takes .*num_classes.*, stem, width, got stm"),
         ("vit_b_16", {"stem": "cifar"}, "takes .*image_size.*, got stem"),
         ("resnet18", {"stem": "tiny"}, "one of imagenet, cifar, got 'tiny'"),
