@@ -20,35 +20,9 @@ from thinwire.models.errors import ModelError, require
 CostTable = NDArray[np.float64]
 
 
-def partition(
-    costs: Sequence[float],
-    num_stages: int,
-    *,
-    boundary_costs: Sequence[float] | None = None,
-    memory: Sequence[float] | None = None,
-    memory_limit: float = math.inf,
-) -> tuple[range, ...]:
-    """Cut layers of these costs so that the bottleneck costs as little as possible. No stage is empty.
-
-    The bottleneck is the stage or boundary with the highest cost; a stage costs the sum of its layers. If several cuts
-    have the same bottleneck, the cut whose costliest stage is cheapest wins. If that is equal too, the last cut lies as
-    late as possible, then the cut before it, and so on: the last stage computes the loss too, so it gets the fewest
-    layers.
-
-    Args:
-        costs: the cost of each layer, in any unit; seconds of a micro-batch if boundaries have a cost.
-        num_stages: the number of ranges to return.
-        boundary_costs: the cost of a boundary after each layer except the last, in the unit of `costs`
-            (`boundary_seconds`); 0 by default.
-        memory: the gigabytes of memory that each layer adds to its stage; 0 by default.
-        memory_limit: the most gigabytes of one stage.
-
-    Raises:
-        ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
-            the limit.
-    """
-    machine = Machine(costs=costs, memory=memory, memory_limit=memory_limit)
-    return partition_over([machine] * max(num_stages, 0), boundary_costs=boundary_costs)
+def partition(costs: Sequence[float], num_stages: int) -> tuple[range, ...]:
+    """Cut layers of these costs, in any unit, into so many stages of one machine, as `partition_over` does."""
+    return partition_over([Machine(costs=costs)] * num_stages)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,10 +43,19 @@ class Machine:
 def partition_over(machines: Sequence[Machine], *, boundary_costs: Sequence[float] | None = None) -> tuple[range, ...]:
     """Cut layers so that the bottleneck costs as little as possible, where each stage has a machine of its own.
 
-    Machines may be the same object. `partition` says how ties are broken.
+    The bottleneck is the stage or boundary with the highest cost; a stage costs the sum of its layers, and is never
+    empty. If several cuts have the same bottleneck, the cut whose costliest stage is cheapest wins. If that is equal
+    too, the last cut lies as late as possible, then the cut before it, and so on: the last stage computes the loss too,
+    so it gets the fewest layers.
+
+    Args:
+        machines: that of each stage; several may be the same object.
+        boundary_costs: the cost of a boundary after each layer except the last, in the unit of the machines' costs
+            (`boundary_seconds`); 0 by default.
 
     Raises:
-        ModelError: as for `partition`.
+        ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
+            the limits.
     """
     num_stages = len(machines)
     require((num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"))
@@ -128,7 +111,6 @@ def _check(costs: Sequence[float], num_stages: int, boundaries: Sequence[float],
     """Raise ModelError if no cut can be looked for: wrong counts, or numbers that are negative or not finite."""
     count = len(costs)
     require(
-        (num_stages >= 1, f"num_stages must be at least 1, got {num_stages}"),
         (
             num_stages <= count,
             f"each stage must have a layer, got {num_stages} stages for {count} layers; lower pipeline.num_stages to "

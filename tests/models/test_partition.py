@@ -18,6 +18,11 @@ def all_cuts(count: int, num_stages: int) -> list[tuple[range, ...]]:
     ]
 
 
+def over_alike(costs, num_stages, boundary_costs=None, **machine):
+    """A cut over machines that are alike."""
+    return partition_over([Machine(costs=costs, **machine)] * num_stages, boundary_costs=boundary_costs)
+
+
 def dearest(costs: list[float], cuts: tuple[range, ...]) -> float:
     return max(sum(costs[i] for i in cut) for cut in cuts)
 
@@ -89,12 +94,12 @@ def test_partition_with_boundaries_and_memory_is_as_good_as_trying_everything(pi
     possible = [cuts for cuts in all_cuts(len(costs), num_stages) if dearest(memory, cuts) <= memory_limit]
     options = {"boundary_costs": boundary_costs, "memory": memory, "memory_limit": memory_limit}
     if possible:
-        got = partition(costs, num_stages, **options)
+        got = over_alike(costs, num_stages, **options)
         assert got in possible
         assert rank(got) == min(rank(cuts) for cuts in possible)
     else:
         with pytest.raises(ModelError, match="keeps each stage within"):
-            partition(costs, num_stages, **options)
+            over_alike(costs, num_stages, **options)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +116,17 @@ def test_partition_with_boundaries_and_memory_is_as_good_as_trying_everything(pi
     ],
 )
 def test_the_wire_moves_a_cut(boundary_costs, sizes):
-    assert [len(cut) for cut in partition([1] * 6, 2, boundary_costs=boundary_costs)] == sizes
+    assert [len(cut) for cut in over_alike([1] * 6, 2, boundary_costs=boundary_costs)] == sizes
 
 
 def test_memory_moves_a_cut():
     costs, memory = [1, 1, 1, 1], [5, 1, 1, 1]
-    assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=6)] == [2, 2]
-    assert [len(cut) for cut in partition(costs, 2, memory=memory, memory_limit=5)] == [1, 3]
+    assert [len(cut) for cut in over_alike(costs, 2, memory=memory, memory_limit=6)] == [2, 2]
+    assert [len(cut) for cut in over_alike(costs, 2, memory=memory, memory_limit=5)] == [1, 3]
     with pytest.raises(
         ModelError, match=r"4 layers into 2 stages .* within 4 GB of memory: .* take 8 GB, the largest 5 GB; raise"
     ):
-        partition(costs, 2, memory=memory, memory_limit=4)
+        over_alike(costs, 2, memory=memory, memory_limit=4)
 
 
 def test_what_a_layer_takes_for_a_moment_counts_once_in_a_stage():
@@ -182,7 +187,7 @@ def test_impossible_cuts(cuts, message):
 )
 def test_impossible_boundaries_and_memory(options, message):
     with pytest.raises(ModelError, match=message):
-        partition([1.0, 1.0, 1.0], 2, **options)
+        over_alike([1.0, 1.0, 1.0], 2, **options)
 
 
 def test_explicit():
