@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from thinwire.models.errors import require
 from thinwire.models.large_weights import added_in_place
 from thinwire.models.layers import Blueprint, Stage, build_stage, stage_output_examples
 from thinwire.models.precision import NARROW, Precision
 from thinwire.models.recompute import Recompute
 from thinwire.models.tensors import as_tuple
+
+_WARMUP, _REPETITIONS = 2, 5
+"""Runs of each layer before those that are timed, and those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,30 +76,18 @@ def measure(
     device: torch.device | str = "cpu",
     side: Mapping[str, Tensor] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
-    repetitions: int = 5,
-    warmup: int = 2,
 ) -> tuple[LayerCost, ...]:
     """Time the forward and backward of every layer on this machine, as in training, and take the medians.
 
     Args:
         blueprint: the model.
-        example_input: one micro-batch of the model's input. A meta tensor gives only shape and dtype: floats are then
-            drawn from the seed, integers are 0.
+        example_input: one micro-batch of the model's input.
         seed, precision, recompute, device: as for `build_stage`.
         side: real side inputs of the micro-batch, by name.
         loss: of the outputs of the last layer, whose time counts with that layer's.
-        repetitions: timed runs of each layer.
-        warmup: runs of each layer before those, not timed.
-
-    Raises:
-        ModelError: `repetitions` is below 1, or `warmup` below 0.
     """
-    require(
-        (repetitions >= 1, f"repetitions must be at least 1, got {repetitions}"),
-        (warmup >= 0, f"warmup must be at least 0, got {warmup}"),
-    )
     side_inputs = {name: tensor.to(device) for name, tensor in (side or {}).items()}
-    inputs: tuple[Tensor, ...] = (_materialize(example_input, seed).to(device),)
+    inputs: tuple[Tensor, ...] = (example_input.to(device),)
     costs = []
     # dropout draws random numbers
     gpus = [] if torch.device(device).type == "cpu" else [device]
@@ -112,7 +102,7 @@ def measure(
             stage.recompute = recompute
             outputs, kept = _run_and_watch(stage, run, inputs)
             timed = run if loss is None or index + 1 < len(blueprint.layers) else partial(_lost, run, loss)
-            trials = [time_once(timed) for _ in range(warmup + repetitions)][warmup:]
+            trials = [time_once(timed) for _ in range(_WARMUP + _REPETITIONS)][_WARMUP:]
             costs.append(
                 LayerCost(
                     name=spec.name,
@@ -194,14 +184,6 @@ def time_once(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> tuple[float, fl
 def _wait(tensors: list[Tensor]) -> None:
     if tensors and tensors[0].device.type != "cpu":
         torch.accelerator.synchronize(tensors[0].device)
-
-
-def _materialize(example: Tensor, seed: int) -> Tensor:
-    if not example.is_meta:
-        return example
-    if not example.is_floating_point():
-        return torch.zeros(example.shape, dtype=example.dtype)
-    return torch.randn(example.shape, dtype=example.dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

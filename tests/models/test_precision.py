@@ -126,9 +126,7 @@ def test_rotary_frequencies_and_batch_norms_stay_wide_and_pixels_become_narrow()
 @pytest.mark.slow
 def test_measured_costs_know_the_size_of_narrow_weights():
     model, (ids, _) = apart("gpt2"), inputs("gpt2")
-    wide, narrow = (
-        measure(each, ids, repetitions=1, warmup=0) for each in (model, replace(model, weights_dtype=torch.bfloat16))
-    )
+    wide, narrow = (measure(each, ids) for each in (model, replace(model, weights_dtype=torch.bfloat16)))
     assert [cost.parameter_bytes for cost in wide] == [2 * cost.parameter_bytes for cost in narrow]
     assert wide[1].output_bytes == 2 * narrow[1].output_bytes
 
