@@ -233,15 +233,11 @@ def find(source: str, file: str) -> Path | None:
     if Path(source).is_dir():
         path = Path(source) / file
         return path if path.is_file() else None
-    from transformers.utils.hub import cached_file
-
     try:
-        with hub.reading(source):
-            found = cached_file(source, file, _raise_exceptions_for_missing_entries=False)
+        return hub.file_of(source, file)
     except OSError as error:
         rule = "a model must be a folder or a name on the hub"
         raise ModelError(f"{rule}, got {source!r}: {hub.reason(source, error)}") from error
-    return None if found is None else Path(found)
 
 
 def is_of_run(source: str) -> bool:
