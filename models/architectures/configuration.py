@@ -122,7 +122,7 @@ class LibrarySource(ModelSource):
     @property
     def left_to_tokenizer(self) -> list[str]:
         """The fields of its configuration that its tokenizer knows: the defaults of a type are for another one."""
-        return _left_to_tokenizer(self.options) if self.by_type else []
+        return [name for name in (_BEGIN, _END) if self.by_type and name not in self.options.config]
 
     def note_on_tokenizer(self, tokenizer: str) -> str | None:
         """A sentence if pretrained weights know other tokens than those of the data's tokenizer; None if not."""
@@ -221,7 +221,7 @@ def _config(options: ModelOptions, by_type: bool) -> tuple[Any, str]:
             defaults, inside = text_model_of(AutoConfig.for_model(options.name))
             _refuse_unknown(defaults, options.config)
             config = type(defaults)(**_without_special_tokens(defaults, options.config))
-            if _END in _left_to_tokenizer(options) and hasattr(config, _END):
+            if _END not in options.config and hasattr(config, _END):  # the tokenizer knows
                 setattr(config, _END, None)
             return config, inside
         rule = "a model must be a folder, a name on the hub, module:factory or a type of transformers such as gpt2"
@@ -253,11 +253,6 @@ def _is_type(options: ModelOptions) -> bool:
 
     is_folder = Path(options.name, "config.json").is_file()  # another folder of that name is not meant
     return options.weights != PRETRAINED and options.name in CONFIG_MAPPING and not is_folder
-
-
-def _left_to_tokenizer(options: ModelOptions) -> list[str]:
-    """The fields of a type's configuration that its tokenizer knows, as far as the options leave them out."""
-    return [name for name in (_BEGIN, _END) if name not in options.config]
 
 
 def _not_on_hub(name: str, error: OSError) -> str:

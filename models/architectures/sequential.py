@@ -164,11 +164,8 @@ def _check(path: str, children: Mapping[str, nn.Module], has_initialize: bool) -
 
 def _find_reset(module: nn.Module) -> Callable[[], None] | None:
     # nn.MultiheadAttention hides its own
-    for name in ("reset_parameters", "_reset_parameters"):
-        method: Callable[[], None] | None = getattr(module, name, None)
-        if method is not None:
-            return method
-    return None
+    method: Callable[[], None] | None = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+    return method
 
 
 def _initialize(own: Initialize | None, full_name: str, module: nn.Module) -> None:
