@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 
@@ -65,6 +65,8 @@ class ModelSource:
     `find_model` makes one, and raises a ModelError for a model or a configuration that does not exist.
     """
 
+    reads: ClassVar[Literal["text", "images"] | None] = None
+    """The kind of data that the model reads; None where only its own code knows."""
     options: ModelOptions
 
     @classmethod
@@ -73,11 +75,6 @@ class ModelSource:
         must = "model.lora needs a language model or a classifier of text, by its name or folder"
         require((options.lora.rank is None, f"{must}, got {options.name}"))
         return cls(options)
-
-    @property
-    def reads(self) -> Literal["text", "images"] | None:
-        """The kind of data that the model reads; None where only its own code knows."""
-        return None
 
     @property
     def parameters(self) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -60,6 +60,7 @@ _UNLISTED = {
 class LibrarySource(ModelSource):
     """A model of transformers, with its configuration."""
 
+    reads = "text"
     config: Any
     """With the overrides of the options. Of a model of text and images whose text model is one of its own, as Qwen3.5:
     that of the text model."""
@@ -100,11 +101,6 @@ class LibrarySource(ModelSource):
                 f"{weights} must hold weights that are not quantized, got {method}; take the model that was quantized"
             )
         return cls(options, config, inside, by_type, weights)
-
-    @property
-    def reads(self) -> Literal["text"]:
-        """Text."""
-        return "text"
 
     @property
     def parameters(self) -> int | None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -85,10 +85,7 @@ WIDTH = 64
 class VisionSource(ModelSource):
     """A classifier of images that torchvision makes."""
 
-    @property
-    def reads(self) -> Literal["images"]:
-        """Images."""
-        return "images"
+    reads = "images"
 
     @property
     def parameters(self) -> int | None:
