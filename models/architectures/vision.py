@@ -96,7 +96,22 @@ class VisionSource(ModelSource):
 
     def code(self, num_labels: int | None) -> str:
         """The lines of Python that make the unsplit model, `model`, by torchvision alone."""
-        return library_lines(self.options.name, self.options.config, num_labels)
+        name = self.options.name
+        options = ({} if num_labels is None else {"num_classes": num_labels}) | self.options.config
+        cifar, width = options.pop("stem", "imagenet") == "cifar", options.pop("width", WIDTH)
+        sizes = _VITS.get(name, {}) | options
+        given = ", ".join(f"{key}={value!r}" for key, value in sizes.items())
+        if name in _VITS:
+            return f"from torchvision.models import VisionTransformer\n\nmodel = VisionTransformer({given})"
+        lines = ["from torchvision.models import get_model", "", f"model = get_model({', '.join([repr(name), given])})"]
+        if cifar:
+            lines.insert(0, "from torch import nn")
+            lines.append("model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)")
+            lines.append("model.maxpool = nn.Identity()")
+        if width != WIDTH:
+            lines[:0] = [] if cifar else ["from torch import nn"]
+            lines += ["", "", inspect.getsource(narrow).replace("new: Any", "new"), "", f"narrow(model, {width})"]
+        return "\n".join(lines)
 
     def _layers(self, use: Use) -> Blueprint:
         name, weights = self.options.name, self.options.weights
@@ -147,25 +162,6 @@ def vision_blueprint(name: str, config: Mapping[str, Any], num_labels: int | Non
     return Blueprint(
         tuple(LayerSpec(name, partial(deepcopy, layer), costs[name]) for name, layer in layers.items()), initialize
     )
-
-
-def library_lines(name: str, config: Mapping[str, Any], num_labels: int | None) -> str:
-    """The lines of Python that make the unsplit model, `model`, by torchvision alone."""
-    options = ({} if num_labels is None else {"num_classes": num_labels}) | dict(config)
-    cifar, width = options.pop("stem", "imagenet") == "cifar", options.pop("width", WIDTH)
-    sizes = _VITS.get(name, {}) | options
-    given = ", ".join(f"{key}={value!r}" for key, value in sizes.items())
-    if name in _VITS:
-        return f"from torchvision.models import VisionTransformer\n\nmodel = VisionTransformer({given})"
-    lines = ["from torchvision.models import get_model", "", f"model = get_model({', '.join([repr(name), given])})"]
-    if cifar:
-        lines.insert(0, "from torch import nn")
-        lines.append("model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)")
-        lines.append("model.maxpool = nn.Identity()")
-    if width != WIDTH:
-        lines[:0] = [] if cifar else ["from torch import nn"]
-        lines += ["", "", inspect.getsource(narrow).replace("new: Any", "new"), "", f"narrow(model, {width})"]
-    return "\n".join(lines)
 
 
 class _ViTStem(Layer):

@@ -4,9 +4,10 @@ from torch import nn
 from torchvision.models import VisionTransformer, get_model
 
 from support.pipelined import drawn, gradients_of, run, state_of
-from thinwire.models.architectures.vision import VISION, library_lines, vision_blueprint
+from thinwire.models.architectures.vision import VISION, VisionSource, vision_blueprint
 from thinwire.models.errors import ModelError
 from thinwire.models.layers import build_stage, stage_output_examples
+from thinwire.models.options import ModelOptions
 from thinwire.models.partition import cut_after
 
 pytestmark = pytest.mark.slow
@@ -116,7 +117,7 @@ def test_the_width_of_a_resnet_scales_all_its_channels(stem):
         assert shapes[name] == scaled, name
     # as an export says how to build it
     known = {}
-    exec(library_lines("resnet18", config, NUM_LABELS), known)
+    exec(VisionSource(ModelOptions(name="resnet18", config=config)).code(NUM_LABELS), known)
     known["model"].load_state_dict(state)
 
 
