@@ -284,15 +284,13 @@ class Stage(Layer):
         result: Tensor | tuple[Tensor, ...] = narrowed(tensors, self.weights_dtype) if self.reads else tensors
         with arithmetic(self.precision, tensors[0].device.type):
             for layer in self._own():
-                result = self._run(layer, as_tuple(result), _side_of(layer, side))
+                given, own = as_tuple(result), _side_of(layer, side)
+                result = layer(*given, **own) if self.recompute == "none" else in_backward(layer, given, own)
         if not self.crosses:
             return result
         # autocast leaves some results float32, such as the sum of an embedding and a product
         sent = narrowed(as_tuple(result), NARROW.get(self.precision, torch.float32))
         return sent if isinstance(result, tuple) else sent[0]
-
-    def _run(self, layer: Layer, tensors: tuple[Tensor, ...], side: dict[str, Tensor]) -> Any:
-        return layer(*tensors, **side) if self.recompute == "none" else in_backward(layer, tensors, side)
 
     def _own(self) -> Iterator[Layer]:
         return (layer for layer in self.layers if isinstance(layer, Layer))

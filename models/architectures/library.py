@@ -262,7 +262,9 @@ class Stretch(Layer):
         self.parts = {name: self.around.get_submodule(name) for name in skeleton.parts[place]}
         if self.inner:
             assert self.start is not None and self.start.own is not None
-            self._watch(self.start.own)
+            for module in self.start.own.modules():
+                if self.routers is not None and isinstance(module, self.routers.kind):
+                    module.register_forward_hook(self._keep)  # a method: that of a copied layer is the copy's
             self.parts = {f"{skeleton.list_name}.{place - 1}": self.start.own, **self.parts}
         self.absent = list(_strip(self.around, {m for part in self.parts.values() for m in part.modules()}))
 
@@ -286,14 +288,8 @@ class Stretch(Layer):
             return output
         return (output, *sums) if self.inner else WithLoss(output, self.routers.loss(*sums))
 
-    def _watch(self, block: nn.Module) -> None:
-        """Keep the logits of a block's routers in each forward."""
-        for module in block.modules():
-            if self.routers is not None and isinstance(module, self.routers.kind):
-                module.register_forward_hook(self._keep)  # a method: that of a copied layer is the copy's
-
     def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A hook of routers."""
+        """A hook of the block's routers: their logits in each forward."""
         assert self.routers is not None
         self.routed.append(output[self.routers.index] if isinstance(output, tuple) else output)
 

@@ -33,6 +33,7 @@ from thinwire.models.errors import ModelError
 from thinwire.models.layers import Blueprint, Stage, Weights, build_stage, parameters_on_meta
 from thinwire.models.precision import threads
 from thinwire.models.tasks import TaskName, WithLoss
+from thinwire.models.tensors import as_tuple
 
 _SAMPLES, _LENGTH, _VOCABULARY, _WINDOW, _HEADS, _NUMBERS, _MANY = 2, 8, 64, 4, 4, 8, 32
 _PROMPT = 3
@@ -137,10 +138,10 @@ def remembers(config: Any, task: TaskName) -> bool:
         filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
         stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
         with torch.no_grad():
-            at_once = _logits(stage(tokens, **side))
+            at_once = as_tuple(stage(tokens, **side))[0]
             stage.remember(True)
             parts = tokens.split([_PROMPT] + [1] * (tokens.shape[1] - _PROMPT), dim=1)
-            one_by_one = [_logits(stage(part)) for part in parts]
+            one_by_one = [as_tuple(stage(part))[0] for part in parts]
         return _difference(torch.cat(one_by_one, dim=1), at_once) <= _ROUNDING
     except Exception:  # of the library: a forward that takes no cache, or keeps it in another way
         return False
@@ -160,10 +161,6 @@ def _backward(output: Tensor | WithLoss) -> dict[str, Tensor]:
     return {what: each.detach() for what, each in named.items()}
 
 
-def _logits(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
-
-
 def _check_causal(name: str, whole: Any, tokens: Tensor, side: Mapping[str, Tensor], expected: Tensor) -> None:
     changed = tokens.clone()
     changed[:, -1] = tokens[:, 0]
@@ -181,7 +178,7 @@ def _check_packing(name: str, stage: Stage, whole: Any, tokens: Tensor) -> None:
     half = tokens.shape[1] // 2
     positions = torch.cat([torch.arange(half), torch.arange(tokens.shape[1] - half)]).expand_as(tokens)
     with torch.no_grad():
-        together = _logits(stage(tokens, position_ids=positions))
+        together = as_tuple(stage(tokens, position_ids=positions))[0]
         alone = whole(input_ids=tokens[:, half:]).logits
     if _difference(together[:, half:], alone) > _ROUNDING:
         raise ModelError(
