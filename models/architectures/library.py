@@ -351,18 +351,10 @@ def _settle(model: nn.Module) -> None:
             module.rope_type = {name: _still(kind) for name, kind in kinds.items()}  # type: ignore[assignment]
         elif isinstance(kinds, str):
             module.rope_type = _still(kinds)  # type: ignore[assignment]
-            if kinds == "longrope":
-                module.config = _OneWay(module.config)  # type: ignore[assignment]
-
-
-class _OneWay:
-    """A configuration in which PhiMoE, which looks there for how long a text is, sees no reason to."""
-
-    def __init__(self, config: Any) -> None:
-        self.config, self.rope_parameters = config, {**config.rope_parameters, "rope_type": "default"}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.config, name)
+            if kinds == "longrope":  # PhiMoE looks in its configuration whether to ask for how long a text is
+                config: Any = copy.copy(module.config)
+                config.rope_parameters = {**config.rope_parameters, "rope_type": "default"}
+                module.config = config
 
 
 def _still(kind: str) -> str:
