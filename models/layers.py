@@ -229,9 +229,6 @@ class Blueprint:
     """The full names of what trains beside a frozen model; empty where the model itself trains. Then checkpoints hold
     these alone."""
 
-    def __post_init__(self) -> None:
-        require((len(self.layers) > 0, "a model must have at least one layer, got none"))
-
     @cached_property
     def on_meta(self) -> list[Layer]:
         """All layers, to look at, their weights on the meta device."""
@@ -313,14 +310,8 @@ def build_stage(
     any `device`. The state of torch's generators does not change.
 
     Raises:
-        ModelError: there are no such layers; the blueprint leaves a module without a name or a value; or the checkpoint
-            does not fit the model.
+        ModelError: the blueprint leaves a module without a name or a value, or the checkpoint does not fit the model.
     """
-    count = len(blueprint.layers)
-    require(
-        (len(layers) > 0, f"a stage must have at least one layer, got {layers}"),
-        (set(layers) <= set(range(count)), f"layers must lie in 0..{count - 1}, got {layers}"),
-    )
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         stage = Stage(blueprint, layers, precision, recompute)
         # takes no memory before there are values

@@ -407,16 +407,3 @@ def test_two_parts_of_one_name_are_an_error():
     blueprint = Blueprint((LayerSpec("a", Score), LayerSpec("b", Score)), initialize)
     with pytest.raises(ModelError, match=r"got norm, score more than once"):
         build_stage(blueprint, range(2), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"), [(range(2, 2), "at least one layer"), (range(3, 5), r"0\.\.3"), (range(-1, 2), r"0\.\.3")]
-)
-def test_layers_that_are_not_there_are_an_error(layers, message):
-    with pytest.raises(ModelError, match=message):
-        build_stage(toy(), layers, seed=0)
-
-
-def test_an_empty_model_is_an_error():
-    with pytest.raises(ModelError, match="at least one layer, got none"):
-        Blueprint((), initialize)
