@@ -31,8 +31,6 @@ def threads(count: int) -> Iterator[None]:
 
 def narrowed(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The inputs or outputs of a stage, in this dtype where they are float32."""
-    if dtype == torch.float32:
-        return tensors
     return tuple(tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors)
 
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 import torch
 
-_CPU = torch.device("cpu")
-
 
 def derive_seed(*purpose: int | str) -> int:
     """The seed of one purpose, such as (7, "transformer.h.3.ln_1") or (7, "epoch", 2): a number in [0, 2**63)."""
@@ -21,7 +19,7 @@ def derive_seed(*purpose: int | str) -> int:
 
 
 @contextmanager
-def seeded(generator: torch.Generator, device: torch.device = _CPU) -> Iterator[None]:
+def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
     """Inside, torch's CPU generator has the state of `generator`. At the end its own state comes back.
 
     On a GPU, the generator of the GPU has the same seed. It draws other numbers than a CPU.

@@ -94,7 +94,9 @@ def _compare(config: Any, task: TaskName, packed: bool) -> str:
     small, whole, blueprint, tokens, side = tiny(config, task)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            expected = _run(whole, tokens, side, with_aux_loss=bool(aux_loss_weight(small)))
+            theirs = whole(input_ids=tokens, **side)
+            loss = getattr(theirs, "aux_loss", None) if aux_loss_weight(small) else None
+            expected = _backward(theirs.logits if loss is None else WithLoss(theirs.logits, loss))
             filled = replace(blueprint, checkpoint=_Given(whole.state_dict()))
             stage = build_stage(filled, range(len(blueprint.layers)), seed=0).eval()
             found = _backward(stage(tokens, **side))
@@ -145,13 +147,6 @@ def remembers(config: Any, task: TaskName) -> bool:
         return _difference(torch.cat(one_by_one, dim=1), at_once) <= _ROUNDING
     except Exception:  # of the library: a forward that takes no cache, or keeps it in another way
         return False
-
-
-def _run(whole: Any, tokens: Tensor, side: Mapping[str, Tensor], *, with_aux_loss: bool) -> dict[str, Tensor]:
-    """What the uncut model computes, and gradients in its parameters; with its auxiliary loss, if that counts."""
-    found = whole(input_ids=tokens, **side)
-    loss = getattr(found, "aux_loss", None) if with_aux_loss else None
-    return _backward(found.logits if loss is None else WithLoss(found.logits, loss))
 
 
 def _backward(output: Tensor | WithLoss) -> dict[str, Tensor]:
