@@ -2,7 +2,7 @@
 
 Every stage process leaves one report in a folder of the launcher. The stage that failed is often not the first to
 report: a killed stage leaves no report, and its neighbours see their connections close within milliseconds. So reports
-are sorted by what happened, then by their number. The number is their order; clocks may differ.
+are sorted by what happened, then by time, on the clock of the machine that nobody can set.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import select
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ class Report:
                 # renamed when complete: the process may be killed at any time, and half a report cannot be read
                 written = Path(folder, f"{self.rank}.part")
                 written.write_text(json.dumps(asdict(self)))
-                written.rename(_next_place(Path(folder)))
+                written.rename(Path(folder, f"{time.monotonic_ns():020d}-{self.rank}.json"))
                 return
         print_to_the_end(self.line())
 
@@ -90,15 +90,6 @@ def print_to_the_end(line: str) -> None:
     """Write a line for the user, if there is one, past all buffers: the process may end at once."""
     with suppress(OSError):  # the terminal may be gone too
         os.write(2, f"{line}\n".encode() if line else b"")
-
-
-def _next_place(folder: Path) -> Path:
-    """The file of the next report, still empty."""
-    for place in (folder / f"{number:06d}.json" for number in count()):
-        with suppress(FileExistsError):
-            place.touch(exist_ok=False)
-            return place
-    raise AssertionError("numbers do not end")
 
 
 def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: int | None = None) -> Report:
@@ -116,18 +107,9 @@ def report_of(error: BaseException, rank: int, stages: Sequence[int], replica: i
     )
 
 
-def forget(rank: int) -> None:
-    """Empty what a process of this rank has reported: torchrun has started it again, and it may be killed this time."""
-    folder = os.environ.get(variables.FAILURES)
-    for path in [] if folder is None else Path(folder).glob("*.json"):  # a file that stays keeps its number
-        if (text := path.read_text()) and json.loads(text)["rank"] == rank:
-            path.write_text("")
-
-
 def read_reports(folder: Path) -> dict[int, Report]:
     """All reports in a folder, by rank, in the order they were written."""
-    texts = (path.read_text() for path in sorted(folder.glob("*.json")))
-    reports = (Report(**json.loads(text)) for text in texts if text)
+    reports = (Report(**json.loads(path.read_text())) for path in sorted(folder.glob("*.json")))
     return {report.rank: report for report in reports}
 
 

@@ -19,15 +19,7 @@ from thinwire.launch.plan import host_data
 from thinwire.launch.plan.places import real_placement
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.processes import parent
-from thinwire.launch.processes.failures import (
-    Report,
-    forget,
-    named,
-    once,
-    print_to_the_end,
-    report_of,
-    stop_on_signals,
-)
+from thinwire.launch.processes.failures import Report, named, once, print_to_the_end, report_of, stop_on_signals
 from thinwire.launch.processes.heartbeat import Pulse, Silence
 from thinwire.launch.processes.neighbours import Neighbours
 from thinwire.launch.processes.rendezvous import join
@@ -74,7 +66,6 @@ class Worker:
     """
 
     def __init__(self, prepared: Prepared, rank: int) -> None:
-        forget(rank)
         self._prepared, self._rank = prepared, rank
         self._where = real_placement(prepared.recipe, rank)
         self.run: Run | None = None
