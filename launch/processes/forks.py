@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from thinwire.launch.processes import parent
+from thinwire.launch.shared.signals import SIGNALS
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _THREADS = Path("/proc/self/task")
 
 
@@ -47,7 +47,7 @@ class Forked:
         sys.stdout.flush()
         sys.stderr.flush()
         # a signal between the fork and the new handlers would go to the copy of our handlers, and get lost
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.pid = os.fork()
         if self.pid == 0:
             _live(work, environment)
@@ -80,9 +80,9 @@ def _live(work: Callable[[], int], environment: Mapping[str, str]) -> NoReturn:
         parent.end_with_parent()
         os.setsid()
         parent.keep_priority()
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         parent.name_process(f"thinwire {environment.get('RANK', '')}".rstrip())
         status = work()

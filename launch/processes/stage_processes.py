@@ -17,7 +17,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 from thinwire.launch.processes import parent
 from thinwire.launch.processes.heartbeat import VARIABLE, Hearing, Silence
@@ -67,21 +66,14 @@ def environments(num_processes: int, threads: int, folder: Path) -> list[dict[st
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 
 
-class Process(Running, Protocol):
-    """A started process, in a session of its own so that only the launcher gets Ctrl-C."""
-
-    def wait(self) -> int:
-        """Wait until it has ended; its return code."""
-
-
-Start = Callable[[Mapping[str, str]], Process]
+Start = Callable[[Mapping[str, str]], Running]
 """Starts a process in an environment."""
 
 
 def command(words: Sequence[str], held: Sequence[int] = ()) -> Start:
     """A `Start` for a command; `held` are file descriptors that it inherits, such as those of locks."""
 
-    def start(environment: Mapping[str, str]) -> Process:
+    def start(environment: Mapping[str, str]) -> Running:
         inherited = [*held, *([int(environment[VARIABLE])] if VARIABLE in environment else [])]
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, env=environment, pass_fds=inherited, start_new_session=True
@@ -94,7 +86,7 @@ class StageProcesses:
     """Stage processes that are started together, watched, and stopped together; `close` ends them."""
 
     def __init__(self, heartbeat: float, timeout: float, done: int) -> None:
-        self._processes: list[Process] = []
+        self._processes: list[Running] = []
         self._done = done
         self._hearing = Hearing(Silence(heartbeat, timeout, stopped=0.5))
         self._silent: dict[int, str] = {}

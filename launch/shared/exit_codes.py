@@ -88,12 +88,15 @@ def ended(returncode: int) -> str:
 
 
 class Running(Protocol):
-    """A started process that leads a session of its own."""
+    """A started process, in a session of its own so that only who started it gets Ctrl-C."""
 
     pid: int
 
     def poll(self) -> int | None:
         """Its return code; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait until it has ended; its return code."""
 
 
 def signal_group(process: Running, number: signal.Signals) -> None:
