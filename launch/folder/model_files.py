@@ -21,7 +21,6 @@ import torch
 
 from thinwire.compress.stores.marks import claim, remove, run_of, stray
 from thinwire.errors.files import MARK, MOST_BYTES, read_object
-from thinwire.launch.results.outputs import OutputError
 from thinwire.models.architectures.library import GENERATION
 from thinwire.models.data.parts import BYTES
 from thinwire.models.data.tokenizer import load_tokenizer
@@ -60,8 +59,6 @@ def save_model_files(run: Path, prepared: Prepared) -> None:
     """Write RUN/model; it replaces that of an earlier run with this name."""
     folder = run / "model"
     remove(folder)
-    if (said := stray(folder)) is not None:
-        raise OutputError(f"{said}; remove it")
     claim(folder, run_of(run) or "")
     blueprint, tokenizer = prepared.blueprint, prepared.recipe.data.tokenizer
     loaded = None if tokenizer == BYTES else load_tokenizer(tokenizer)
