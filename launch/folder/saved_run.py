@@ -82,15 +82,16 @@ def read_run(folder: Path, prog: str) -> SavedRun:
             f"before with save_every or checkpoint.every"
         )
     found = recipe.parse([str(saved.recipe)], prog=prog)
+    held_out, error = saved.scores()
     return SavedRun(
         saved.run,
         found,
         saved.manifest.step,
         saved.weights(),
         read_facts(saved.run / "model"),
-        saved.held_out,
+        held_out,
         saved.base,
-        saved.error,
+        error,
         _told(saved.run, lambda summary: float(summary["look"]["off"]["loss"] - summary["look"]["on"]["loss"]), 0.0),
         bits=_told(saved.run, _bits, {}),
     )

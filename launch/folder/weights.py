@@ -100,25 +100,19 @@ class SavedCheckpoint:
         """The checkpoint's own folder."""
         return step_folder(self.folder, self.manifest.step)
 
-    @property
-    def held_out(self) -> dict[str, Any]:
-        """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then."""
-        with as_written(self.run / "evaluations.jsonl", OptionsError):
-            scores = {name: scores for name, scores in self._evaluation.items() if name in ("on", "off")}
+    def scores(self) -> tuple[dict[str, Any], float | None]:
+        """The held-out scores after the checkpoint's step, by compression; empty where it was not evaluated then.
+
+        And the error of the difference of the two losses over the text, if it is known.
+        """
+        path = self.run / "evaluations.jsonl"
+        with as_written(path, OptionsError):
+            lines = reversed(read_lines(path))
+            found: dict[str, Any] = next((line for line in lines if line["step"] == self.manifest.step), {})
+            scores = {name: scores for name, scores in found.items() if name in ("on", "off")}
             _check_scores(scores)
-        return scores
-
-    @property
-    def error(self) -> float | None:
-        """The error of the difference of these two losses over the text, if it is known."""
-        with as_written(self.run / "evaluations.jsonl", OptionsError):
-            found = self._evaluation.get("error")
-            return None if found is None else float(found)
-
-    @property
-    def _evaluation(self) -> dict[str, Any]:
-        lines = read_lines(self.run / "evaluations.jsonl")
-        return next((line for line in reversed(lines) if line["step"] == self.manifest.step), {})
+            error = found.get("error")
+            return scores, None if error is None else float(error)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights of all stages, named as in the unsplit model. All replicas hold the same."""
