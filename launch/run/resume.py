@@ -117,7 +117,7 @@ def resumption_of(assembly: Assembly) -> Resumption:
     _check_turn(prepared, where, trainer, 0 if manifest is None else manifest.step)
     folder = checkpoint_folder(recipe)
     if manifest is None:
-        return Resumption(folder, passed_over=tuple(passed))
+        return Resumption(folder)
     same_parts = manifest.cut == made["cuts"]
     saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[-1])
     with reading(step_folder(folder, manifest.step)):
@@ -176,16 +176,16 @@ def find(
         OptionsError: the recipe does not agree with the checkpoint, and the message names every difference; or there
             are checkpoints, but none is whole.
     """
-    folder, must_resume = checkpoint_folder(recipe), recipe.checkpoint.resume == "always"
-    listed = collectives.everyone(
+    folder = checkpoint_folder(recipe)
+    told = collectives.everyone(
         where, [[manifest.text() for manifest in manifests(folder)], [*unreadable(folder).items()]]
     )
     known = {
         manifest.step: manifest
-        for texts, _ in listed
+        for texts, _ in told
         for manifest in (Manifest.parse(text, "what another process has") for text in texts)
     }
-    troubles = {step: said for _, damaged in listed for step, said in damaged if step not in known}
+    troubles = {step: said for _, damaged in told for step, said in damaged if step not in known}
     newest = None
     for step in sorted(known, reverse=True):
         if not (said := list(filter(None, collectives.everyone(where, _trouble(known[step], recipe, made, parts))))):
@@ -193,22 +193,15 @@ def find(
             break
         troubles[step] = said[0]
     if newest is None:
-        if must_resume:
-            raise OptionsError(
-                [
-                    f"--resume needs a whole checkpoint, but {folder} has none that all stages share",
-                    *passed_over(troubles),
-                ]
+        lacking = f"--resume needs a whole checkpoint, but {folder} has none that all stages share"
+        if recipe.checkpoint.resume != "always":
+            if not collectives.anyone(where, has_manifests(folder)):
+                return None, []
+            lacking = (
+                f"{folder} has checkpoints, but none that is whole in all stages: files are missing or damaged; copy "
+                f"them from where they were written, or --overwrite to start again from step 0"
             )
-        if any(collectives.everyone(where, has_manifests(folder))):
-            raise OptionsError(
-                [
-                    f"{folder} has checkpoints, but none that is whole in all stages: files are missing or damaged; "
-                    f"copy them from where they were written, or --overwrite to start again from step 0",
-                    *passed_over(troubles),
-                ]
-            )
-        return None, []
+        raise OptionsError([lacking, *passed_over(troubles)])
     _check_agrees(newest, recipe, made)
     return newest, passed_over({step: said for step, said in troubles.items() if step > newest.step})
 
