@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal, NoReturn
@@ -83,7 +83,13 @@ class Worker:
 
     def join(self, pulse: Pulse) -> None:
         """Connect to the other processes; without a launcher, check the folder and watch the neighbours too."""
-        with _waiting(self._prepared, self._rank):
+        recipe = self._prepared.recipe
+        late = patient(
+            f"process {self._rank} waits for all {recipe.num_processes} processes of the run to start, up to "
+            f"{recipe.wire.timeout:g} s; if one has failed, its own output says why"
+        )
+        # a launcher, which has started all, says why one does not come
+        with nullcontext() if self._has_launcher else late:
             join(self._prepared, self._rank)
         host_data.discard()
         if self._has_launcher:
@@ -159,16 +165,6 @@ class Worker:
         first = not self._has_launcher and self._rank == processes_here(self._rank).start
         if began and first and report.kind != "saved":
             print_to_the_end(what_is_left(self._prepared.recipe))
-
-
-def _waiting(prepared: Prepared, rank: int) -> AbstractContextManager[None]:
-    """Say what is waited for if others do not come; where a launcher has started all, it says why one does not."""
-    if variables.LAUNCHER in os.environ:
-        return nullcontext()
-    return patient(
-        f"process {rank} waits for all {prepared.recipe.num_processes} processes of the run to start, up to "
-        f"{prepared.recipe.wire.timeout:g} s; if one has failed, its own output says why"
-    )
 
 
 def _say_done(prepared: Prepared, where: Placement, rank: int) -> None:
