@@ -302,19 +302,16 @@ def _locked(folder: Path, *, alone: bool = True, field: str = "output") -> int:
     OptionsError if another run holds the lock; `field` is the option that names the folder.
     """
     deadline = time.monotonic() + _PATIENCE
-    try:
-        while True:
-            try:
-                return scratch.lock(folder, alone=alone)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOOK_SECONDS)
-    except BlockingIOError as error:
-        raise OptionsError(
-            f"{field} must name a folder that no other run uses, but a run writes to {folder} now; wait until it has "
-            f"ended, or name another --{field}"
-        ) from error
+    while True:
+        try:
+            return scratch.lock(folder, alone=alone)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise OptionsError(
+                    f"{field} must name a folder that no other run uses, but a run writes to {folder} now; wait until "
+                    f"it has ended, or name another --{field}"
+                ) from error
+        time.sleep(_LOOK_SECONDS)
 
 
 def _holds_run(folder: Path) -> bool:
