@@ -51,7 +51,8 @@ def join(prepared: Prepared, rank: int) -> None:
 
     def meet() -> None:
         if file:
-            fresh = _of_launcher(file, found)
+            with parent.ending_with_parent():  # Python's lock is held, for minutes if the folder is gone
+                fresh: dist.Store = dist.FileStore(file, found)
         else:
             store = next(rendezvous("env://", rank, found, timeout=timeout))[0]
             posts.limit_answers(store, timeout)
@@ -71,12 +72,6 @@ def join(prepared: Prepared, rank: int) -> None:
             f"the port of the rendezvous must be free, but another program uses {os.environ['MASTER_PORT']}; set "
             f"MASTER_PORT to another one (torchrun: --master-port), the same on every machine"
         ) from error
-
-
-def _of_launcher(file: str, size: int) -> dist.Store:
-    """The store in a file of the launcher. It is opened with Python's lock held, for minutes if its folder is gone."""
-    with parent.ending_with_parent():
-        return dist.FileStore(file, size)
 
 
 def _within(seconds: float, meet: Callable[[], None]) -> None:
