@@ -1,7 +1,6 @@
 """Probes of this machine: small questions to the system. The answer is a finding, with advice if something is missing.
 
-A probe leaves nothing behind. `thinwire doctor` runs all probes. Other commands run those that they need, before they
-start.
+A probe leaves nothing behind. `thinwire doctor` runs all probes.
 """
 
 from __future__ import annotations
