@@ -73,21 +73,6 @@ def written(option: str, path: Path, what: str = "file") -> Iterator[None]:
         ) from error
 
 
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    return _checked(text, lambda value: value > 0, "a number above 0")
-
-
-def not_negative(text: str) -> float:
-    """A finite number of at least 0."""
-    return _checked(text, lambda value: value >= 0, "a number of at least 0")
-
-
-def share(text: str) -> float:
-    """A number above 0 and at most 1."""
-    return _checked(text, lambda value: 0 < value <= 1, "above 0 and at most 1")
-
-
 def at_least_one(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
@@ -95,12 +80,18 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def _checked(text: str, fits: Callable[[float], bool], words: str) -> float:
+def _checked(fits: Callable[[float], bool], words: str, text: str) -> float:
     """The finite number that a text is, if it fits."""
     with suppress(ValueError):
         if math.isfinite(value := float(text)) and fits(value):
             return value
     raise argparse.ArgumentTypeError(f"must be {words}, got {text!r}")
+
+
+positive = partial(_checked, lambda value: value > 0, "a number above 0")
+not_negative = partial(_checked, lambda value: value >= 0, "a number of at least 0")
+share = partial(_checked, lambda value: 0 < value <= 1, "above 0 and at most 1")
+"""Types of options: finite numbers within bounds."""
 
 
 def _read(kind: Callable[[str], Any], words: str, text: str) -> Any:
