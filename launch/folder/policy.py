@@ -50,14 +50,13 @@ def check_folders(recipe: Recipe) -> None:
         folders["compression.store_folder"] = Path(recipe.compression.store_folder)
     if recipe.checkpoint.wanted and recipe.checkpoint.folder:
         folders["checkpoint.folder"] = Path(recipe.checkpoint.folder)
-    OptionsError.require(
-        *(
-            (reason is None, f"{field} must name a folder that can be written, got {folder}: {reason}")
-            for field, folder in folders.items()
-            for reason in [_refusal(folder)]
-        ),
-        *((False, said) for said in foreign(recipe)),
-    )
+    mistakes = [
+        f"{field} must name a folder that can be written, got {folder}: {reason}"
+        for field, folder in folders.items()
+        if (reason := _refusal(folder))
+    ]
+    if mistakes := [*mistakes, *foreign(recipe)]:
+        raise OptionsError(mistakes)
 
 
 def foreign(recipe: Recipe) -> list[str]:
