@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -78,39 +77,34 @@ class Run:
         self.trainer.asked = self._is_asked if self.recipe.checkpoint.wanted else None
 
     def go(self) -> None:
-        """Train, evaluate with compression on and off, save, and report."""
+        """Train, evaluate with compression on and off, save, and report.
+
+        Where a process is asked to stop during an evaluation, all do, with a checkpoint.
+        """
         for part in self.parts:
             part.begin()
-        with self.log.live():
-            if self.evaluation.unfinished:  # the run was stopped in the evaluation after this step
-                self._finish_step(self.resumption.first, None)
-            self.trainer.train(self._after_step, self.resumption.first)
-        with counting(self.trainer.reports):
-            steps = self.trainer.done if self.trainer.stopped else self.recipe.training.steps
-            with self._stopping(steps):
+        try:
+            with self.log.live():
+                if self.evaluation.unfinished:  # the run was stopped in the evaluation after this step
+                    self._finish_step(None)
+                self.trainer.train(self._after_step, self.resumption.first)
+            with counting(self.trainer.reports):
                 for part in self.parts:
-                    part.end(steps)
+                    part.end(self.trainer.done)
+        except EvaluationStoppedError:
+            self.checkpoints.stop(self.trainer.done)
 
     def _after_step(self, record: StepRecord) -> None:
         with self._leaving:
             self._done = self.trainer.done
-        self._finish_step(self.trainer.done, record)
+        self._finish_step(record)
 
-    def _finish_step(self, done: int, record: StepRecord | None) -> None:
+    def _finish_step(self, record: StepRecord | None) -> None:
         """What is due after a step: an evaluation, a save, a checkpoint, a stop."""
-        with self._stopping(done):
-            for part in self.parts:
-                part.after_step(done, record)
+        for part in self.parts:
+            part.after_step(self.trainer.done, record)
         if self.doing_now is Doing.TRAINING and self.trainer.anyone_asked:
-            self.checkpoints.stop(done)
-
-    @contextmanager
-    def _stopping(self, done: int) -> Iterator[None]:
-        """Where a process is asked to stop during an evaluation inside, all do, with a checkpoint."""
-        try:
-            yield
-        except EvaluationStoppedError:
-            self.checkpoints.stop(done)
+            self.checkpoints.stop(self.trainer.done)
 
     def _states(self) -> dict[str, Any]:
         """The state of each part, by its name."""
