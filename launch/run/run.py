@@ -56,7 +56,7 @@ class Run:
         room.check()
         self.resumption = found = resumption_of(self.assembly)
         self.log = Log(self.assembly, runs, found)
-        self.evaluation = Evaluation(self.assembly, found, self.log, self._is_asked)
+        self.evaluation = Evaluation(self.assembly, self.log, self._is_asked)
         self.weights = Saving(self.assembly, self.log, self._summarize)
         best = Best(self.assembly, self.log, self.evaluation, self.weights)
         self.checkpoints = Checkpointing(self.assembly, runs, self.log, self._states)

@@ -9,7 +9,6 @@ from thinwire.launch.results.console import scores_in_words
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import RunPart
-from thinwire.launch.run.resume import Resumption
 from thinwire.launch.shared.tables import say
 from thinwire.models.data.sampler import Batch, evaluation_batches
 from thinwire.models.options import FRESH
@@ -23,16 +22,16 @@ class Evaluation(RunPart):
 
     Attributes:
         unfinished: whether an evaluation is due, and what follows it, after a step that is done.
-        scores: those of the last evaluation in this process, which one stage alone computes; None before, and after the
-            step in which somebody has taken them.
+        fresh: whether the last evaluation came after the step that is done.
+        scores: those of the last evaluation in this process, which one stage alone computes; None before.
     """
 
     name = "evaluation"
 
-    def __init__(self, assembly: Assembly, resumption: Resumption, log: Log, asked: Callable[[], bool]) -> None:
+    def __init__(self, assembly: Assembly, log: Log, asked: Callable[[], bool]) -> None:
         """`asked` says whether this process was asked to stop."""
         super().__init__(assembly)
-        self._log, self._first = log, resumption.first
+        self._log = log
         self.unfinished, self.fresh = False, False
         self.scores: dict[Compression, Score] | None = None
         self._look: dict[str, Any] | None = None
@@ -45,7 +44,7 @@ class Evaluation(RunPart):
         codecs = self._trainer.stages[0].wire.compression.methods(self._recipe.num_boundaries, "activations")
         compresses = any(str(codec) != "none" for codec in codecs)
         held_out = self._prepared.data.held_out
-        if self._recipe.model.weights == FRESH or self._first or held_out is None or not compresses:
+        if self._recipe.model.weights == FRESH or self._trainer.done or held_out is None or not compresses:
             return
         with self._log.times.spent_on("evaluation"):
             found = look(self._trainer, held_out, self._batches)
