@@ -98,7 +98,7 @@ class Checkpointing(RunPart):
 
     def _write(self, done: int, *, trains: bool = True) -> None:
         """Write a checkpoint; whether it `trains` on meanwhile."""
-        require_finite(self._trainer, done, sends=self._recipe.wire.nonfinite == "send")
+        require_finite(self._trainer, done)
         self._last = done
         self._log.check_place()
         logged, parts = self._log.written(), self._states()

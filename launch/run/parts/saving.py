@@ -57,7 +57,7 @@ class Saving(RunPart):
             NonFiniteError: a parameter of this process is not finite.
         """
         with self._log.times.spent_on("saving"):
-            require_finite(self._trainer, done, sends=self._recipe.wire.nonfinite == "send")
+            require_finite(self._trainer, done)
             self._log.check_place()
             folder = self._recipe.folder
             saving = None
@@ -104,12 +104,12 @@ class Saving(RunPart):
         return files, None
 
 
-def require_finite(trainer: Trainer, done: int, *, sends: bool) -> None:
+def require_finite(trainer: Trainer, done: int) -> None:
     """Raise NonFiniteError if a step with finite numbers has spoiled a parameter: what was saved before stays.
 
-    Not where a run `sends` what is not finite.
+    Not where a run sends what is not finite.
     """
-    for stage in () if sends else trainer.stages:
+    for stage in () if trainer.stages[0].wire.options.nonfinite == "send" else trainer.stages:
         for name, parameter in module_of(stage).full_parameters().items():
             if parameter.requires_grad and not is_finite(parameter.detach()):
                 raise NonFiniteError(
