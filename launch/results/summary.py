@@ -58,27 +58,23 @@ class Times:
 
 
 def stage_report(stage: CompressedStage) -> dict[str, Any]:
-    """The report of one stage: size, seconds, traffic, its device, peak memory of its process, digests of weights."""
+    """The report of one stage: size, seconds, traffic, device, peak memory of its process, digests, its exchange."""
     return {
         "stage": stage.stage_index,
         "layers": len(module_of(stage).layers),
         "parameters": sum(parameter.numel() for parameter in stage.submod.parameters()),
         "seconds": dict(stage.meter.seconds),
-        "traffic": written(stage.meter.sent),
+        "traffic": [(route, asdict(traffic)) for route, traffic in stage.meter.sent.items()],
         "device": described(stage.device),
         "peak_on_gpu": peak_on_gpu(stage.device),
         "peak_memory": peak_memory(),
         "digest_lines": tensor_lines(module_of(stage).saved_state()),
+        "exchange": dict(stage.meter.exchange),
     }
 
 
-def written(sent: Mapping[Route, Traffic]) -> list[tuple[Route, dict[str, int]]]:
-    """The traffic of routes as JSON values, for `carried`."""
-    return [(route, asdict(traffic)) for route, traffic in sent.items()]
-
-
 def carried(reported: Iterable[Iterable[tuple[Route, Mapping[str, int]]]]) -> dict[Route, Traffic]:
-    """The traffic of each route over all that reported it: the replicas of a stage, or the stages."""
+    """The traffic of each route over all stages that reported it, of all replicas."""
     total: dict[Route, Traffic] = {}
     for (boundary, channel, phase), traffic in chain.from_iterable(reported):
         count(total, (boundary, channel, phase), Traffic(**traffic))

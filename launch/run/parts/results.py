@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 
 from thinwire.launch.results.console import show_summary
 from thinwire.launch.results.outputs import OutputError, save_picture, save_summary, writing
-from thinwire.launch.results.summary import carried, of_stages, stage_report, written
+from thinwire.launch.results.summary import of_stages, stage_report
 from thinwire.launch.run.assembly import Assembly
 from thinwire.launch.run.parts.log import Log
 from thinwire.launch.run.parts.part import RunPart
@@ -56,12 +57,10 @@ def summarize(assembly: Assembly, done: int, told: Mapping[str, Any]) -> dict[st
     """
     trainer, recipe = assembly.trainer, assembly.prepared.recipe
     where, reports = trainer.placement, [stage_report(stage) for stage in trainer.stages]
-    for report, stage in zip(reports, trainer.stages, strict=True):
-        report["exchange"] = dict(stage.meter.exchange)
     collectives.compare_replicas(where, {report["stage"]: weights_digest(report["digest_lines"]) for report in reports})
     of_replicas = collectives.everyone_across(where, [report["traffic"] for report in reports])
     for report, traffic in zip(reports, zip(*of_replicas, strict=True), strict=True):
-        report["traffic"] = written(carried(traffic))
+        report["traffic"] = list(chain.from_iterable(traffic))
     stages = collectives.gather(where, {report["stage"]: report for report in reports})
     if not trainer.reports or stages is None:
         return None
