@@ -28,7 +28,7 @@ FOR_MEMORY = (
 """What may have killed a process that ended by SIGKILL, and what to make smaller."""
 
 
-class FailedError(ThinwireError):
+class FailedError(ThinwireError, RuntimeError):
     """Work that began and failed."""
 
 
@@ -40,24 +40,11 @@ class StoppedError(ThinwireError):
         self.number = number
 
 
-STATUSES = {
-    "ThinwireError": MISTAKE,
-    "PipelineError": FAILED,
-    "OptionsError": MISTAKE,
-    "StoreError": FAILED,
-    "FailedError": FAILED,
-}
-"""Exit status by the name of an error's class, or else of its nearest base.
-
-By name, because the classes of other packages would bring torch into `thinwire --help`.
-"""
-
-
 def status_of(error: ThinwireError) -> int:
-    """The exit status of a command that ends with an error."""
+    """The exit status of a command that ends with an error: a RuntimeError is a failure, but for a wrong value."""
     if isinstance(error, StoppedError):
         return SIGNALLED + error.number
-    return next(STATUSES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in STATUSES)
+    return FAILED if isinstance(error, RuntimeError) and not isinstance(error, ValueError) else MISTAKE
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import pytest
 from thinwire.compress import CodecError, StoreError
 from thinwire.errors import ThinwireError
 from thinwire.launch import cli
-from thinwire.launch.shared.exit_codes import STATUSES, FailedError, StoppedError, ended, status_of, working
+from thinwire.launch.shared.exit_codes import FailedError, StoppedError, ended, status_of, working
 from thinwire.models.errors import ModelError
-from thinwire.pipeline.errors import OptionsError, PeerError, PipelineError, WireError
+from thinwire.pipeline.errors import OptionsError, PeerError, WireError
 
 CASES = [
     (OptionsError, 2, 2),
@@ -34,11 +34,6 @@ def test_an_error_has_one_status_before_work_and_one_at_work(capsys, kind, befor
     assert cli.run(mistaken, []) == before
     assert cli.run(failing, []) == at_work
     assert capsys.readouterr() == ("", f"first{kind.separator}second\n" * 2)
-
-
-def test_the_table_names_classes_that_exist():
-    kinds = (ThinwireError, PipelineError, OptionsError, StoreError, FailedError)
-    assert set(STATUSES) == {kind.__name__ for kind in kinds}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
