@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from thinwire.launch.processes import parent
@@ -96,34 +97,29 @@ def begin() -> Pulse:
     return pulse
 
 
+@dataclass
 class Silence:
-    """How long each of several processes has been silent.
+    """How long each of several processes has been silent."""
 
-    Args:
-        heartbeat: seconds for which a process that trains may be silent.
-        timeout: seconds for any other, if they are more.
-        clock: the time in seconds.
-        stopped: the share of `heartbeat` for which a stopped process may be silent.
-        longer: seconds that are waited beyond all of these.
-    """
+    heartbeat: float
+    """Seconds for which a process that trains may be silent."""
+    timeout: float
+    """Seconds for any other, if they are more."""
+    clock: Callable[[], float] = time.monotonic
+    """The time in seconds."""
+    _: KW_ONLY
+    stopped: float = 1.0
+    """The share of `heartbeat` for which a stopped process may be silent."""
+    longer: float = 0.0
+    """Seconds that are waited beyond all of these."""
 
-    def __init__(
-        self,
-        heartbeat: float,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        stopped: float = 1.0,
-        longer: float = 0.0,
-    ) -> None:
-        self._heartbeat, self._timeout, self._clock = heartbeat, timeout, clock
-        self._stopped, self._longer = stopped * heartbeat, longer
+    def __post_init__(self) -> None:
         self._heard: dict[int, tuple[float, Doing]] = {}
-        self._looked = clock()
+        self._looked = self.clock()
 
     def received(self, rank: int, doing: Doing) -> None:
         """Note a beat of a process, and what it does."""
-        self._heard[rank] = (self._clock(), doing)
+        self._heard[rank] = (self.clock(), doing)
 
     def forget(self, rank: int) -> None:
         """Expect no more beats of a process."""
@@ -131,7 +127,7 @@ class Silence:
 
     def too_long(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> dict[int, str]:
         """What is wrong with every process that has been silent for too long, by rank: a sentence without subject."""
-        now = self._clock()
+        now, stopped = self.clock(), self.stopped * self.heartbeat
         passed = now - self._looked
         if passed > 2 * EVERY:  # this process had no turn itself, so it could read nothing: that time does not count
             self._heard = {rank: (min(now, last + passed), doing) for rank, (last, doing) in self._heard.items()}
@@ -139,23 +135,23 @@ class Silence:
         found = {}
         for rank, (last, doing) in self._heard.items():
             seconds = now - last
-            if seconds > self._limit(doing) + self._longer:
+            if seconds > self._limit(doing) + self.longer:
                 found[rank] = self._sentence(seconds, doing)
-            elif seconds > self._stopped + self._longer and is_stopped(rank):
+            elif seconds > stopped + self.longer and is_stopped(rank):
                 found[rank] = (
                     f"is stopped, as by SIGSTOP or a debugger, and sent no heartbeat for {seconds:.1f} s; "
-                    f"wire.heartbeat of {self._heartbeat:g} s allows {self._stopped:g} s to a stopped process"
+                    f"wire.heartbeat of {self.heartbeat:g} s allows {stopped:g} s to a stopped process"
                 )
         return found
 
     def _limit(self, doing: Doing) -> float:
-        return self._heartbeat if doing is Doing.TRAINING else max(self._heartbeat, self._timeout)
+        return self.heartbeat if doing is Doing.TRAINING else max(self.heartbeat, self.timeout)
 
     def _sentence(self, seconds: float, doing: Doing) -> str:
         """What silence means, and which option allows more of it."""
         if doing is Doing.TRAINING:
             return (
-                f"sent no heartbeat for {seconds:.1f} s, and wire.heartbeat allows {self._heartbeat:g} s: the process "
+                f"sent no heartbeat for {seconds:.1f} s, and wire.heartbeat allows {self.heartbeat:g} s: the process "
                 f"is stopped, or something keeps Python's lock (the GIL), or the host or the link is gone"
             )
         return (
