@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -26,14 +26,12 @@ class _Lasting(io.FileIO):
 @contextmanager
 def lasting() -> Iterator[None]:
     """Inside, what cannot be printed is dropped: to a closed terminal, a pipe without a reader, a full disk."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
+    with redirect_stdout(_lasting(sys.stdout)) as output, redirect_stderr(_lasting(sys.stderr)) as errors:
+        try:
+            yield
+        finally:
+            output.flush()
+            errors.flush()
 
 
 def _lasting(stream: TextIO) -> TextIO:
