@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.step_time import Compute, Course, time_step
+from thinwire.launch.timing.step_time import Course, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import NO_COMPRESSION, UNCOMPRESSED, Workload, label
 from thinwire.pipeline.frames import CHANNELS
@@ -51,8 +51,7 @@ def run(workload: Workload, schedule: str, compression: CompressionOptions, netw
     """Simulate one pass; its processes are the workload's stages."""
     cut = workload.cut_for(schedule)
     table = timetable(schedule, cut.num_stages, workload.num_stages, cut.num_microbatches)
-    channels = [cut.channel(name, compression, network) for name in CHANNELS]
-    return time_step(table, Compute(forward=cut.forward, backward=cut.backward), *channels)
+    return time_step(table, cut.forward, cut.backward, *(cut.frames(name, compression, network) for name in CHANNELS))
 
 
 def limit(workload: Workload, schedule: str, compression: CompressionOptions, network: Network) -> float:

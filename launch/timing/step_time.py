@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -34,35 +34,18 @@ _ROUNDS = 6
 """Rounds of the search for how much frames slow each other; after 6, changes were below 1e-4 of a step."""
 
 Seconds = NDArray[np.float64]
-PerStage = float | Sequence[float]
-"""One number for all, or one for each stage or boundary."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compute:
-    """Seconds that one micro-batch takes on each stage."""
+class Frame(NamedTuple):
+    """A frame over a boundary in one direction; seconds, but for `lost`."""
 
-    forward: PerStage
-    backward: PerStage
-    """The whole backward. A schedule that splits it computes the gradients of the weights in half of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelTiming:
-    """One direction over all boundaries: frames, links and codecs. A field has one number, or one for each boundary."""
-
-    nbytes: PerStage
-    """Bytes of a frame, header included."""
-    bandwidth: PerStage = float("inf")
-    """Bits a second."""
-    latency: PerStage = 0.0
-    """Seconds from the departure of a byte to its arrival."""
-    duplex: PerStage = 1.0
-    """Share of the bandwidth that remains while the other direction of the link carries a frame."""
-    encode: PerStage = 0.0
-    """Seconds of the sending stage for a frame."""
-    decode: PerStage = 0.0
-    """Seconds of the receiving stage for a frame."""
+    on_wire: float
+    """Its bytes over the bandwidth."""
+    latency: float
+    lost: float
+    """The share of the bandwidth that is lost while the other direction of the link is busy."""
+    encode: float
+    decode: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,30 +67,39 @@ class Course:
     """[processes]: other idle seconds: before the first action, while the neighbour computed, or after the last."""
 
 
-class _Frame(NamedTuple):
-    """A frame over a boundary in one direction; seconds, but for `lost`."""
-
-    on_wire: float
-    """Its bytes over the bandwidth."""
-    latency: float
-    lost: float
-    """The share of the bandwidth that is lost while the other direction of the link is busy."""
-    encode: float
-    decode: float
+_NOTHING = Frame(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-_NOTHING = _Frame(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming) -> Course:
+def time_step(
+    table: Timetable,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    activations: Sequence[Frame],
+    gradients: Sequence[Frame],
+) -> Course:
     """Simulate one step.
 
-    Entry i of `activations` is boundary i, from stage i to i + 1; of `gradients`, from stage i + 1 to i.
-
-    Raises:
-        ValueError: the length of a list is not the number of stages or boundaries.
+    Args:
+        table: the schedule.
+        forward: seconds of one micro-batch forward on each stage.
+        backward: seconds of the whole backward there. A schedule that splits it computes the gradients of the weights
+            in half of it.
+        activations: the frame over each boundary; entry i is from stage i to i + 1.
+        gradients: the same back, from stage i + 1 to i.
     """
-    durations, sent = _costs(table, compute, activations, gradients)
+    # seconds that each action decodes, computes and encodes, and the frame that it sends to another process
+    durations, sent = list[float](), list[Frame]()
+    for action in table.actions:
+        stage = action.stage
+        if action.kind == FORWARD:
+            seconds, frames, taken, given = forward[stage], activations, stage - 1, stage
+        else:
+            seconds, frames, taken, given = backward[stage], gradients, stage, stage - 1
+            seconds = seconds / 2 if action.kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) else seconds
+        decode = 0.0 if action.source is None else frames[taken].decode
+        frame = _NOTHING if action.target is None else frames[given]
+        durations.append(decode + seconds + frame.encode)
+        sent.append(_NOTHING if action.target == action.process else frame)
     on_wire, lost = (np.array([getattr(frame, name) for frame in sent]) for name in ("on_wire", "lost"))
     course = _run(table, durations, sent, on_wire)
     for _ in range(_ROUNDS if lost.any() else 0):
@@ -115,36 +107,7 @@ def time_step(table: Timetable, compute: Compute, activations: ChannelTiming, gr
     return course
 
 
-def _costs(
-    table: Timetable, compute: Compute, activations: ChannelTiming, gradients: ChannelTiming
-) -> tuple[list[float], list[_Frame]]:
-    """Seconds that each action decodes, computes and encodes, and the frame that it sends to another process."""
-    forward, backward = (_each(seconds, table.num_stages).tolist() for seconds in (compute.forward, compute.backward))
-    forth, back = (_frames(channel, table.num_stages - 1) for channel in (activations, gradients))
-    durations, sent = list[float](), list[_Frame]()
-    for action in table.actions:
-        stage = action.stage
-        if action.kind == FORWARD:
-            seconds, frames, taken, given = forward[stage], forth, stage - 1, stage
-        else:
-            seconds, frames, taken, given = backward[stage], back, stage, stage - 1
-            seconds = seconds / 2 if action.kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) else seconds
-        decode = 0.0 if action.source is None else frames[taken].decode
-        frame = _NOTHING if action.target is None else frames[given]
-        durations.append(decode + seconds + frame.encode)
-        sent.append(_NOTHING if action.target == action.process else frame)
-    return durations, sent
-
-
-def _frames(channel: ChannelTiming, boundaries: int) -> list[_Frame]:
-    """The frames of a channel, by boundary."""
-    numbers = (_each(getattr(channel, one.name), boundaries) for one in fields(channel))
-    nbytes, bandwidth, latency, duplex, encode, decode = numbers
-    columns = (8 * nbytes / bandwidth, latency, 1 - duplex, encode, decode)
-    return [_Frame(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def _run(table: Timetable, durations: Sequence[float], sent: Sequence[_Frame], on_wire: Seconds) -> Course:
+def _run(table: Timetable, durations: Sequence[float], sent: Sequence[Frame], on_wire: Seconds) -> Course:
     """The course of the step, if the frame of each action keeps a link busy for `on_wire`."""
     done, busy, wait = ([0.0] * table.num_processes for _ in range(3))
     link_free = defaultdict[tuple[int, int | None], float](float)
@@ -195,11 +158,3 @@ def _both_ways(course: Course) -> Seconds:
         span = end[own] - begin[own]
         share[own] = np.divide(both, span, out=np.zeros_like(both), where=span > 0)
     return share
-
-
-def _each(given: PerStage, count: int) -> Seconds:
-    """The numbers as an array of `count`. ValueError if there is neither one for all nor one for each."""
-    numbers = np.asarray(given, dtype=np.float64)
-    if numbers.ndim and numbers.shape != (count,):
-        raise ValueError(f"give one number for all, or {count}, one for each; got {numbers.size}")
-    return np.broadcast_to(numbers, (count,))

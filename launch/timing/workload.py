@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.compress import CodecError
 from thinwire.launch.shared.links import Network
-from thinwire.launch.timing.step_time import ChannelTiming
+from thinwire.launch.timing.step_time import Frame
 from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import BoundaryOptions, CompressionOptions, split_pair
@@ -83,19 +83,16 @@ class Workload:
         )
         return replace(self, forward=forward, backward=backward, boundaries=self.boundaries[:1] * (count - 1))
 
-    def channel(self, name: ChannelName, compression: CompressionOptions, network: Network) -> ChannelTiming:
-        """One direction over all boundaries, as input of the simulation."""
+    def frames(self, name: ChannelName, compression: CompressionOptions, network: Network) -> list[Frame]:
+        """The frames of one direction, a boundary each, as input of the simulation."""
         methods = compression.methods(self.num_stages - 1, name)
         found = {method: self.costs.get((name, str(method)), FREE) for method in set(methods)}
-        costs = [found[method] for method in methods]
-        return ChannelTiming(
-            nbytes=[frame_bytes(examples, compression, index, name) for index, examples in enumerate(self.boundaries)],
-            bandwidth=network.bandwidth,
-            latency=network.latency,
-            duplex=network.duplex,
-            encode=[cost.encode for cost in costs],
-            decode=[cost.decode for cost in costs],
-        )
+        frames = []
+        for index, (examples, method) in enumerate(zip(self.boundaries, methods, strict=True)):
+            on_wire = 8 * frame_bytes(examples, compression, index, name) / network.bandwidth
+            cost = found[method]
+            frames.append(Frame(on_wire, network.latency, 1 - network.duplex, cost.encode, cost.decode))
+        return frames
 
 
 def frame_bytes(examples: Examples, compression: CompressionOptions, boundary: int, channel: ChannelName) -> int:

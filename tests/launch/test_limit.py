@@ -7,22 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.launch.timing.step_time import ChannelTiming, Compute, time_step
+from thinwire.launch.timing.step_time import Frame, time_step
 from thinwire.launch.timing.timetable import timetable
 from thinwire.pipeline.schedules import SCHEDULES, actions, merge, process_of_stages
 
-FREE = ChannelTiming(nbytes=0)
 UNCOMPRESSED_BYTES = 1024 * 1600 * 4
 
 
-def wire(seconds, latency=0.0, **costs):
-    """A channel whose frames take so many seconds."""
-    return ChannelTiming(nbytes=np.asarray(seconds) / 8, bandwidth=1.0, latency=latency, **costs)
+def timed(table, forward, backward, forth, back, latency=(0.0, 0.0), lost=0.0):
+    """A step of stages alike, whose frames take so many seconds each way."""
+    frames = (
+        [Frame(seconds, delay, lost, 0.0, 0.0)] * (table.num_stages - 1)
+        for seconds, delay in zip((forth, back), latency, strict=True)
+    )
+    return time_step(table, [forward] * table.num_stages, [backward] * table.num_stages, *frames)
 
 
 def step(schedule, forth, back, stages=8, microbatches=32, forward=0.045, backward=0.135):
-    compute = Compute(forward=forward, backward=backward)
-    return time_step(timetable(schedule, stages, stages, microbatches), compute, wire(forth), wire(back))
+    return timed(timetable(schedule, stages, stages, microbatches), forward, backward, forth, back)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (3, 1), (4, 9)])
@@ -40,7 +42,7 @@ def test_gpipe_of_equal_stages_is_its_closed_form(stages, microbatches, forth, b
     np.testing.assert_allclose(found.busy, microbatches * (forward + backward))
 
 
-def restated(schedule, stages, microbatches, compute, forth, back):
+def restated(schedule, stages, microbatches, forward, backward, forth, back):
     """The rules once more, an action after the other with dictionaries; seconds of the step, and of each wait."""
     processes = stages // SCHEDULES[schedule].stages_per_process
     where = process_of_stages(schedule, stages, processes)
@@ -51,24 +53,24 @@ def restated(schedule, stages, microbatches, compute, forth, back):
         for part in action.sub_actions or (action,):
             kind, stage, index = part.computation_type.value, part.stage_index, part.microbatch_index
             process, towards = where[stage], 1 if kind == "F" else -1
-            channel = forth if kind == "F" else back
+            frames = forth if kind == "F" else back
             boundary = stage if kind == "F" else stage - 1
             key = (kind == "F", stage, index)
             needs = kind != "W" and key in arrived
             begun = max(free.get(process, 0.0), arrived[key] if needs else 0.0)
             if needs:
                 waits[process] += max(0.0, begun - max(free.get(process, 0.0), left[key]))
-            seconds = shares[kind] * (compute.forward if kind == "F" else compute.backward)[stage]
-            ended = begun + seconds + (channel.decode if needs else 0.0)
+            seconds = shares[kind] * (forward if kind == "F" else backward)[stage]
+            ended = begun + seconds + (frames[boundary - towards].decode if needs else 0.0)
             gives = kind != "W" and 0 <= stage + towards < stages
             if gives:
-                ended += channel.encode
+                ended += frames[boundary].encode
                 target, given = where[stage + towards], (kind == "F", stage + towards, index)
                 left[given] = arrived[given] = ended
                 if target != process:
                     departs = max(ended, links.get((process, target), 0.0))
-                    links[process, target] = departs + 8 * channel.nbytes[boundary] / channel.bandwidth[boundary]
-                    arrived[given] = links[process, target] + channel.latency
+                    links[process, target] = departs + frames[boundary].on_wire
+                    arrived[given] = links[process, target] + frames[boundary].latency
             free[process] = ended
     return max(free.values()), [waits[process] for process in range(processes)]
 
@@ -81,23 +83,13 @@ numbers = st.floats(0.0, 5.0)
 def test_any_schedule_is_what_the_rules_say(schedule, data):
     per_process = SCHEDULES[schedule].stages_per_process
     stages = per_process * data.draw(st.integers(2, 3), label="processes")
-    each = lambda count, low=0.0: st.lists(st.floats(low, 5.0), min_size=count, max_size=count)  # noqa: E731
-    compute = Compute(
-        forward=data.draw(each(stages, 0.1)),
-        backward=data.draw(each(stages, 0.1)),
-    )
+    each = lambda count, of: data.draw(st.lists(of, min_size=count, max_size=count))  # noqa: E731
+    forward, backward = (each(stages, st.floats(0.1, 5.0)) for _ in range(2))
     forth, back = (
-        ChannelTiming(
-            nbytes=data.draw(each(stages - 1)),
-            bandwidth=data.draw(each(stages - 1, 1.0)),
-            latency=data.draw(numbers),
-            encode=data.draw(numbers),
-            decode=data.draw(numbers),
-        )
-        for _ in range(2)
+        each(stages - 1, st.builds(Frame, numbers, numbers, st.just(0.0), numbers, numbers)) for _ in range(2)
     )
-    found = time_step(timetable(schedule, stages, stages // per_process, 6), compute, forth, back)
-    seconds, waits = restated(schedule, stages, 6, compute, forth, back)
+    found = time_step(timetable(schedule, stages, stages // per_process, 6), forward, backward, forth, back)
+    seconds, waits = restated(schedule, stages, 6, forward, backward, forth, back)
     assert found.seconds == pytest.approx(seconds, rel=1e-9)
     np.testing.assert_allclose(found.wait, waits, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.busy + found.wait + found.bubble, seconds, rtol=1e-9)
@@ -139,12 +131,11 @@ def watched(schedule, stages, microbatches, compute, wires, duplex):
 @pytest.mark.parametrize("wires", [(0.3, 0.3), (1.5, 2.0), (8.0, 4.0)])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, stages):
-    table, compute = timetable(schedule, stages, stages, 8), Compute(forward=1.0, backward=2.0)
-    forth, back = (ChannelTiming(nbytes=seconds / 8, bandwidth=1.0, duplex=0.8) for seconds in wires)
-    found = time_step(table, compute, forth, back).seconds
+    table = timetable(schedule, stages, stages, 8)
+    found = timed(table, 1.0, 2.0, *wires, lost=0.2).seconds
     expected = watched(schedule, stages, 8, {"F": 1.0, "B": 2.0}, dict(zip("FB", wires, strict=True)), 0.8)
     assert found == pytest.approx(expected, rel=1e-3)
-    alone = time_step(table, compute, wire(wires[0]), wire(wires[1])).seconds
+    alone = timed(table, 1.0, 2.0, *wires).seconds
     if schedule == "gpipe":  # whose activations have all arrived before the first gradient leaves
         assert found == alone
     elif schedule == "1f1b-wan" and wires[0] == 8.0:
@@ -159,9 +150,9 @@ def test_directions_of_a_link_leave_each_other_what_they_do(schedule, wires, sta
     latency=st.floats(0.0, 1.0),
 )
 def test_a_faster_wire_is_never_slower_and_no_wire_is_the_fastest(schedule, slow, factor, latency):
-    table, compute = timetable(schedule, 4, 4, 8), Compute(forward=0.1, backward=0.2)
+    table = timetable(schedule, 4, 4, 8)
     at = [
-        time_step(table, compute, wire(seconds, delay), wire(seconds, delay)).seconds
+        timed(table, 0.1, 0.2, seconds, seconds, latency=(delay, delay)).seconds
         for seconds, delay in ((slow, latency), (slow / factor, latency), (slow / factor, 0.0), (0.0, 0.0))
     ]
     assert all(earlier >= later * (1 - 1e-12) for earlier, later in pairwise(at))
@@ -192,9 +183,7 @@ def test_1f1b_is_held_back_there_and_1f1b_wan_is_not():
 
 def test_both_directions_of_a_link_are_used_at_once():
     """With one frame each way a step, the second stage's gradient travels while the next activation comes."""
-    found = time_step(
-        timetable("1f1b", 2, 2, 2), Compute(forward=1.0, backward=1.0), wire(10.0), wire(10.0, latency=5.0)
-    )
+    found = timed(timetable("1f1b", 2, 2, 2), 1.0, 1.0, 10.0, 10.0, latency=(0.0, 5.0))
     wires = {
         (action.process, action.microbatch): (float(first), float(last))
         for action, first, last in zip(found.table.actions, found.departure, found.sent, strict=True)
@@ -206,11 +195,6 @@ def test_both_directions_of_a_link_are_used_at_once():
 
 def test_a_hundred_stages():
     table = timetable("1f1b-wan", 100, 100, 100)
-    found = time_step(table, Compute(forward=1.0, backward=2.0), wire(0.0), wire(0.0))
+    found = timed(table, 1.0, 2.0, 0.0, 0.0)
     assert table.held("process")[0] == 100
     assert found.seconds == pytest.approx(3 * (100 + 100 - 1))
-
-
-def test_a_list_of_the_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="one number for all, or 2, one for each; got 3"):
-        time_step(timetable("gpipe", 2, 2, 2), Compute(forward=[1, 2, 3], backward=1), FREE, FREE)

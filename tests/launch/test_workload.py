@@ -54,8 +54,8 @@ def test_a_boundary_of_its_own_has_frames_of_its_own():
         activations="q(4)", gradients="q(4)", boundaries={1: BoundaryOptions(activations="q(8)")}
     )
     work = uniform("small", num_stages=3, num_microbatches=2, forward=1.0, backward=1.0, shape=(1, 8, 16))
-    sizes = work.channel("activations", compression, Network()).nbytes
-    assert sizes == [64 + 64 + 16, 64 + 128 + 16]
+    frames = work.frames("activations", compression, Network(bandwidth=8.0))
+    assert [frame.on_wire for frame in frames] == [64 + 64 + 16, 64 + 128 + 16]
     assert label(compression) == "q(4), others at 1 boundary"
 
 
