@@ -18,11 +18,7 @@ _PART = ".thinwire-part"
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk."""
-    sync_and_close(os.open(path, os.O_RDONLY))
-
-
-def sync_and_close(descriptor: int) -> None:
-    """Wait until the content of an open file is on the disk, and close it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

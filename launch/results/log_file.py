@@ -8,11 +8,10 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thinwire.compress.stores.durable import sync_and_close, write_durably
+from thinwire.compress.stores.durable import write_durably
 from thinwire.errors import files
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
@@ -31,14 +30,14 @@ class LogFile:
         while left:
             left = left[self._file.write(left) :]
 
-    def written(self) -> Callable[[], None]:
-        """A function that waits until the disk has all entries. Call it once, on any thread."""
-        return partial(sync_and_close, os.dup(self._file.fileno()))
+    def sync(self) -> None:
+        """Wait until the disk has all entries, on any thread. OSError if it has no room."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Wait until the disk has all entries, and close the file. OSError if it has no room."""
         with self._file:
-            self.written()()
+            self.sync()
 
 
 def is_empty(path: Path) -> bool:

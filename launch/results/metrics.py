@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -155,15 +155,10 @@ class MetricsLog:
         if rows and self._hooks is not None:
             self._hooks.answers(rows)
 
-    def written(self) -> Callable[[], None]:
-        """A function that waits until the disk has every line. Call it once, on any thread."""
-        waits = [log.written() for log in self._logs.values()]
-
-        def wait() -> None:
-            for one in waits:
-                one()
-
-        return wait
+    def sync(self) -> None:
+        """Wait until the disk has every line, on any thread."""
+        for log in self._logs.values():
+            log.sync()
 
     def close(self) -> None:
         """Wait until the disk has all, and close the files."""

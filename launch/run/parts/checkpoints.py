@@ -101,10 +101,10 @@ class Checkpointing(RunPart):
         require_finite(self._trainer, done)
         self._last = done
         self._log.check_place()
-        logged, parts = self._log.written(), self._states()
+        parts = self._states()
 
         def states() -> dict[int, StageState]:
             found = collect(self._trainer, self.saver)
             return {stage: replace(state, values={**state.values, "parts": parts}) for stage, state in found.items()}
 
-        self.saver.save(done, states, logged, trains=trains)
+        self.saver.save(done, states, self._log.sync, trains=trains)

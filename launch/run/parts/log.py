@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,9 +122,10 @@ class Log(RunPart):
                 f"move it back, and go on with --resume"
             )
 
-    def written(self) -> Callable[[], None]:
-        """A function that waits until the disk has every line of the log."""
-        return self.lines.written() if self.lines is not None else lambda: None
+    def sync(self) -> None:
+        """Wait until the disk has every line of the log, on any thread."""
+        if self.lines is not None:
+            self.lines.sync()
 
     def state_dict(self) -> dict[str, Any]:
         """The seconds so far, the id of the run, and how far its lines go."""

@@ -86,7 +86,7 @@ class Saving(RunPart):
         """
         folder, files = self._recipe.folder, dict[str, dict[str, str]]()
         try:
-            self._log.written()()
+            self._log.sync()
         except OSError as error:
             return files, f"the metrics cannot be saved in {folder}: {error.strerror or error}; free some space"
         if saving is None:
