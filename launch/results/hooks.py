@@ -48,7 +48,7 @@ class Hooks:
         first: the step that the run goes on from. TensorBoard forgets the points of later steps that it has seen.
     """
 
-    def __init__(self, recipe: Recipe, run: str, first: int = 0) -> None:
+    def __init__(self, recipe: Recipe, run: str, first: int) -> None:
         self._hooks: dict[str, Hook] = {}
         self._tables: dict[str, Callable[[Sequence[Mapping[str, Any]]], object]] = {}
         self._ends: dict[str, Callable[[], object]] = {}

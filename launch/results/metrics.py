@@ -6,9 +6,9 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, get_args
 
+from thinwire.launch.recipe.recipe import Recipe
 from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.log_file import LogFile, keep_lines
 from thinwire.launch.shared.strict_json import dumps, with_nan
@@ -24,36 +24,25 @@ class MetricsLog:
     """The log of a run. Its methods raise OSError if there is no room.
 
     Args:
-        folder: that of the run.
+        recipe: that of the run, whose folder is there. With prompts evaluations have answers, and with several replicas
+            exchanges have lines, in files of their own.
+        run: the id of the run, for its hooks.
         first: the step that the run goes on from; the lines of the steps before it stay.
         evaluated: the step of the last evaluation whose line stays; 0 if there is none.
-        replicas: whether the run has several, whose exchanges have lines of their own.
-        prompts: whether evaluations have answers, in a file of their own.
         tokens: those of a sample, if a model of language is trained.
-        hooks: what gets the points of the curves as well.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        first: int = 0,
-        evaluated: int = 0,
-        *,
-        replicas: bool = False,
-        prompts: bool = False,
-        tokens: int = 0,
-        hooks: Hooks | None = None,
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+    def __init__(self, recipe: Recipe, run: str, first: int, evaluated: int, tokens: int) -> None:
+        self._hooks, self._tokens = Hooks(recipe, run, first), tokens
         # each log, and which of its lines stay
         of_steps, of_evaluations = lambda line: line["step"] < first, lambda line: 0 < line["step"] <= evaluated
         staying = {"metrics": of_steps, "evaluations": of_evaluations}
-        staying |= ({"answers": of_evaluations} if prompts else {}) | ({"exchanges": of_steps} if replicas else {})
-        kept = {name: keep_lines(folder / f"{name}.jsonl", stays) for name, stays in staying.items()}
-        self._logs = {name: LogFile(folder / f"{name}.jsonl") for name in staying}
+        staying |= {"answers": of_evaluations} if recipe.training.prompts else {}
+        staying |= {"exchanges": of_steps} if recipe.replicas.count > 1 else {}
+        paths = {name: recipe.folder / f"{name}.jsonl" for name in staying}
+        kept = {name: keep_lines(paths[name], stays) for name, stays in staying.items()}
+        self._logs = {name: LogFile(path) for name, path in paths.items()}
         steps, evaluations = kept["metrics"], kept["evaluations"]
-        self._hooks, self._tokens = hooks, tokens
         self._first_norm: float | None = next((line["grad_norm"] for line in steps if line["grad_norm"]), None)
         self._growth: str | None = None
         # 16 bytes a step: a run may have millions
@@ -75,7 +64,7 @@ class MetricsLog:
 
     def news(self) -> str | None:
         """A sentence when a hook failed, and when gradients grew; else None."""
-        if self._hooks is not None and (failed := self._hooks.news()):
+        if failed := self._hooks.news():
             return failed
         if self._growth:
             growth, self._growth = self._growth, ""  # once a run
@@ -97,7 +86,7 @@ class MetricsLog:
         }
         for name, seconds in record.sections.items():
             points |= {f"share/{name}": seconds / record.seconds, f"seconds/{name}": seconds}
-        self._add(record.step, points)
+        self._hooks(record.step, points)
         if record.exchanged:
             self._exchanged(record.step, record.exchanged)
         if record.loss is not None:
@@ -115,12 +104,7 @@ class MetricsLog:
                 f"bytes/to and from replicas, stage {of.stage}": of.bytes,
                 f"seconds/exchange between replicas, stage {of.stage}": of.seconds,
             }
-        self._add(step, points)
-
-    def _add(self, step: int, points: Mapping[str, float]) -> None:
-        """Add a point to each of several curves."""
-        if self._hooks is not None:
-            self._hooks(step, points)
+        self._hooks(step, points)
 
     def _compare(self, step: int, norm: float) -> None:
         """Compare the norm of all gradients with that of the first step."""
@@ -138,7 +122,7 @@ class MetricsLog:
         self.evaluations.append((step, scores))
         values: dict[str, Any] = {mode: score.values() for mode, score in scores.items()}
         self._logs["evaluations"].add(_line({"step": step} | values | {"error": error_of_difference(scores)}))
-        self._add(
+        self._hooks(
             step,
             {
                 f"held-out/{name} compression {mode}": value
@@ -152,7 +136,7 @@ class MetricsLog:
         rows = [{"step": step, "prompt": prompt, "on": by["on"], "off": by["off"]} for prompt, by in said]
         for row in rows:
             self._logs["answers"].add(_line(row))
-        if rows and self._hooks is not None:
+        if rows:
             self._hooks.answers(rows)
 
     def sync(self) -> None:
@@ -164,8 +148,7 @@ class MetricsLog:
         """Wait until the disk has all, and close the files."""
         for log in self._logs.values():
             log.close()
-        if self._hooks is not None:
-            self._hooks.close()
+        self._hooks.close()
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from support.small_disk import mounted
 from support.tiny_run import ran, write_recipe
 from thinwire.launch import cli
 from thinwire.launch.comparison.runs import read
+from thinwire.launch.recipe import recipe
 from thinwire.launch.results.log_file import LogFile, keep_lines, read_lines
 from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError
@@ -88,13 +89,17 @@ def record(step, grad_norm=None):
     )
 
 
-def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(tmp_path):
-    log = MetricsLog(tmp_path)
+def test_gradients_that_grow_a_thousand_times_are_told_once_after_a_resume_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    wanted = recipe.parse(["tiny.yaml"])
+    wanted.folder.mkdir(parents=True)
+    log = MetricsLog(wanted, "id", 0, 0, 0)
     for step, norm in enumerate([None, 0.5, 400.0, float("inf")]):
         log.step(record(step, norm))
         assert log.news() is None
     log.close()
-    log = MetricsLog(tmp_path, first=3)
+    log = MetricsLog(wanted, "id", 3, 0, 0)
     news = []
     for step, norm in enumerate([501.0, 5e7], 3):
         log.step(record(step, norm))

@@ -11,7 +11,6 @@ from thinwire.compress.stores.marks import run_of
 from thinwire.errors.files import as_written
 from thinwire.launch.folder.model_files import save_model_files
 from thinwire.launch.results.console import ProgressLine, tokens_of
-from thinwire.launch.results.hooks import Hooks
 from thinwire.launch.results.metrics import MetricsLog
 from thinwire.launch.results.outputs import OutputError, save_recipe, writing
 from thinwire.launch.results.summary import Times
@@ -55,15 +54,8 @@ class Log(RunPart):
         with writing(folder):
             if self._trainer.reports:
                 with as_written(folder / "*.jsonl", OptionsError), writing(folder):
-                    self.lines = MetricsLog(
-                        folder,
-                        self._first,
-                        self.evaluated or 0,
-                        replicas=self._recipe.replicas.count > 1,
-                        prompts=bool(self._recipe.training.prompts),
-                        tokens=tokens_of(self._prepared),
-                        hooks=Hooks(self._recipe, self.began, self._first) if self._recipe.logging else None,
-                    )
+                    tokens = tokens_of(self._prepared)
+                    self.lines = MetricsLog(self._recipe, self.began, self._first, self.evaluated or 0, tokens)
             save_recipe(self._recipe)
             if self.lines is not None:
                 save_model_files(folder, self._prepared)
