@@ -50,8 +50,8 @@ def partition_over(machines: Sequence[Machine], *, boundary_costs: Sequence[floa
 
     Args:
         machines: that of each stage; several may be the same object.
-        boundary_costs: the cost of a boundary after each layer except the last, in the unit of the machines' costs
-            (`boundary_seconds`); 0 by default.
+        boundary_costs: the cost of a boundary after each layer except the last, in the unit of the machines' costs;
+            0 by default.
 
     Raises:
         ModelError: there are more stages than layers, or no stage; a number is negative or not finite; or no cut keeps
@@ -126,16 +126,6 @@ def _check(costs: Sequence[float], num_stages: int, boundaries: Sequence[float],
             for name, values in (("costs", costs), ("boundary_costs", boundaries), ("memory", sizes))
         ),
     )
-
-
-def boundary_seconds(activation_bytes: float, gradient_bytes: float, bandwidth: float) -> float:
-    """The seconds that the payloads of a micro-batch take over a link of `bandwidth` Mbit/s, both directions together.
-
-    Raises:
-        ModelError: the bandwidth is not above 0.
-    """
-    require((bandwidth > 0, f"bandwidth must be above 0 Mbit/s, got {bandwidth}"))
-    return (activation_bytes + gradient_bytes) * 8 / (bandwidth * 1e6)
 
 
 def explicit(sizes: Sequence[int], num_layers: int) -> tuple[range, ...]:

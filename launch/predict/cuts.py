@@ -21,10 +21,11 @@ from thinwire.launch.timing.workload import frame_bytes
 from thinwire.models.costs import LayerCost, measure
 from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
-from thinwire.models.partition import Machine, boundary_seconds, partition_over
+from thinwire.models.partition import Machine, partition_over
 from thinwire.pipeline.devices.device import choose, described
 from thinwire.pipeline.devices.memory import peak_memory
 from thinwire.pipeline.errors import OptionsError
+from thinwire.pipeline.frames import CHANNELS
 from thinwire.pipeline.measuring.meters import Meter
 from thinwire.pipeline.options import CompressionOptions
 from thinwire.pipeline.training.optimization import WholeBatchLoss
@@ -82,7 +83,7 @@ def cuts_of(
         limits: the most gigabytes of each stage.
     """
     machines = _machines(places, prepared, limits)
-    links = None if math.isinf(bandwidth) else _boundary_costs(prepared, compression, bandwidth / 1e6)
+    links = None if math.isinf(bandwidth) else _boundary_costs(prepared, compression, bandwidth)
     best = partition_over(machines, boundary_costs=links)
     several = len(set(places)) > 1
     tables = [
@@ -169,7 +170,7 @@ def _here(prepared: Prepared) -> MeasuredMachine:
 
 
 def _boundary_costs(prepared: Prepared, compression: CompressionOptions, bandwidth: float) -> list[float]:
-    """Seconds on the wire of one micro-batch, for a boundary after each layer, with the common codecs."""
+    """Seconds on the wire of one micro-batch both ways, for a boundary after each layer, with the common codecs."""
     common = replace(compression, boundaries={})
     *outputs, _ = stage_output_examples(
         prepared.blueprint,
@@ -178,12 +179,7 @@ def _boundary_costs(prepared: Prepared, compression: CompressionOptions, bandwid
         prepared.recipe.training.precision,
         side=prepared.side,
     )
-    return [
-        boundary_seconds(
-            frame_bytes(output, common, 0, "activations"), frame_bytes(output, common, 0, "gradients"), bandwidth
-        )
-        for output in outputs
-    ]
+    return [8 * sum(frame_bytes(output, common, 0, channel) for channel in CHANNELS) / bandwidth for output in outputs]
 
 
 def _layers_table(place: MeasuredMachine, cuts: Sequence[range]) -> Table:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.models.errors import ModelError
-from thinwire.models.partition import Machine, boundary_seconds, cut_after, explicit, partition, partition_over
+from thinwire.models.partition import Machine, cut_after, explicit, partition, partition_over
 
 
 def all_cuts(count: int, num_stages: int) -> list[tuple[range, ...]]:
@@ -134,13 +134,6 @@ def test_what_a_layer_takes_for_a_moment_counts_once_in_a_stage():
     assert [len(cut) for cut in partition_over([machine, machine])] == [2, 2], "1 + 1 + 3, and 1 + 1 + 2"
     with pytest.raises(ModelError, match="keeps each stage within 4 GB"):
         partition_over([replace(machine, memory_limit=4)] * 2)
-
-
-def test_boundary_seconds():
-    # 1 MB forward and 0.25 MB back over 100 Mbit/s
-    assert math.isclose(boundary_seconds(1_000_000, 250_000, 100), 0.1)
-    with pytest.raises(ModelError, match="above 0 Mbit/s, got 0"):
-        boundary_seconds(1, 1, 0)
 
 
 NAMES = ("stem", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer10.0", "head")
