@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from timeit import repeat
 
 import torch
 from torch import Tensor
@@ -91,9 +93,4 @@ def time_codec(method: Method, example: Tensor, device: torch.device = CPU) -> C
 
 def _median_seconds(act: Callable[[], object], device: torch.device) -> float:
     act()
-    times = []
-    for _ in range(REPETITIONS):
-        begun = seconds_now(device)
-        act()
-        times.append(seconds_now(device) - begun)
-    return statistics.median(times)
+    return statistics.median(repeat(act, timer=partial(seconds_now, device), repeat=REPETITIONS, number=1))
