@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.errors.words import listed
 from thinwire.launch.comparison.plots import Curve, curves, points, running_mean
-from thinwire.launch.comparison.runs import MODES, RunFiles, factor_of, training_bytes, unit_of
+from thinwire.launch.comparison.runs import MODES, RunFiles, training_bytes, unit_of
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.results.figures import since
 from thinwire.launch.shared.tables import Table, Value, rounded
@@ -196,8 +196,7 @@ def scores_of(groups: Groups, scores: Sequence[str] = ("loss",)) -> DataFrame:
     runs = [(row, run) for row, its in groups.items() for run in its]
     lines = [[run.score(mode, score) for score in scores for mode in MODES] for _, run in runs]
     index = MultiIndex.from_tuples([(row, run.seed) for row, run in runs], names=["row", "seed"])
-    found = DataFrame(lines, index, MultiIndex.from_product([scores, MODES]), dtype=float)
-    return found * [factor_of(score) for score in scores for _ in MODES]
+    return DataFrame(lines, index, MultiIndex.from_product([scores, MODES]), dtype=float)
 
 
 def cost_table(

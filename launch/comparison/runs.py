@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
 
 from thinwire.errors import attempt
 from thinwire.errors.files import as_written, read_lines, read_text
@@ -51,7 +49,7 @@ class RunFiles:
     @cached_property
     def fields(self) -> Mapping[str, Any]:
         """The recipe's fields."""
-        found: Mapping[str, Any] = yaml.safe_load(self.recipe)
+        found: Mapping[str, Any] = load_yaml(self.recipe, str(self.folder))
         return found
 
     @property
@@ -112,10 +110,10 @@ class RunFiles:
         elements: int = sum(row["elements"] for row in rows)
         return 8 * training_bytes(rows) / elements if elements else None
 
-    def score(self, mode: str, name: str = "loss") -> float | None:
-        """The last held-out score of that name; None if the run has no such score."""
+    def score(self, mode: str, name: str) -> float | None:
+        """The last held-out score of that name in its unit; None if the run has no such score."""
         found: float | None = self.summary["held_out"].get(mode, {}).get(name)
-        return found
+        return None if found is None else factor_of(name) * found
 
     @cached_property
     def trained(self) -> DataFrame:
@@ -192,17 +190,14 @@ def read_run(folder: Path) -> RunFiles:
         with as_written(path, OptionsError):
             return take(path)
 
-    found = RunFiles(
-        folder,
-        *attempt(
-            lambda: read_summary(folder),
-            lambda: part("recipe.yaml", _recipe),
-            lambda: part("metrics.jsonl", partial(_json_lines, torn)),
-            lambda: part("evaluations.jsonl", partial(_json_lines, torn), []),
-            lambda: part("answers.jsonl", partial(_json_lines, torn), []),
-        ),
+    summary, recipe, steps, evaluations, answers = attempt(
+        lambda: read_summary(folder),
+        lambda: part("recipe.yaml", _recipe),
+        lambda: part("metrics.jsonl", partial(_json_lines, torn)),
+        lambda: part("evaluations.jsonl", partial(_json_lines, torn), []),
+        lambda: part("answers.jsonl", partial(_json_lines, torn), []),
     )
-    return replace(found, torn=torn)
+    return RunFiles(folder, summary, recipe, steps, evaluations, answers, torn)
 
 
 def _recipe(path: Path) -> str:

@@ -20,7 +20,7 @@ from thinwire.errors.files import SIGNATURE, as_written
 from thinwire.errors.words import listed
 from thinwire.launch.comparison.comparison import Comparison, Groups, cost_table, loss_charts, scores_of
 from thinwire.launch.comparison.page import render
-from thinwire.launch.comparison.runs import MODES, RunFiles, factor_of, read_run, unit_of
+from thinwire.launch.comparison.runs import MODES, RunFiles, read_run, unit_of
 from thinwire.launch.recipe.fields import WITHOUT_EFFECT, is_among
 from thinwire.launch.shared.arguments import written
 from thinwire.launch.shared.strict_json import dumps
@@ -172,8 +172,7 @@ def cells_table(study: Study, runs: Mapping[Cell, RunFiles], made: Mapping[Cell,
     columns = ["row", "seed", *(f"{study.score} {mode}" for mode in MODES), "minutes", "weights digest", "code"]
     lines: list[list[Value]] = []
     for cell, run in runs.items():
-        scores = [run.score(mode, study.score) for mode in MODES]
-        ours = [None if score is None else round(factor_of(study.score) * score, 3) for score in scores]
+        ours = [rounded(run.score(mode, study.score), 3) for mode in MODES]
         took, digest = round(run.summary["seconds"] / 60, 1), run.summary["weights_digest"][:16]
         lines.append([cell.row, cell.seed, *ours, took, digest, made[cell].get("origin", {}).get("code")])
     note = "Minutes of a run, with evaluations and saves, on a machine that may have had other work."
