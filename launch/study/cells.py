@@ -39,6 +39,8 @@ State = Literal["finished", "goes on", "begins", "begins anew"]
 Origin = Mapping[str, Any]
 """What a cell's numbers depend on, as JSON values by dotted name: recipe, data, files of the model, code."""
 
+PROG = "thinwire study"
+
 CHECKPOINTS = ("--checkpoint.every", "1 epoch", "--checkpoint.keep", "1")
 """When a cell writes a checkpoint, if the study does not say it."""
 
@@ -142,7 +144,7 @@ def sets(own: Options, name: str) -> bool:
     return name in own or ("codec" in own and name in ("compression.activations", "compression.gradients"))
 
 
-def check(cells: Sequence[Cell], prog: str, score: str) -> list[tuple[Origin, Recipe]]:
+def check(cells: Sequence[Cell], score: str) -> list[tuple[Origin, Recipe]]:
     """Read every cell's recipe and data, and cut its model; nothing is written. The origin and the recipe of each.
 
     `score` is the one that they are compared by.
@@ -150,7 +152,7 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[tuple[Origin, Re
     Raises:
         OptionsError: some cells cannot be run; every mistake once, with the first cell that has it.
     """
-    recipes = _recipes(cells, prog)
+    recipes = _recipes(cells)
     from thinwire.launch.plan.prepare import prepare
 
     def kind(wanted: Recipe) -> str:
@@ -161,18 +163,18 @@ def check(cells: Sequence[Cell], prog: str, score: str) -> list[tuple[Origin, Re
     return [(origin_of(own, cut.data), cut.recipe) for own, cut in zip(recipes, prepared, strict=True)]
 
 
-def asked_of(cells: Sequence[Cell], prog: str) -> list[Origin]:
+def asked_of(cells: Sequence[Cell]) -> list[Origin]:
     """The origins of cells without what needs their data, models and code: the fields of their recipes.
 
     Raises:
         OptionsError: some recipes cannot be read; every mistake once, with the first cell that has it.
     """
-    return list(map(fields_of, _recipes(cells, prog)))
+    return list(map(fields_of, _recipes(cells)))
 
 
-def _recipes(cells: Sequence[Cell], prog: str) -> list[Recipe]:
+def _recipes(cells: Sequence[Cell]) -> list[Recipe]:
     # the weights of another cell may not be there yet
-    return _each(cells, [cell.starting("fresh") for cell in cells], lambda argv: _recipe_of(argv, prog), repr)
+    return _each(cells, [cell.starting("fresh") for cell in cells], _recipe_of, repr)
 
 
 def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key: Callable[[A], str]) -> list[B]:
@@ -190,9 +192,9 @@ def _each(cells: Sequence[Cell], values: Sequence[A], do: Callable[[A], B], key:
     return [known[key(value)] for value in values]
 
 
-def _recipe_of(argv: Sequence[str], prog: str) -> Recipe:
+def _recipe_of(argv: Sequence[str]) -> Recipe:
     """The recipe of a cell. OptionsError if it is none, or a smoke run, which does not write to the cell's folder."""
-    wanted = recipe.parse(argv, prog=prog)
+    wanted = recipe.parse(argv, prog=PROG)
     OptionsError.require(
         (
             not wanted.debug.smoke,

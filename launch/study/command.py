@@ -25,12 +25,10 @@ from thinwire.launch.shared.exit_codes import OK, FailedError, StoppedError
 from thinwire.launch.shared.output import lasting
 from thinwire.launch.shared.signals import gathered_signals
 from thinwire.launch.shared.tables import Table, show
-from thinwire.launch.study.cells import Cell, State, cells_of, check, find, sets, typed
+from thinwire.launch.study.cells import PROG, Cell, State, cells_of, check, find, sets, typed
 from thinwire.launch.study.definition import PACKAGED, Options, read_study
 from thinwire.launch.study.engine import Job, run_jobs
 from thinwire.pipeline.errors import OptionsError
-
-PROG = "thinwire study"
 
 _FATES: Mapping[State, str] = {
     "finished": "already finished",
@@ -74,7 +72,7 @@ def _run(argv: Sequence[str]) -> int:
     chosen = _chosen(cells_of(study, scale, folder, given), options.row)
     _refuse_own([study.all_rows[cell.row].options for cell in chosen], given)
     jobs, states = [], dict[Path | None, State]()
-    for cell, (origin, wanted) in zip(chosen, check(chosen, PROG, study.score), strict=True):
+    for cell, (origin, wanted) in zip(chosen, check(chosen, study.score), strict=True):
         state, changed = find(cell, origin, any_code=options.any_code, base=states.get(cell.base))
         states[cell.folder] = state
         steps, threads = wanted.training.steps, wanted.training.threads

@@ -40,13 +40,11 @@ from thinwire.launch.study.definition import Row, Scale, Study
 from thinwire.launch.study.judge import RULE, Judged, bound_of, judge
 from thinwire.pipeline.errors import OptionsError
 
-PROG = "thinwire study"
-
 
 def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Comparison, dict[str, Any]]:
     """The report of a study, finished or not, and what programs may want as well."""
     rows, cells = study.rows_at(scale), cells_of(study, scale, folder)
-    missing = missing_cells(cells, PROG)
+    missing = missing_cells(cells)
     with as_written(folder, OptionsError):
         runs = {cell: read_run(cell.folder) for cell in cells if cell not in missing}
     groups = {row: [run for cell, run in runs.items() if cell.row == row] for row in rows}
@@ -75,7 +73,7 @@ def make(study: Study, scale_name: str, scale: Scale, folder: Path) -> tuple[Com
     return Comparison(f"{study.name}, {scale_name}", shown, charts, words=words), beside
 
 
-def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
+def missing_cells(cells: Sequence[Cell]) -> dict[Cell, str]:
     """The cells without a result that the study would keep, and why.
 
     Those of another version of the code, or of other data, have one. OptionsError if recipes cannot be read.
@@ -83,7 +81,7 @@ def missing_cells(cells: Sequence[Cell], prog: str) -> dict[Cell, str]:
     missing, states = {}, dict[Path | None, State]()
     # what was typed when a cell was made is no change of the study
     as_made = [replace(cell, given=tuple(read_json(cell.folder / "cell.json").get("given", ()))) for cell in cells]
-    for cell, asked in zip(cells, asked_of(as_made, prog), strict=True):
+    for cell, asked in zip(cells, asked_of(as_made), strict=True):
         states[cell.folder], changed = find(cell, asked, any_code=True, base=states.get(cell.base))
         if changed:
             missing[cell] = f"these have changed: {', '.join(changed)}; run it again"

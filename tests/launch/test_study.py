@@ -279,7 +279,7 @@ def test_a_cell_whose_new_run_did_not_begin_is_not_taken_for_the_old_one(here, m
     run_jobs([begun], 1, study, came=[])
     assert begun.status == "failed"
     assert find(cell, {"lr": 2}) == ("begins", [])
-    assert cell in missing_cells([cell], "prog")
+    assert cell in missing_cells([cell])
 
 
 def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkeypatch):
@@ -301,10 +301,10 @@ def test_a_cell_in_whose_folder_a_run_still_writes_is_left_as_it_is(here, monkey
 def test_a_report_takes_no_cell_of_other_options(here):
     study = parse_study(STUDY, "s", "s")
     cells = cells_of(study, Scale(), here, ["--data.name", "elsewhere"])
-    for cell, origin in zip(cells, asked_of(cells, "prog"), strict=True):
+    for cell, origin in zip(cells, asked_of(cells), strict=True):
         made(cell, origin, given=cell.given)
     changed = parse_study(STUDY.replace("q(2)/q(8)", "q(3)/q(8)"), "s", "s")
-    missing = missing_cells(cells_of(changed, Scale(), here), "prog")
+    missing = missing_cells(cells_of(changed, Scale(), here))
     assert {cell.row: why for cell, why in missing.items()} == {
         "none": "not finished",
         "two bits": "these have changed: compression.activations; run it again",
@@ -351,7 +351,7 @@ def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, 
     def cells(**beside):
         study = read_study("mine.yaml")
         found = cells_of(study, Scale(), here, **beside)
-        return study, found, asked_of(found, "prog")
+        return study, found, asked_of(found)
 
     (here / "mine.yaml").write_text(STUDY.replace("q(2)/q(8)", "q(2)/q(8), optimizer.lr: 0.25"))
     for cell, origin in zip(*cells(given=given)[1:], strict=True):
@@ -361,7 +361,7 @@ def test_a_report_takes_a_cell_exactly_if_the_study_keeps_it(here, given, file, 
     for any_code in (False, True):
         states = [find(cell, origin, any_code=any_code)[0] for cell, origin in zip(found, origins, strict=True)]
         assert [cell.row for cell, state in zip(found, states, strict=True) if state == "finished"] == kept
-    missing = missing_cells(cells_of(study, Scale(), here), "prog")
+    missing = missing_cells(cells_of(study, Scale(), here))
     assert {cell.row for cell in missing} == {"none", "two bits"} - {*kept}
 
 

@@ -84,7 +84,7 @@ def test_a_damaged_summary_is_that_of_an_unfinished_cell(tmp_path, monkeypatch, 
         first.folder.mkdir(parents=True, exist_ok=True)
         (first.folder / name).write_text(text)
     assert not is_finished(first.folder)
-    assert [*missing_cells([first, second], "prog")] == [first, second]
+    assert [*missing_cells([first, second])] == [first, second]
 
 
 def test_a_chosen_row_brings_the_row_that_it_starts_with():
@@ -97,13 +97,13 @@ def test_a_report_takes_no_cell_whose_first_weights_are_others_now_and_the_study
     write_recipe(tmp_path)
     study = parse_study(STUDY, "s", "s")
     first, second = cells_of(study, Scale(), tmp_path)
-    origins = asked_of([first, second], "prog")
+    origins = asked_of([first, second])
     for cell, origin in zip((first, second), origins, strict=True):
         cell.folder.mkdir(parents=True)
         made = {"origin": origin, "base": "old" if cell.base else None}
         (cell.folder / "cell.json").write_text(json.dumps(made))
     (first.folder / "summary.json").write_text('{"running": true, "planned_steps": 2, "weights_digest": "new"}')
-    missing = missing_cells([first, second], "prog")
+    missing = missing_cells([first, second])
     now = "these have changed: the weights that it starts with; run it again"
     assert missing[second] == now
     found = find(second, origins[1])
