@@ -19,7 +19,6 @@ from thinwire.launch.shared.tables import Table, Value
 from thinwire.launch.timing.timetable import timetable
 from thinwire.launch.timing.workload import frame_bytes
 from thinwire.models.costs import LayerCost, measure
-from thinwire.models.data.clients import some_ids
 from thinwire.models.layers import stage_output_examples
 from thinwire.models.partition import Machine, partition_over
 from thinwire.pipeline.devices.device import choose, described
@@ -152,18 +151,18 @@ def _machines(places: Sequence[MeasuredMachine], prepared: Prepared, limits: Seq
 def _here(prepared: Prepared) -> MeasuredMachine:
     """The cost of each layer for one micro-batch of the training data; the last one computes the loss."""
     training = prepared.recipe.training
-    ids = some_ids(prepared.data.training, prepared.recipe.pipeline.microbatch_size)
     device = choose(training.device)
     process_bytes = 0 if device.type != "cpu" else peak_memory()
+    ids, (inputs,), side = prepared.stage_inputs(0, device)
     loss, targets = WholeBatchLoss(prepared.data.task, Meter()), put(prepared.data.training.targets(ids), device)
     costs = measure(
         prepared.blueprint,
-        prepared.data.training.inputs(ids, 0),
+        inputs,
         seed=training.seed,
         precision=training.precision,
         recompute=training.recompute,
         device=device,
-        side=prepared.data.training.side(ids),
+        side=side,
         loss=lambda outputs: loss(outputs, targets),
     )
     return MeasuredMachine("", described(device), costs, process_bytes)
