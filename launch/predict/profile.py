@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from timeit import repeat
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from thinwire.compress import Key, Method
 from thinwire.launch.plan.prepared import Prepared
 from thinwire.launch.predict.cuts import MeasuredMachine
-from thinwire.launch.timing.workload import CodecCost, Workload
+from thinwire.launch.timing.workload import CodecCost, Examples, Workload
 from thinwire.pipeline.devices.device import CPU, choose, seconds_now
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options import CompressionOptions
@@ -34,38 +33,37 @@ def workload_of(
     `given` are seconds of one micro-batch forward and backward on every stage; then codecs take no time. With None a
     stage takes what its layers do at its place, and codecs are timed here.
     """
-    recipe = prepared.recipe
+    recipe, boundaries = prepared.recipe, tuple(prepared.outputs[:-1])
     if given is None:
-        costs = [[place.costs[layer] for layer in cut] for place, cut in zip(places, prepared.cuts, strict=True)]
-        pairs = [(sum(one.forward for one in own), sum(one.backward for one in own)) for own in costs]
+        layers = [[place.costs[layer] for layer in cut] for place, cut in zip(places, prepared.cuts, strict=True)]
+        pairs = [(sum(one.forward for one in own), sum(one.backward for one in own)) for own in layers]
+        costs = codec_costs(codecs, boundaries, choose(recipe.training.device))
     else:
-        pairs = [given] * len(prepared.cuts)
-    workload = Workload(
+        pairs, costs = [given] * len(prepared.cuts), {}
+    return Workload(
         name=recipe.name,
         num_microbatches=recipe.pipeline.num_microbatches,
         microbatch_size=recipe.pipeline.microbatch_size,
         forward=tuple(forward for forward, _ in pairs),
         backward=tuple(backward for _, backward in pairs),
-        boundaries=tuple(prepared.outputs[:-1]),
+        boundaries=boundaries,
+        costs=costs,
         accumulation=recipe.pipeline.accumulation,
         layers=len(prepared.blueprint.layers),
         steps=recipe.training.steps,
     )
-    if given is not None:
-        return workload
-    return replace(workload, costs=codec_costs(codecs, workload, choose(recipe.training.device)))
 
 
 def codec_costs(
-    codecs: Sequence[CompressionOptions], workload: Workload, device: torch.device = CPU
-) -> Mapping[tuple[ChannelName, str], CodecCost]:
+    codecs: Sequence[CompressionOptions], boundaries: Sequence[Examples], device: torch.device = CPU
+) -> dict[tuple[ChannelName, str], CodecCost]:
     """Median seconds of the codec of each method for a frame, with the tensors of the first boundary that uses it.
 
     The time of feedback is not included. `reuse` needs the indices of an activation, so it counts as free.
     """
     found: dict[tuple[ChannelName, str], tuple[Method, list[Tensor]]] = {}
     for compression in codecs:
-        for index, examples in enumerate(workload.boundaries):
+        for index, examples in enumerate(boundaries):
             for channel in CHANNELS:
                 method = compression.method(index, channel)
                 crossing = [example for example in examples if is_coded(example)]

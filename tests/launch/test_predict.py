@@ -233,7 +233,7 @@ def test_a_codec_costs_its_time_on_every_tensor_of_a_frame(monkeypatch):
     mask = torch.empty(2, 50, dtype=torch.int64, device="meta")
     two = replace(two, boundaries=((first, mask, torch.empty(2, 5, device="meta", requires_grad=True)),))
     cost = CodecCost(6 + 10, 2 * (6 + 10))
-    assert profile.codec_costs([codec_pair("q(4)/q(8)")], two) == {
+    assert profile.codec_costs([codec_pair("q(4)/q(8)")], two.boundaries) == {
         ("activations", "q(4)"): cost,
         ("gradients", "q(8)"): cost,
     }
