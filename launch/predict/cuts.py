@@ -238,25 +238,24 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
             f"--measured must name a file for each of the {num_stages} stages, in their order, got {len(paths)}; "
             f"stages on one machine have the same"
         )
-    read = {path: _read(path) for path in dict.fromkeys(map(str, map(Path, paths)))}
-    first, *_ = read
-    for path, found in read.items():
+    read = [_read(Path(path)) for path in paths]
+    for found in read:
         if [cost.name for cost in found.costs] != list(names):
             raise OptionsError(
-                f"--measured {path} has the costs of another model: its layers are "
+                f"--measured {found.name} has the costs of another model: its layers are "
                 f"{', '.join(cost.name for cost in found.costs)}; measure with this recipe"
             )
-        if [cost.output_bytes for cost in found.costs] != [cost.output_bytes for cost in read[first].costs]:
+        if [cost.output_bytes for cost in found.costs] != [cost.output_bytes for cost in read[0].costs]:
             raise OptionsError(
-                f"--measured {path} and {first} must be of the same micro-batches, but the layers have outputs of "
-                f"other sizes; measure with the same recipe and options"
+                f"--measured {found.name} and {read[0].name} must be of the same micro-batches, but the layers have "
+                f"outputs of other sizes; measure with the same recipe and options"
             )
-    return [read[str(Path(path))] for path in paths]
+    return read
 
 
-def _read(path: str) -> MeasuredMachine:
+def _read(path: Path) -> MeasuredMachine:
     try:
-        found: MeasuredMachine = read_fields(MeasuredMachine, {**read_object(Path(path))["measured"], "name": path})
+        found: MeasuredMachine = read_fields(MeasuredMachine, {**read_object(path)["measured"], "name": str(path)})
         if not found.costs or any(not cost.compute >= 0 for cost in found.costs):
             raise ValueError("costs that were not measured")
         return found
