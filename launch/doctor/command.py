@@ -11,17 +11,15 @@ does not stop the other probes.
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.errors.words import listed
 from thinwire.launch.shared import probes
 from thinwire.launch.shared.arguments import Parser, positive
 from thinwire.launch.shared.exit_codes import FAILED, MISTAKE, OK
-from thinwire.launch.shared.probes import Finding, Verdict
+from thinwire.launch.shared.probes import Finding
 from thinwire.launch.shared.strict_json import dumps
 from thinwire.launch.shared.tables import Table, Value, document, say, show
 from thinwire.pipeline.errors import OptionsError
@@ -32,18 +30,6 @@ if TYPE_CHECKING:
 
 PROG = "thinwire doctor"
 PROBE_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """One row of the table: what the probe found, whether that is enough, what needs it, and what the user can do."""
-
-    name: str
-    found: str
-    verdict: Verdict
-    needed_for: str
-    advice: str
-
 
 PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
     "Python": ("everything", probes.probe_python),
@@ -59,6 +45,7 @@ PROBES: dict[str, tuple[str, Callable[[], Finding]]] = {
     "Docker": ("stages in containers", probes.probe_docker),
     "interface": ("several hosts: each must reach the others at this address, over gloo", probes.probe_interface),
 }
+"""By the name of a part: what needs it, and its probe."""
 
 
 def bounded(probe: Callable[[], Finding], seconds: float = PROBE_SECONDS) -> Finding:
@@ -77,21 +64,20 @@ def bounded(probe: Callable[[], Finding], seconds: float = PROBE_SECONDS) -> Fin
     return findings[0] if findings else Finding(f"no answer within {seconds:g} s", "missing", "check it by hand")
 
 
-def examine() -> list[Check]:
-    """Run every probe, in the order of the table."""
-    findings = ((name, needed_for, bounded(probe)) for name, (needed_for, probe) in PROBES.items())
-    return [Check(name, row.found, row.verdict, needed_for, row.advice) for name, needed_for, row in findings]
+def examine() -> dict[str, Finding]:
+    """What every probe found, by the name of its part, in the order of the table."""
+    return {name: bounded(probe) for name, (_, probe) in PROBES.items()}
 
 
-def table(checks: Sequence[Check]) -> Table:
-    """The checks as a table for people."""
+def table(found: Mapping[str, Finding]) -> Table:
+    """The findings as a table for people."""
     columns = ("part", "found", "needed for", "verdict", "what to do")
-    rows = [(check.name, check.found, check.needed_for, check.verdict, check.advice) for check in checks]
+    rows = [(name, one.found, PROBES[name][0], one.verdict, one.advice) for name, one in found.items()]
     return Table("what this machine can do", columns, rows, "A missing part matters only if you use what needs it.")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the checks, as a table or as JSON, and return the exit status.
+    """Print the findings, as a table or as JSON, and return the exit status.
 
     It is 1 if torch is missing or its version is not supported, else 0.
     """
@@ -100,12 +86,13 @@ def main(argv: Sequence[str]) -> int:
         return show_peers(rest, options)
     if rest or options.gpus:
         return show_pairs(rest, options)
-    checks = examine()
+    found = examine()
     if options.json:
-        sys.stdout.write(dumps([asdict(check) for check in checks], indent=2) + "\n")
+        rows = [{"name": name, **one._asdict(), "needed_for": PROBES[name][0]} for name, one in found.items()]
+        print(dumps(rows, indent=2))
     else:
-        show([table(checks)])
-    return int(any(check.name == "torch" and check.verdict == "missing" for check in checks))
+        show([table(found)])
+    return FAILED if found["torch"].verdict == "missing" else OK
 
 
 def show_pairs(argv: Sequence[str], options: argparse.Namespace) -> int:

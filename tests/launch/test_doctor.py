@@ -38,16 +38,15 @@ def fake_command(monkeypatch, folder, name, script):
 
 
 def test_every_row_is_complete_and_says_what_to_do():
-    checks = doctor.examine()
-    assert [check.name for check in checks] == list(doctor.PROBES)
-    for check in checks:
-        assert check.found, check
-        assert check.needed_for, check
-        assert check.verdict == "ok" or check.advice, check
-    by_name = {check.name: check for check in checks}
-    assert by_name["torch"].verdict == "ok", by_name["torch"]
-    assert by_name["gloo"].verdict == "ok", by_name["gloo"]
-    assert by_name["Python"].found.startswith("{}.{}.".format(*sys.version_info))
+    findings = doctor.examine()
+    assert list(findings) == list(doctor.PROBES)
+    for name, finding in findings.items():
+        assert finding.found, name
+        assert doctor.PROBES[name][0], name
+        assert finding.verdict == "ok" or finding.advice, finding
+    assert findings["torch"].verdict == "ok", findings["torch"]
+    assert findings["gloo"].verdict == "ok", findings["gloo"]
+    assert findings["Python"].found.startswith("{}.{}.".format(*sys.version_info))
 
 
 def test_supported_torch_is_what_setup_cfg_allows():
@@ -79,7 +78,8 @@ def test_missing_torch_is_rows_and_a_status(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("name", "status"), [("torch", 1), ("gloo", 0), ("Docker", 0)])
 def test_only_torch_decides_the_status(monkeypatch, capsys, name, status):
-    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Check(name, "none", "missing", "x", "y")])
+    found = dict.fromkeys(("torch", "gloo", "Docker"), probes.Finding("some"))
+    monkeypatch.setattr(doctor, "examine", lambda: found | {name: probes.Finding("none", "missing", "y")})
     assert doctor.main([]) == status
     assert "missing" in capsys.readouterr().out
 
@@ -97,8 +97,7 @@ def test_json_is_the_table(capsys):
 
 def test_found_text_is_not_read_as_markup(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    check = doctor.Check("x", "[Errno 2] [/red] gone", "missing", "y", "[bold]")
-    doctor.show([doctor.table([check])])
+    doctor.show([doctor.table({"disk": probes.Finding("[Errno 2] [/red] gone", "missing", "[bold]")})])
     printed = capsys.readouterr().out
     assert "[Errno 2] [/red] gone" in printed
     assert "[bold]" in printed
@@ -107,7 +106,8 @@ def test_found_text_is_not_read_as_markup(capsys, monkeypatch):
 def test_missing_commands(no_commands):
     assert probes.probe_docker().verdict == "missing"
     assert probes.run("ip link") == (127, "ip: No such file or directory")
-    assert all(check.verdict != "missing" for check in doctor.examine() if check.name in ("torch", "memory"))
+    findings = doctor.examine()
+    assert all(findings[name].verdict != "missing" for name in ("torch", "memory"))
 
 
 def test_hanging_command_is_given_up(monkeypatch):
