@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.errors.words import listed
 from thinwire.launch.recipe import recipe
-from thinwire.launch.shared.arguments import Parser
+from thinwire.launch.shared.arguments import Parser, written
 from thinwire.launch.shared.exit_codes import OK, working
 from thinwire.launch.shared.progress import showing
 from thinwire.launch.shared.strict_json import dumps
@@ -112,26 +112,14 @@ def _scores(prepared: Prepared, place: str) -> Mapping[Compression, Score]:
 
 def _temporary_folder(chosen: str) -> tempfile.TemporaryDirectory[str]:
     """A temporary folder for stores, in `chosen` if that exists."""
-    try:
+    with written("compression.store_folder", Path(chosen or tempfile.gettempdir()), "folder"):
         return tempfile.TemporaryDirectory(dir=chosen if chosen and Path(chosen).is_dir() else None)
-    except OSError as error:
-        raise OptionsError(
-            f"compression.store_folder must name a folder that can be written, got {chosen or tempfile.gettempdir()}: "
-            f"{error.strerror}"
-        ) from error
 
 
 def _table(name: str, scores: Mapping[Compression, Score]) -> Table:
     """The scores as a table, a row for each mode of compression, with advice if the codecs cost too much."""
     from thinwire.pipeline.evaluation import advice
 
-    metrics = list(scores["on"].metrics)
-    return Table(
-        f"{name}, held out",
-        ["compression", "loss", *metrics, "targets"],
-        [
-            [mode, score.loss, *(score.metrics[name] for name in metrics), score.num_targets]
-            for mode, score in scores.items()
-        ],
-        note=advice(scores["on"].loss, scores["off"].loss) or "",
-    )
+    columns = ["compression", "loss", *scores["on"].metrics, "targets"]
+    rows = [[mode, score.loss, *score.metrics.values(), score.num_targets] for mode, score in scores.items()]
+    return Table(f"{name}, held out", columns, rows, advice(scores["on"].loss, scores["off"].loss) or "")
