@@ -55,7 +55,6 @@ def save_recipe(recipe: Recipe) -> None:
 
     The file does not hold `checkpoint.resume`: each run needs its own decision to replace another run or to go on.
     """
-    recipe.folder.mkdir(parents=True, exist_ok=True)
     anew = replace(recipe, checkpoint=replace(recipe.checkpoint, resume="auto"))
     write_durably(recipe.folder / "recipe.yaml", dump(anew).encode())
 
