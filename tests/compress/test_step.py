@@ -12,6 +12,7 @@ from thinwire.compress import CodecError, parse
 from thinwire.compress.codecs.coding.lengths import put_length
 from thinwire.compress.codecs.coding.symbols import encode_symbols
 from thinwire.compress.codecs.fused import steps
+from thinwire.compress.entries import limits_of, units_of
 
 
 def residual_stream(rows=256, width=256):
@@ -55,6 +56,13 @@ def test_massive_values_cost_the_rest_of_their_row_nothing():
     plain = gaussian(256, 256)
     of_plain = 8 * codec.used(encode(codec, plain)) / plain.numel()
     assert bits < of_plain < 4.6
+
+
+@pytest.mark.parametrize("last", [127, 32767])
+def test_the_largest_integer_is_that_of_the_kernels_though_torch_multiplies_by_a_reciprocal(last):
+    units = units_of(torch.arange(1, 0x7F80, dtype=torch.int16))
+    exact = np.floor(np.float32(torch.finfo(torch.float32).max) / units.numpy()).clip(max=last)
+    np.testing.assert_array_equal(limits_of(units, last), exact)
 
 
 def error_of_wide(x, step):
