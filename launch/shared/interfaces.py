@@ -32,14 +32,20 @@ def loopback() -> dict[str, str]:
     return next(({VARIABLE: name} for name in ("lo", "lo0") if name in known), {})
 
 
+def asked() -> list[str]:
+    """The interfaces that the variable names; none where torch ignores it, as it does a single letter."""
+    text = os.environ.get(VARIABLE, "")
+    words = text.removesuffix(",").split(",") if len(text) > 1 else []
+    return list(dict.fromkeys(word.partition(":")[0] for word in words))  # eth0:1 is an address of eth0
+
+
 def check_interface() -> None:
     """Raise OptionsError if gloo is asked to take an interface that this host does not have."""
-    asked = os.environ.get(VARIABLE, "")
     known = list(interface_addresses()) or [name for _, name in socket.if_nameindex()]
-    names = {name.partition(":")[0] for name in asked.removesuffix(",").split(",")}  # eth0:1 is an address of eth0
-    if len(asked) > 1 and not names <= set(known):  # torch ignores a single letter
+    if not set(asked()) <= set(known):
         raise OptionsError(
-            f"{VARIABLE} must name network interfaces of this host with an address, {', '.join(known)}; got {asked}"
+            f"{VARIABLE} must name network interfaces of this host with an address, {', '.join(known)}; got "
+            f"{os.environ[VARIABLE]}"
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from thinwire.launch.shared.control_groups import cores, free_memory
-from thinwire.launch.shared.interfaces import host_address
+from thinwire.launch.shared.interfaces import asked, host_address
 from thinwire.pipeline.processes.addresses import interface_addresses
 
 Verdict = Literal["ok", "limited", "missing"]
@@ -155,9 +155,7 @@ def probe_docker() -> Finding:
 def probe_interface() -> Finding:
     """The interface and address of this host that the stages on other hosts will connect to."""
     known = interface_addresses()
-    asked = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if len(asked) > 1:  # torch ignores a single letter
-        names = asked.split(",")
+    if names := asked():
         if strangers := [name for name in names if name not in known]:
             advice = f"set GLOO_SOCKET_IFNAME to {' or '.join(known)}"
             return Finding(f"no address on {', '.join(strangers)}", "missing", advice)

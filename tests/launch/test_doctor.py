@@ -161,6 +161,8 @@ KNOWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.2", "fe80::1"], "wg0": ["
     [
         ("eth0", "127.0.0.1", "eth0 192.0.2.2", "ok", "to use wg0, set GLOO_SOCKET_IFNAME"),
         ("eth0,wg0", "127.0.0.1", "eth0 192.0.2.2, wg0 10.0.0.1", "ok", ""),
+        ("eth0,", "127.0.0.1", "eth0 192.0.2.2", "ok", "to use wg0"),  # a run takes these two as well
+        ("eth0:1", "127.0.0.1", "eth0 192.0.2.2", "ok", "to use wg0"),
         ("eht0", "192.0.2.2", "no address on eht0", "missing", "set GLOO_SOCKET_IFNAME to lo or eth0 or wg0"),
         ("eth0,eht0,x1", "192.0.2.2", "no address on eht0, x1", "missing", "lo or eth0 or wg0"),
         ("lo", "192.0.2.2", "lo 127.0.0.1: this host only", "limited", "here to eth0 or wg0"),
