@@ -245,24 +245,31 @@ class Stage(Layer):
     """
 
     def __init__(
-        self, blueprint: Blueprint, layers: range, precision: Precision, recompute: Recompute = "none"
+        self,
+        layers: Sequence[Layer],
+        precision: Precision = "fp32",
+        shared: Sequence[str] = (),
+        recompute: Recompute = "none",
+        *,
+        reads: bool = True,
+        crosses: bool = False,
     ) -> None:
-        """Build the layers, their parameters on the meta device.
+        """Join the layers.
 
-        Shared parts become one module: that of the first layer that holds it. The inputs of the model's first layer are
-        samples. Outputs that cross to another stage have the type of the arithmetic.
+        Parts with a name in `shared` become one module: that of the first layer that holds it. `reads` says whether the
+        inputs are samples, and `crosses` whether the outputs go to another stage. Outputs that cross have the type of
+        the arithmetic.
         """
         super().__init__()
-        built = [_build_layer(blueprint.layers[index]) for index in layers]
-        names = [full_name for layer in built for full_name in layer.parts]
-        twice = sorted({name for name in names if names.count(name) > 1} - set(blueprint.shared))
+        names = [full_name for layer in layers for full_name in layer.parts]
+        twice = sorted({name for name in names if names.count(name) > 1} - set(shared))
         require((not twice, f"each part must have a name of its own, got {', '.join(twice)} more than once"))
-        _share_parts(built)
-        self.layers = nn.ModuleList(built)
-        self.parts = {name: part for layer in built for name, part in layer.parts.items()}
+        _share_parts(layers)
+        self.layers = nn.ModuleList(layers)
+        self.parts = {name: part for layer in layers for name, part in layer.parts.items()}
         add_in_place(self.layers)
-        self.precision, self.recompute, self.weights_dtype = precision, recompute, blueprint.weights_dtype
-        self.reads, self.crosses = layers.start == 0, layers.stop < len(blueprint.layers)
+        self.precision, self.recompute, self.reads, self.crosses = precision, recompute, reads, crosses
+        self.weights_dtype = torch.float32
         self.base: dict[str, str] = {}
 
     def forward(self, *tensors: Tensor, **side: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -313,13 +320,16 @@ def build_stage(
         ModelError: the blueprint leaves a module without a name or a value, or the checkpoint does not fit the model.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-        stage = Stage(blueprint, layers, precision, recompute)
+        built = [_build_layer(blueprint.layers[index]) for index in layers]
+        ends = {"reads": layers.start == 0, "crosses": layers.stop < count}
+        stage = Stage(built, precision, blueprint.shared, recompute, **ends)
         # takes no memory before there are values
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+        stage.weights_dtype = blueprint.weights_dtype
         lacking: list[str] = []
         filled: set[str] = set()
         # one at a time: the wide values of a layer are freed before those of the next come
-        for index, layer in zip(layers, stage._own(), strict=True):
+        for index, layer in zip(layers, built, strict=True):
             lacking += _fill(layer, blueprint, seed, filled)
             filled |= layer.full_state().keys()
             if blueprint.trained:
@@ -372,13 +382,23 @@ def stage_output_examples(
 
     described = []
     with torch.random.fork_rng(devices=[]):
-        stages = [Stage(blueprint, cut, precision) for cut in cuts]
+        stages = [
+            Stage(
+                [_build_layer(blueprint.layers[index]) for index in cut],
+                precision,
+                blueprint.shared,
+                reads=cut.start == 0,
+                crosses=cut.stop < len(blueprint.layers),
+            )
+            for cut in cuts
+        ]
     # TorchScript, as in DeBERTa up to transformers 5.22, makes real tensors of its constants
     with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         tensors: tuple[Tensor, ...] = (without_data(example_input),)
         known_side = {name: without_data(tensor) for name, tensor in (side or {}).items()}
         for index, stage in enumerate(stages):
             replace_tensors(stage, without_data)
+            stage.weights_dtype = blueprint.weights_dtype
             stage.hold(blueprint)
             with around(index), _held_still(stage):
                 tensors = as_tuple(stage(*tensors, **known_side))
