@@ -70,8 +70,7 @@ class StagedStore(Store):
         self._free: deque[tuple[Tensor, torch.Event]] = deque()
         self._writes: deque[tuple[frozenset[int], Future[None]]] = deque()
         self._pinned: deque[Tensor] = deque()  # for writes; the writer gives back what this thread takes
-        self._fetched = self._new_pinned(0)  # the reader's rows
-        self._copied: torch.Event | None = None  # their last copy
+        self._fetched: tuple[Tensor, torch.Event] | None = None  # the reader's pinned rows, and their last copy
 
     def restore(self, known: Tensor, rows: Iterable[tuple[list[int], Tensor]]) -> None:
         """Replace the content of the host store by saved rows."""
@@ -150,13 +149,16 @@ class StagedStore(Store):
         for write in earlier:
             write.result()
         read = self._host._take(list(slots))
-        if self._copied is not None:
-            self._copied.synchronize()
-        if len(self._fetched) < len(read):
-            self._fetched = self._new_pinned(len(read))
-        self._fetched[: len(read)] = read
-        self._copied = self._lanes.stream.copy(self._fetched[: len(read)], rows[: len(read)], after)
-        return self._copied
+        if self._fetched is not None:
+            self._fetched[1].synchronize()
+        if self._fetched is None or len(self._fetched[0]) < len(read):
+            pinned = self._new_pinned(len(read))
+        else:
+            pinned = self._fetched[0]
+        pinned[: len(read)] = read
+        copied = self._lanes.stream.copy(pinned[: len(read)], rows[: len(read)], after)
+        self._fetched = pinned, copied
+        return copied
 
     def _bring_back(self, slots: list[int], source: Tensor, pinned: Tensor, copied: torch.Event) -> None:
         """The writer's part of a write; it holds `source` until its copy is done, for the GPU may use freed memory."""
