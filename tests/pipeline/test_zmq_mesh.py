@@ -99,18 +99,18 @@ def test_reset_connections_lose_nothing(connections):
 
 def test_a_connection_waits_while_too_many_files_are_open(monkeypatch):
     """Strangers held all connections that a process may have; when its own broke, its run ended."""
-    refused, genuine = [], connections_room.bounded
+    refused, genuine = [], connections_room.set_up
 
-    def full(socket):
+    def full(socket, patience):
         if len(refused) < 3:
             refused.append(socket)
             socket.close()
             raise zmq.ZMQError(errno.EMFILE)
-        return genuine(socket)
+        genuine(socket, patience)
 
     with Two() as two:
         assert two.send(b"before").wait(LONG)
-        monkeypatch.setattr(connections_room, "bounded", full)
+        monkeypatch.setattr(connections_room, "set_up", full)
         two.relay.cut()
         send = two.send(b"after")
         assert [arrived(two.receive(6)), arrived(two.receive(5))] == [b"before", b"after"]
