@@ -321,7 +321,7 @@ def build_stage(
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
         built = [_build_layer(blueprint.layers[index]) for index in layers]
-        ends = {"reads": layers.start == 0, "crosses": layers.stop < count}
+        ends = {"reads": layers.start == 0, "crosses": layers.stop < len(blueprint.layers)}
         stage = Stage(built, precision, blueprint.shared, recompute, **ends)
         # takes no memory before there are values
         replace_tensors(stage, lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
