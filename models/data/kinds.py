@@ -62,8 +62,8 @@ class Kind:
     rows: Callable[[Any, Part, Columns], Any] | None = None
     """The examples of an open table of `datasets`, or a ModelError; None reads no tables."""
 
-    def objective(self) -> Task:
-        """The loss, and the metrics that belong to it."""
+    def objective(self, num_labels: int = 0) -> Task:
+        """The loss, and the metrics that belong to it; `num_labels` is 0 where the data have none."""
         return LanguageModeling()
 
     def samples(self, examples: Sequence[Any], tokenizer: Bytes | Pretrained, options: DataOptions) -> Samples:
@@ -128,7 +128,7 @@ class Text(Kind):
         return Data(
             TextBlocks(tokens, options.block_size),
             held_out,
-            LanguageModeling(),
+            self.objective(),
             vocab_size=max(sizes),
             notes=tuple(notes),
         )
@@ -148,7 +148,7 @@ class Text(Kind):
         return Data(
             TextStream(rows, tokens, (limit - 1) // size, size, told),
             TextBlocks(tokens(rest[0])[: options.limits[1]], size) if rest else None,
-            LanguageModeling(),
+            self.objective(),
             vocab_size=tokenizer.vocab_size,
             notes=tuple(notes),
         )
@@ -188,7 +188,7 @@ class Chat(Kind):
         return Data(
             samples,
             held[0] if held else None,
-            LanguageModeling(),
+            self.objective(),
             vocab_size=max(sizes),
             date=tokenizer.date,
             ends=frozenset().union(*(each.ends for part in made for each in part)),
@@ -208,6 +208,10 @@ class Labelling(Kind):
     of: Literal["sample", "word"] = "sample"
     """What has a label."""
 
+    def objective(self, num_labels: int = 0) -> Task:
+        """Classes of samples, or of words."""
+        return Classification(num_labels, self.of)
+
     def load(self, options: DataOptions, seed: int) -> Data:
         """The data that the options describe."""
         columns, notes = _columns(options)
@@ -224,7 +228,7 @@ class Labelling(Kind):
         return Data(
             trained,
             held[0] if held else None,
-            Classification(training.num_labels, self.of),
+            self.objective(training.num_labels),
             num_labels=training.num_labels,
             vocab_size=tokenizer.padded_vocab_size,
             classes=training.classes,
@@ -259,6 +263,10 @@ class Images(Kind):
     check = staticmethod(own.check_pictures)
     rows = staticmethod(tables.read_pictures)
 
+    def objective(self, num_labels: int = 0) -> Task:
+        """Classes of samples."""
+        return Classification(num_labels)
+
     def load(self, options: DataOptions, seed: int) -> Data:
         """The data that the options describe."""
         columns, notes = _columns(options)
@@ -278,7 +286,7 @@ class Images(Kind):
         return Data(
             ImageSamples(training, form, normalization, augmentation),
             ImageSamples(held[0], form, normalization) if held else None,
-            Classification(training.num_labels),
+            self.objective(training.num_labels),
             num_labels=training.num_labels,
             classes=training.classes,
             notes=(*([] if options.mean else [measured]), *notes),

@@ -23,6 +23,10 @@ def pictures(split):
     return Labelled([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 4, torch.tensor([0, 1, 0, 1]), 2)
 
 
+def pairs(split):
+    return Labelled([("a",), ("b",)], torch.tensor([0, 1]), 2)
+
+
 def broken(split):
     raise KeyError(split)
 
@@ -114,6 +118,23 @@ class Late(Kind):
 
 class Other:
     pass
+"""
+OBJECTIVES = """
+from thinwire.models.data.kinds import Images, Pairs, Text
+from thinwire.models.tasks import LanguageModeling
+
+
+class Mine(LanguageModeling):
+    pass
+
+
+def objective(self, num_labels=0):
+    return Mine()
+
+
+MineOfText, MineOfPairs, MineOfImages = (
+    type(f"MineOf{kind.__name__}", (kind,), {"objective": objective}) for kind in (Text, Pairs, Images)
+)
 """
 
 
@@ -208,6 +229,15 @@ def test_a_function_that_gives_other_examples_at_each_call_is_refused(name, kind
     with pytest.raises(ModelError, match=said):
         part = Part(f"own_sources:{name}", "test")
         read("text", part) if kind == "text" else read(kind, part)
+
+
+@pytest.mark.usefixtures("own_sources")
+@pytest.mark.parametrize(("kind", "source"), [("Text", "texts"), ("Pairs", "pairs"), ("Images", "pictures")])
+def test_a_kind_that_extends_one_of_ours_has_its_own_objective(tmp_path, monkeypatch, kind, source):
+    """It was never asked for, without a word."""
+    with own_module("own_objectives", OBJECTIVES, tmp_path, monkeypatch):
+        given = DataOptions(name=f"own_sources:{source}", kind=f"own_objectives:MineOf{kind}", held_out=0, block_size=4)
+        assert type(load(given).task).__name__ == "Mine"
 
 
 @pytest.mark.usefixtures("own_sources")
