@@ -43,6 +43,10 @@ class WireOptions:
             for name, value, least in (("timeout", self.timeout, 0.01), ("heartbeat", self.heartbeat, 1))
             if not least <= value <= 1e6
         ]
+        if self.transport not in TRANSPORTS:
+            raise OptionsError(
+                [*mistakes, f"wire.transport must be {names_of(lambda _: True)}, got {self.transport!r}"]
+            )
         most, several = TRANSPORTS[self.transport].connections, names_of(lambda transport: transport.connections > 1)
         if not 1 <= self.connections <= most:
             mistakes.append(

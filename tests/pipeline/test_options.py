@@ -31,6 +31,11 @@ def test_an_override_replaces_one_channel_of_one_boundary():
     }
 
 
+def test_a_transport_that_does_not_exist_is_told_in_a_loop_of_ones_own():
+    with pytest.raises(OptionsError, match=r"wire\.transport must be gloo or zmq or nccl or auto, got 'quic'"):
+        WireOptions(transport="quic")
+
+
 def test_an_expression_is_read_once(monkeypatch):
     """Read once a boundary, it was most of what a prediction of a thousand stages took."""
     read = []
