@@ -72,7 +72,7 @@ class Resumption:
     manifest: Manifest | None = None
     """The checkpoint that the run goes on from; None for a new run."""
     same_parts: bool = False
-    """Whether that checkpoint is of the same cut and processes."""
+    """Whether that checkpoint is of the same cut, in as many replicas."""
     passed_over: tuple[str, ...] = ()
     """A sentence for each newer checkpoint that cannot be taken."""
     changes: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def resumption_of(assembly: Assembly) -> Resumption:
     if manifest is None:
         return Resumption(folder)
     same_parts = manifest.cut == made["cuts"]
-    saved = SavedStage(folder, manifest.step, here[0] if same_parts else manifest.model_parts[-1])
+    saved = SavedStage(folder, manifest.step, here[-1] if same_parts else manifest.model_parts[-1])
     with reading(step_folder(folder, manifest.step)):
         states = dict(saved.values["parts"])
     old, new = manifest.header.get("fields", {}), made["fields"]

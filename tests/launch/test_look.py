@@ -77,6 +77,16 @@ def test_there_is_no_look_without_pretrained_weights_or_codecs_or_held_out_sampl
     assert summary(made)["look"] is None and "before training" not in capsys.readouterr().out
 
 
+@pytest.mark.processes
+def test_a_run_of_processes_keeps_its_look_where_one_process_goes_on(here, tmp_path):
+    """Only the process with the last stage knows it; one process for all took the state of the first one."""
+    made = tmp_path / "run"
+    assert cli.main(["train", "tiny.yaml", "--output", str(made)]) == 0
+    look = summary(made)["look"]
+    assert cli.main(["simulate", "--resume", str(made), "--training.steps", "3"]) == 0
+    assert look is not None and summary(made)["look"] == look
+
+
 def test_a_run_that_goes_on_does_not_look_again(run, capsys):
     made, _, told = run
     assert cli.main(["simulate", "--resume", str(made), "--training.steps", "3"]) == 0
