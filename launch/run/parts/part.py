@@ -40,5 +40,5 @@ class RunPart:
         """Go on from this state. KeyError, TypeError or ValueError if it is not what a run writes."""
 
     def told(self) -> dict[str, Any]:
-        """The fields of summary.json that are this part's; asked for in the process that reports."""
+        """The fields of summary.json that are this part's. Every process is asked; the one that reports writes them."""
         return {}

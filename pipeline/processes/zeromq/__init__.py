@@ -11,5 +11,5 @@ ZeroMQ sends, encrypts and reconnects. This package sends again what ZeroMQ lose
     mesh         the connections of a process to all others
     group        the process group, as torch sees it, and how its processes find each other
 
-Nothing here is imported unless `wire.transport` is zmq.
+Nothing here is imported unless `wire.transport` is zmq, or keys are made.
 """
