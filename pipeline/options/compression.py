@@ -12,7 +12,7 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
 
-OF_PRETRAINED = 'q(16, step=1.0, per="tensor")'
+OF_PRETRAINED = 'q(16, step=0.65, per="tensor")'
 """Codec of the gradients of a recipe that names none, begins with pretrained weights and has few stages."""
 FEW_STAGES = 4
 """The most stages for which that codec was measured to cost next to nothing; eight need finer steps, as models do that
@@ -44,7 +44,7 @@ class CompressionOptions:
     """Codec of the activations, which go forward."""
     gradients: str = "q(8, step=0.2)"
     """Codec of the gradients, which go back; in a recipe with pretrained weights and at most four stages
-    q(16, step=1.0, per="tensor") if none is named."""
+    q(16, step=0.65, per="tensor") if none is named."""
     boundaries: dict[int, BoundaryOptions] = field(default_factory=dict)
     """Codecs of single boundaries, by index; boundary i is the cut between stages i and i+1."""
     shared: str = "none"
