@@ -260,17 +260,17 @@ def _score(trainer: Trainer, kind: PassKind, samples: Samples, batches: Iterable
             sums += [float(loss) for loss in losses]
     if not runner.has_last:
         return Score(math.nan, 0, {})
-    # every loss and count, not their sums: fsum of all does not depend on which replica has which
-    counted = torch.stack(counts).tolist() if counts else []
+    counted = torch.stack(counts).sum(0).tolist() if counts else None
+    # every loss, not their sum: fsum of all does not depend on which replica has which. Counts are whole numbers, and
+    # many; fractions, as metrics of one's own give, may differ in the last digit
     told = collectives.everyone_across(trainer.placement, [sums, num_targets, counted])
     total = sum(number for _, number, _ in told)
     pieces = tuple(loss for losses, _, _ in told for loss in losses)
     mean_loss = math.fsum(pieces) / max(1, total)
-    observed = [count for _, _, found in told for count in found]
+    observed = [each for _, _, each in told if each is not None]
     if not observed:
         return Score(math.nan, 0, {})
-    totals = torch.tensor([math.fsum(each) for each in zip(*observed, strict=True)], dtype=torch.float64)
-    metrics = trainer.task.metrics(mean_loss, totals)
+    metrics = trainer.task.metrics(mean_loss, torch.tensor(observed, dtype=torch.float64).sum(0))
     return Score(mean_loss, total, metrics, pieces)
 
 

@@ -65,8 +65,8 @@ def prepare(
             lambda: choose(recipe.training.device),
         )
     if device.type == "cpu":
-        # Autograd counts the devices once, in the first backward. Behind tensors without data it would find the eight
-        # GPUs that torch pretends for these, and start a thread for each: a launcher with threads would not fork.
+        # Autograd counts devices once, in the first backward. After tensors without data it would count the eight GPUs
+        # that torch pretends for these, and start a thread for each. A launcher with threads would not fork.
         torch.ones(1, requires_grad=True).backward()
     micro_batch = data.training, pipeline.microbatch_size, precision
     with showing("cutting the model"):

@@ -41,7 +41,7 @@ class StoppedError(ThinwireError):
 
 
 def status_of(error: ThinwireError) -> int:
-    """The exit status of a command that ends with an error: a RuntimeError is a failure, but for a wrong value."""
+    """The exit status of a command that ends with an error: FAILED for a RuntimeError that is no ValueError."""
     if isinstance(error, StoppedError):
         return SIGNALLED + error.number
     return FAILED if isinstance(error, RuntimeError) and not isinstance(error, ValueError) else MISTAKE

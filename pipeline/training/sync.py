@@ -61,8 +61,8 @@ class Sync:
     optimizers: Sequence[Optimizer]
     """Those whose state belongs to the weights that a checkpoint holds, one for each stage."""
     losses_of_others: AsyncNotes | None
-    """They travel while gradients do, so that nobody waits for them; between others than the last stages, none do. None
-    where no other process has replicas, or each steps alone."""
+    """Carries the losses of other replicas while gradients travel, between last stages. None if no other process has
+    replicas, or each replica steps alone."""
 
     def __post_init__(self) -> None:
         self._progress = Progress(0, 1)

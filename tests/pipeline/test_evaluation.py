@@ -1,4 +1,4 @@
-from itertools import cycle, product
+from itertools import product
 from math import nan
 
 import pytest
@@ -39,14 +39,6 @@ def test_both_scores_are_means_over_the_valid_targets_of_real_samples(alone):
     assert scores["off"].loss == pytest.approx(expected.item(), rel=1e-6)
     assert scores["off"].metrics == {"correct": float(task.observe(output, targets))}
     assert abs(scores["on"].loss - expected.item()) > 1e-3
-
-
-def test_what_a_metric_counts_is_summed_as_if_without_rounding(alone, monkeypatch):
-    """Metrics of one's own give fractions: summed in turn, their sum would depend on which replica has which."""
-    counts = cycle([1e16, 1.0, -1e16, 0.0])
-    monkeypatch.setattr(Task, "observe", lambda *_: torch.tensor([next(counts)], dtype=torch.float64))
-    scores = evaluate(make_trainer(0, num_stages=2, simulated=True), Samples(), batches)
-    assert scores["on"].metrics == scores["off"].metrics == {"correct": 2.0}, "of eight micro-batches"
 
 
 @pytest.mark.slow
