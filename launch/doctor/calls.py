@@ -14,6 +14,8 @@ import socket
 import statistics
 import struct
 import time
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 MACHINES = 32
@@ -23,6 +25,8 @@ PATIENCE = 5.0
 PINGS = 10
 SECONDS = 2.0
 """Of sending to measure goodput. The first half is not counted: TCP finds the speed of the link in it."""
+_BETWEEN = SECONDS / 20
+"""Between two counts of what has arrived."""
 _CHUNK = _LINE = 1 << 16
 
 
@@ -88,21 +92,27 @@ class Call:
             self.say(pong=True)
         self.heard()
         begun = now = time.monotonic()
-        since, counted = 0.0, 0
-        while not since or now - since < SECONDS / 2:
+        due, total, arrived = begun + SECONDS / 2, 0, list[tuple[float, int]]()
+        while len(arrived) < 2 or now - begun < SECONDS:
             if not (count := len(self._connection.recv(_CHUNK))):
                 return
-            now = time.monotonic()
-            if since:
-                counted += count
-            elif now - begun > SECONDS / 2:
-                # data in memory arrived earlier, while this machine was busy; over a fast link there always are some
-                waits = select.select([self._connection], [], [], 0)[0]
-                since = 0.0 if waits and now - begun < SECONDS else now
-        self.say(rate=8 * counted / (now - since))
+            now, total = time.monotonic(), total + count
+            if now >= due:
+                arrived.append((now, total))
+                due = now + _BETWEEN
+        self.say(rate=rate_of(arrived))
         # a connection that is closed with data unread takes the answer away with it
         while time.monotonic() - now < PATIENCE and self._connection.recv(_CHUNK):
             pass
+
+
+def rate_of(arrived: Sequence[tuple[float, int]]) -> float:
+    """Bits a second, of how many bytes had arrived at some times: the median of the rates between any two of them.
+
+    What waits behind a lost packet, or while this machine is busy, arrives later and at once: a few rates are wrong.
+    """
+    pairs = combinations(arrived, 2)
+    return statistics.median(8 * (more - some) / (late - soon) for (soon, some), (late, more) in pairs)
 
 
 def words(told: object) -> str:

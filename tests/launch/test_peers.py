@@ -2,14 +2,11 @@
 
 import json
 import os
-import select
 import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +14,8 @@ from support.commands import THINWIRE, free_port, started
 from support.hosts import WIRE, hosts
 from support.tiny_run import write_recipe
 from thinwire.launch import cli
-from thinwire.launch.doctor import calls, peers
-from thinwire.launch.doctor.calls import MACHINES, PINGS, Call
+from thinwire.launch.doctor import peers
+from thinwire.launch.doctor.calls import MACHINES, Call, rate_of
 from thinwire.pipeline.errors import OptionsError
 
 in_namespaces = [pytest.mark.namespaces, pytest.mark.usefixtures("can_make_hosts")]
@@ -181,33 +178,15 @@ def test_a_stranger_is_hung_up_on_and_one_of_the_list_gets_no_more_than_it_may(p
         assert call.heard()["refused"].startswith("it measures already, without this machine")
 
 
-def test_what_waits_in_memory_when_measuring_begins_is_not_what_a_link_carries(monkeypatch):
-    """A machine that was busy told 23.6 of a link of 20 Mbit/s."""
-    here, there = socket.socketpair()
-    call, ends, empty = Call(here), Call(there), threading.Event()
-    seconds = (0.6 * piece for piece in count())  # for each piece that is read
+@pytest.mark.parametrize("late", [range(3), range(1, 4), range(8, 11)], ids=["at first", "between", "at last"])
+def test_what_arrives_late_and_at_once_is_not_what_a_link_carries(late):
+    """Of a link of 20 Mbit/s, a machine that was busy told 23.6, and one behind a lost packet 25.9."""
+    arrived = [(place / 10, 250_000 * (late[0] if place in late else place)) for place in range(11)]
+    assert rate_of(arrived) == pytest.approx(20e6)
 
-    def looked(*given):
-        found = select.select(*given)
-        if not found[0]:
-            empty.set()
-        return found
 
-    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    monkeypatch.setattr(calls, "select", SimpleNamespace(select=looked))
-    monkeypatch.setattr(calls, "_CHUNK", 1 << 10)
-    there.sendall(b'{"ping": true}\n' * PINGS + b'{"flood": true}\n')
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(call.answer_measurement)
-        for _ in range(PINGS):
-            ends.heard()
-        there.sendall(bytes(3 << 10))
-        assert empty.wait(20)
-        for _ in range(2):
-            there.sendall(bytes(1 << 10))
-        assert ends.heard()["rate"] == pytest.approx(8 * (2 << 10) / 1.2)
-        ends.close()
-        answer.result(20)
+def test_a_link_that_brings_two_packets_is_measured():
+    assert rate_of([(1.5, 1400), (3.0, 2800)]) == pytest.approx(8 * 1400 / 1.5)
 
 
 def test_the_longest_list_is_told_whole_to_machines_that_came():
