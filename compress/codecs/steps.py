@@ -13,12 +13,12 @@ value would need an integer beyond 127, or 32767 with 16 bits. So a few massive 
 nothing but longer codes, and the error of a block is at most half a step: |x - C(x)| <= step/2 * rms(x) wherever all
 values are within reach. Layers that normalize their rows see errors of one size in all rows.
 
-A row whose scale is above 16 times the median of all scales is wide, if at most one row in 64 is. It is mostly the
-first token of a text, in which pretrained language models keep a few values of thousands: steps in its own unit would
-lose all its others. So its scale is 1.5 * step * the median of |x|, the lower of two, or what reaches the largest value
+A row whose scale is above 4 times the median of all scales is wide, if at most one row in 16 is, and none of 63 rows.
+Pretrained language models keep a few massive values in such rows, as in the first token of a text: steps in its own
+unit would lose all its others. So its scale is 1.5 * step * the median of |x|, the lower of two, or what reaches the largest value
 by an integer of at most 32767, as bf16, rounded up; and has its sign set. As they are, integers are int8, or int16 with
-16 bits; behind all follow those of wide rows, int16, in room for one row in 64 (none of 63 rows), in order, with zeros
-behind them; and at their own places are zeros.
+16 bits; behind all follow those of wide rows, int16, in room for one row in 16, in order, with zeros behind them; and
+at their own places are zeros.
 
 Entries are there with the option codebook=N, in tensors of 2 or 3 dimensions with at least 8 N values. What codebook.py
 predicts for a row is taken off before rounding, and comes back: k is decoded as k + p times the scale, where p is the
@@ -47,7 +47,7 @@ from thinwire.compress.codecs.quantizer import Quantizer
 from thinwire.compress.entries import limits_of, units_of
 
 _BF16_BYTES = _ENTRY_BYTES = _WIDE_BYTES = 2
-_ROWS_OF_ONE_WIDE, _WIDEST = 64, 32767
+_FEW_ROWS, _ROWS_OF_ONE_WIDE, _WIDEST = 63, 16, 32767
 _OF_MEDIAN = 1.5
 """About the root mean square of Gaussian values over the median of their magnitudes."""
 _TINY, _INFINITY, _NAN, _MAGNITUDE = 0x0080, 0x7F80, 0x7FC0, 0x7FFF
@@ -209,7 +209,7 @@ class StepQuantizer(Quantizer):
         """Where the integers begin, and how many rows may be wide."""
         count = self.blocks(shape).count
         start = LENGTH_BYTES + (_BF16_BYTES + (_ENTRY_BYTES if predicts(self.entries, shape) else 0)) * count
-        return start, count // _ROWS_OF_ONE_WIDE if self.rows else 0
+        return start, count // _ROWS_OF_ONE_WIDE if self.rows and count > _FEW_ROWS else 0
 
     def _is_short(self, most: int, shape: Sequence[int]) -> bool:
         """Whether nothing but scales and coded integers is in a payload, as of all messages of few rows."""
@@ -272,8 +272,8 @@ def _wide(scales: Tensor, most: int) -> Tensor:
     """Which rows are wide, bool [count], given the scales of all, bf16 as int16."""
     known = scales.int().clamp(min=_TINY)
     middle = known.sort().values[(len(known) - 1) // 2]
-    # the integers of bf16 are in the order of its numbers, and 4 octaves lie between one and its 16th
-    wide = known > middle + (4 << 7)
+    # the integers of bf16 are in the order of its numbers, and 2 octaves lie between one and its quarter
+    wide = known > middle + (2 << 7)
     return wide & (wide.sum() <= most) & (known.amax() < _INFINITY)
 
 

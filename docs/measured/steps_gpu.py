@@ -51,6 +51,7 @@ PLAIN = "PipelineStage"
 CODECS: Mapping[str, CompressionOptions | None] = {
     PLAIN: None,
     "none": CompressionOptions(activations="none", gradients="none"),
+    "the default": CompressionOptions(),
     "q(4)/q(8)": CompressionOptions(activations="q(4)", gradients="q(8)"),
     "q(2)/q(4)": CompressionOptions(activations="q(2)", gradients="q(4)"),
     "aqsgd(q(4))/q(8)": CompressionOptions(activations='aqsgd(q(4), store="device")', gradients="q(8)"),

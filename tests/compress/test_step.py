@@ -75,10 +75,21 @@ def test_a_massive_row_has_a_step_of_its_other_values():
     """The first token of a text lost all but its largest value, and a model that trained so needed the codec."""
     x = residual_stream()
     assert (roundtrip("q(8, step=0.2)", x)[0] - x[0]).abs().max() < error_of_wide(x[0], 0.2) < 0.5
-    assert roundtrip("q(8, step=0.2)", x[:63])[0].count_nonzero() == 1, "one row in 64 at most"
+    assert roundtrip("q(8, step=0.2)", x[:63])[0].count_nonzero() == 1, "none of 63 rows"
     assert_contract(parse("q(8, step=0.2)"), x)
     bits = [bits_of("q(8, step=0.2)", each) for each in (x, x[1:])]
     assert bits[0] < bits[1] + 0.15, "it took 16 bits a value"
+
+
+def test_so_have_some_rows_in_thirty_with_one_value_that_is_most_of_them():
+    """As of " the" in the first third of SmolLM2, which cost half of what eight stages lost at 3.5 bits."""
+    x = gaussian(240, 256)
+    x[::30, 5] = 130
+    assert 4 * rms(x).median() < rms(x[::30]).min() < 16 * rms(x).median()
+    found = roundtrip("q(8, step=0.2)", x)
+    for row in range(0, 240, 30):
+        assert (found[row] - x[row]).abs().max() < error_of_wide(x[row], 0.2) < 0.2
+    assert_contract(parse("q(8, step=0.2)"), x)
 
 
 @pytest.mark.parametrize("rows", [1, 128])
@@ -225,7 +236,7 @@ def test_payloads_of_one_length_are_decoded_to_the_same_values(expression, dtype
     noise = gaussian(200, 40)
     massive, most = noise.clone(), noise.clone()
     massive[[0, 77, 199]] *= 500
-    most[::60] *= 500  # 4 of 200 are more than one in 64
+    most[::15] *= 500  # 14 of 200 are more than one in 16
     nowhere = torch.where(torch.arange(200)[:, None] % 3 == 0, 0, massive)
     for x in (residual_stream(rows=261)[:, :80], noise[:63], noise[:1], massive, most, nowhere, massive.log()):
         x = x.to(dtype)
@@ -238,7 +249,7 @@ def test_wide_rows_lie_in_order_in_their_room():
     x, codec = residual_stream(rows=261), parse('q(8, step=0.2, code="plain")')
     x[130] *= 900
     payload = encode(codec, x)
-    room = payload[4 + 2 * 261 + 261 * 256 :].view(torch.int16).view(4, 256)
+    room = payload[4 + 2 * 261 + 261 * 256 :].view(torch.int16).view(16, 256)
     assert room[0].argmax() == 9 and room[:2].any(1).all() and not room[2:].any()
     assert torch.equal(documented_values(payload, codec, x), roundtrip(codec, x))
     assert_contract(codec, x)
