@@ -218,7 +218,7 @@ class StepQuantizer(Quantizer):
     def _widened(self, rows: Tensor, scales: Tensor, integers: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Scales and integers, with those of wide rows in place of what they are in their own unit."""
         wide = _wide(scales, most)
-        if wide.is_cpu and not wide.any():
+        if wide.is_cpu and not (most := int(wide.sum())):
             return scales, integers
         first, goes = _first_of(wide, most)
         some = rows[first]
