@@ -15,10 +15,10 @@ values are within reach. Layers that normalize their rows see errors of one size
 
 A row whose scale is above 4 times the median of all scales is wide, if at most one row in 16 is, and none of 63 rows.
 Pretrained language models keep a few massive values in such rows, as in the first token of a text: steps in its own
-unit would lose all its others. So its scale is 1.5 * step * the median of |x|, the lower of two, or what reaches the largest value
-by an integer of at most 32767, as bf16, rounded up; and has its sign set. As they are, integers are int8, or int16 with
-16 bits; behind all follow those of wide rows, int16, in room for one row in 16, in order, with zeros behind them; and
-at their own places are zeros.
+unit would lose all its others. So its scale is 1.5 * step * the median of |x|, the lower of two, or what reaches the
+largest value by an integer of at most 32767, as bf16, rounded up; and has its sign set. As they are, integers are int8,
+or int16 with 16 bits; behind all follow those of wide rows, int16, in room for one row in 16, in order, with zeros
+behind them; and at their own places are zeros.
 
 Entries are there with the option codebook=N, in tensors of 2 or 3 dimensions with at least 8 N values. What codebook.py
 predicts for a row is taken off before rounding, and comes back: k is decoded as k + p times the scale, where p is the

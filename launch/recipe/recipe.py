@@ -49,7 +49,7 @@ from thinwire.pipeline.options import (
     split_pair,
     together,
 )
-from thinwire.pipeline.options.compression import FAST, FEW_STAGES, MILD, OF_PRETRAINED
+from thinwire.pipeline.options.compression import FAST, FEW_STAGES, MILD, OF_PRETRAINED, OF_PRETRAINED_IN_MANY
 from thinwire.pipeline.options.durations import read_duration
 
 PACKAGED = files("thinwire.launch") / "recipes"
@@ -240,8 +240,9 @@ def parse(
     values = _at_home(values)
     unchecked = read_fields(Recipe, values, checked=False)
     before(unchecked)
-    if unchecked.model.weights != FRESH and unchecked.pipeline.num_stages <= FEW_STAGES:
-        values["compression"] = {"gradients": OF_PRETRAINED, **(values.get("compression") or {})}
+    if unchecked.model.weights != FRESH:
+        usual = OF_PRETRAINED if unchecked.pipeline.num_stages <= FEW_STAGES else OF_PRETRAINED_IN_MANY
+        values["compression"] = {**usual, **(values.get("compression") or {})}
     # the checks need torch
     with showing("importing torch") if "torch" not in sys.modules else nullcontext():
         wanted: Recipe = read_fields(Recipe, values)

@@ -12,11 +12,12 @@ from thinwire.pipeline.errors import OptionsError
 from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
 
-OF_PRETRAINED = 'q(16, step=0.65, per="tensor")'
-"""Codec of the gradients of a recipe that names none, begins with pretrained weights and has few stages."""
 FEW_STAGES = 4
-"""The most stages for which that codec was measured to cost next to nothing; eight need finer steps, as models do that
-are trained from scratch."""
+"""The most stages for which the first of the next two was measured to cost next to nothing."""
+OF_PRETRAINED = {"gradients": 'q(16, step=0.65, per="tensor")'}
+"""What a recipe that begins with pretrained weights and has few stages takes for a channel that it does not name."""
+OF_PRETRAINED_IN_MANY = {"activations": "q(8, step=0.15, codebook=4096)"}
+"""The same with more stages: seven cuts add up seven errors, and both channels need finer steps."""
 
 MILD = ("q(8, step=0.2, codebook=4096)", "q(8, step=0.1, codebook=4096)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
@@ -41,7 +42,8 @@ class CompressionOptions:
     """The codec of each channel, as an expression such as q(4) or q(8, step=0.2)."""
 
     activations: str = "q(8, step=0.2, codebook=4096)"
-    """Codec of the activations, which go forward."""
+    """Codec of the activations, which go forward; in a recipe with pretrained weights and more than four stages
+    q(8, step=0.15, codebook=4096) if none is named."""
     gradients: str = "q(8, step=0.2)"
     """Codec of the gradients, which go back; in a recipe with pretrained weights and at most four stages
     q(16, step=0.65, per="tensor") if none is named."""

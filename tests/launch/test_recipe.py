@@ -159,10 +159,18 @@ def test_a_dumped_recipe_reads_back_equal(tmp_path, options):
     assert parse([str(written(tmp_path, dump(recipe)))]) == recipe
 
 
-@pytest.mark.parametrize(("stages", "codec"), [(4, 'q(16, step=0.65, per="tensor")'), (8, "q(8, step=0.2)")])
-def test_gradients_of_a_pretrained_model_in_few_stages_have_one_step_for_all_rows(stages, codec):
-    """In eight stages it left 0.045 nats in the exported model of 500 steps."""
+@pytest.mark.parametrize(
+    ("stages", "activations", "gradients"),
+    [
+        (4, "q(8, step=0.2, codebook=4096)", 'q(16, step=0.65, per="tensor")'),
+        (8, "q(8, step=0.15, codebook=4096)", "q(8, step=0.2)"),
+    ],
+)
+def test_codecs_of_a_pretrained_model_follow_the_number_of_stages(stages, activations, gradients):
+    """In eight stages those of four left 0.045 nats in the exported model of 500 steps."""
     options = ["--pipeline.num_stages", str(stages), "--pipeline.num_microbatches", str(stages)]
-    assert parse(["smollm2-tiny", *options]).compression.gradients == codec
-    assert parse(["smollm2-tiny", *options, "--compression.gradients", "q(6)"]).compression.gradients == "q(6)"
+    usual = parse(["smollm2-tiny", *options]).compression
+    assert (usual.activations, usual.gradients) == (activations, gradients)
+    named = parse(["smollm2-tiny", *options, "--codec", "q(5)/q(6)"]).compression
+    assert (named.activations, named.gradients) == ("q(5)", "q(6)")
     assert parse(["quickstart"]).compression.gradients == "q(8, step=0.2)"
