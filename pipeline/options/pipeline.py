@@ -43,6 +43,8 @@ class WireOptions:
             for name, value, least in (("timeout", self.timeout, 0.01), ("heartbeat", self.heartbeat, 1))
             if not least <= value <= 1e6
         ]
+        if self.nonfinite not in ("raise", "send"):
+            mistakes.append(f"wire.nonfinite must be raise or send, got {self.nonfinite!r}")
         if self.transport not in TRANSPORTS:
             raise OptionsError(
                 [*mistakes, f"wire.transport must be {names_of(lambda _: True)}, got {self.transport!r}"]

@@ -31,9 +31,18 @@ def test_an_override_replaces_one_channel_of_one_boundary():
     }
 
 
-def test_a_transport_that_does_not_exist_is_told_in_a_loop_of_ones_own():
-    with pytest.raises(OptionsError, match=r"wire\.transport must be gloo or zmq or nccl or auto, got 'quic'"):
-        WireOptions(transport="quic")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transport": "quic"}, "wire.transport must be gloo or zmq or nccl or auto, got 'quic'"),
+        ({"nonfinite": "rais"}, "wire.nonfinite must be raise or send, got 'rais'"),
+    ],
+)
+def test_a_word_that_does_not_exist_is_told_in_a_loop_of_ones_own(options, said):
+    """A recipe's reader knows the words; here the one was a KeyError, and the other let NaN through."""
+    with pytest.raises(OptionsError) as caught:
+        WireOptions(**options)
+    assert list(caught.value.mistakes) == [said]
 
 
 def test_an_expression_is_read_once(monkeypatch):
