@@ -13,11 +13,11 @@ from thinwire.pipeline.frames import CHANNELS, ChannelName
 from thinwire.pipeline.options.durations import is_over, misspelt
 
 FEW_STAGES = 4
-"""The most stages for which the first of the next two was measured to cost next to nothing."""
+"""The most stages in which OF_PRETRAINED was measured to cost next to nothing."""
 OF_PRETRAINED = {"gradients": 'q(16, step=0.65, per="tensor")'}
-"""What a recipe that begins with pretrained weights and has few stages takes for a channel that it does not name."""
+"""The codec of a channel that a recipe does not name, if it has pretrained weights and few stages."""
 OF_PRETRAINED_IN_MANY = {"activations": "q(8, step=0.15, codebook=4096)"}
-"""The same with more stages: seven cuts add up seven errors, and both channels need finer steps."""
+"""The same for more stages. Each cut adds an error, so both channels need finer steps."""
 
 MILD = ("q(8, step=0.2, codebook=4096)", "q(8, step=0.1, codebook=4096)")
 """Codecs of activations that cost a pretrained language model less than 1 % of its loss, at three boundaries; the one
