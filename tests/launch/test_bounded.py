@@ -11,7 +11,7 @@ import pytest
 from support.commands import THINWIRE, started
 from support.tiny_run import write_recipe
 
-STEPS = int(os.environ.get("THINWIRE_STEPS", "240"))
+STEPS = int(os.environ.get("THINWIRE_STEPS", "180"))
 """How long the run is; `make soak` asks for more."""
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
 """What has a line for every step or evaluation, and so must grow."""

@@ -75,7 +75,8 @@ def test_the_codecs_that_are_advised_cost_it_next_to_nothing(looks, codec):
 
 @pytest.mark.processes
 def test_from_nothing_to_an_answering_model(tmp_path):
-    train = said([*THINWIRE, "train", "smollm2-tiny", *FEW, "--training.steps", "1"], tmp_path)
+    short = [*FEW, "--training.steps", "1", "--pipeline.num_stages", "2"]
+    train = said([*THINWIRE, "train", "smollm2-tiny", *short], tmp_path)
     assert "one held-out batch before training, compression on loss " in train
     off = summary(tmp_path / "runs" / "smollm2-tiny")["held_out"]["off"]["loss"]
     assert 2 < off < 4.5, "it was trained on much more than this text"

@@ -531,7 +531,7 @@ def _finished(report):
 @pytest.mark.processes
 def test_a_study_goes_on_where_it_stopped_and_reports_what_it_has(here, capsys):
     # 1. stopped in the middle of the first cell, after a checkpoint: the study looks for signals twice a second
-    long = ["study", "mine.yaml", "--training.steps", "120", "--training.evaluate_every", "60 steps"]
+    long = ["study", "mine.yaml", "--training.steps", "80", "--training.evaluate_every", "40 steps"]
     long += ["--checkpoint.every", "5 steps"]
     folder = here / "studies/mine/all"
     cell = folder / "cells/none/seed-0"

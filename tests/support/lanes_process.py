@@ -17,7 +17,7 @@ from thinwire.compress.codecs.coding.scales import choose
 from thinwire.compress.codecs.fused import codebook, steps
 from thinwire.compress.codecs.granularity import blocks_per
 
-SHORT = 16  # each form in each scale
+SHORT = 8  # each expression, each form, wide rows
 CASES = int(os.environ.get("THINWIRE_SHAPES", SHORT))  # 200 take some minutes
 EXPRESSIONS = ("q(8, step=0.2)", 'q(16, step=0.001, per="tensor")', "q(16, step=0.01)", "q(8, step=0.5, codebook=2)")
 EXPRESSIONS += ('q(8, step=1.0, per="channel")', "q(8, step=0.001)", "q(8, step=0.3, group=5)")
