@@ -885,7 +885,7 @@ def _settings(source: str | None) -> Path | None:
         return None
     if not is_of_run(source):
         found = find(source, GENERATION)
-        return found if found is None or hub.is_local(source) else found.resolve()  # files in the hub's cache are links
+        return found and found.resolve()  # files in the hub's cache are links, also where its folder is named
     path = Path(source).resolve().parent.parent / "model" / GENERATION
     return path if path.is_file() else None
 

@@ -13,6 +13,7 @@ from support.family_cases import whole
 from support.models import blueprint
 from support.parts import read
 from thinwire.models import hub
+from thinwire.models.checkpoint import open_checkpoint
 from thinwire.models.data.parts import Part
 from thinwire.models.data.tokenizer import make_tokenizer
 from thinwire.models.errors import ModelError
@@ -150,8 +151,10 @@ def test_so_are_generation_settings_though_they_are_a_link_there(hub_that, tmp_p
     for path in (tmp_path / "blobs").iterdir():
         (snapshot / path.name).symlink_to(path)
     with hub_that(hang_up):
-        model = blueprint(ModelOptions(name="me/tiny", weights="pretrained"), task="causal-lm")
-        assert model.ends() == (3, 7)
+        for name in ("me/tiny", str(snapshot)):
+            model = blueprint(ModelOptions(name=name, weights="pretrained"), task="causal-lm")
+            assert model.ends() == (3, 7)
+    assert open_checkpoint(str(snapshot)).digest() == open_checkpoint(str(tmp_path / "blobs")).digest()
 
 
 def test_so_is_a_tokenizer_without_a_tokenizer_json(hub_that, tmp_path):
