@@ -248,7 +248,7 @@ def is_of_run(source: str) -> bool:
 def _configuration(folder: Path) -> str:
     """What config.json says of the model; empty where there is none."""
     try:
-        found = read_object((folder / "config.json").resolve())  # a link in a folder of the hub's cache
+        found = read_object((folder / "config.json").resolve())  # a link in the hub's cache
     except (OSError, ValueError):  # a run's checkpoint has none; what cannot be read is told elsewhere
         return ""
     return json.dumps({name: found[name] for name in found if name not in _OF_THE_FILE}, sort_keys=True)

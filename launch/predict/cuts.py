@@ -255,7 +255,8 @@ def read_all(paths: Sequence[str], num_stages: int, names: Sequence[str]) -> lis
 
 def _read(path: Path) -> MeasuredMachine:
     try:
-        found: MeasuredMachine = read_fields(MeasuredMachine, {**read_object(path)["measured"], "name": str(path)})
+        given = {**read_object(path.resolve())["measured"], "name": str(path)}
+        found: MeasuredMachine = read_fields(MeasuredMachine, given)
         if not found.costs or any(not cost.compute >= 0 for cost in found.costs):
             raise ValueError("costs that were not measured")
         return found

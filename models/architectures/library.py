@@ -884,8 +884,7 @@ def _settings(source: str | None) -> Path | None:
     if source is None:
         return None
     if not is_of_run(source):
-        found = find(source, GENERATION)
-        return found and found.resolve()  # files in the hub's cache are links, also where its folder is named
+        return find(source, GENERATION)
     path = Path(source).resolve().parent.parent / "model" / GENERATION
     return path if path.is_file() else None
 
@@ -893,7 +892,7 @@ def _settings(source: str | None) -> Path | None:
 def _read_settings(source: str | None) -> dict[str, Any]:
     settings = _settings(source)
     try:
-        return {} if settings is None else read_object(settings)
+        return {} if settings is None else read_object(settings.resolve())  # a link in the hub's cache
     except (OSError, ValueError) as error:
         raise ModelError(f"{settings} must be an object of JSON, and cannot be read: {error}") from error
 
