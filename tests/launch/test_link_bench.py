@@ -141,7 +141,7 @@ def test_without_codecs_those_of_the_recipe_take_turns_with_examples_that_suit_t
     own, plain = parse([*SMALL, "--codec", "ef(q(4))/bf16"], prog="links.py"), ("torch fp32", "torch bf16")
     assert list(contenders_of(own, None)) == ["none", "ef(q(4))/bf16", *FAST, *plain]
     pretrained = parse(["smollm2-tiny"], prog="links.py")
-    own = 'q(8, step=0.2, codebook=4096)/q(16, step=0.65, per="tensor")'
+    own = 'q(8, step=0.28, codebook=4096)/q(16, step=0.65, per="tensor")'
     assert list(contenders_of(pretrained, None)) == ["none", own, *MILD, *plain], "few bits break it"
 
 
