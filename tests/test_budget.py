@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOUSE = runpy.run_path(str(ROOT / "docs/measured/house.py"))
-BUDGET = 43_990
+BUDGET = 43_987
 """Lines of the packages, with docstrings. What comes pays with what leaves, or raises this in a commit that says why.
 
 No check, docstring or sentence of what stays is dropped for it, and no line made longer.

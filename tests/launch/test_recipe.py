@@ -163,7 +163,7 @@ def test_a_dumped_recipe_reads_back_equal(tmp_path, options):
     ("stages", "activations", "gradients"),
     [
         (4, "q(8, step=0.28, codebook=4096)", 'q(16, step=0.65, per="tensor")'),
-        (8, "q(8, step=0.15, codebook=4096)", 'q(16, step=0.3, per="tensor")'),
+        (8, "q(8, step=0.15, codebook=4096)", "q(8, step=0.2)"),
     ],
 )
 def test_codecs_of_a_pretrained_model_follow_the_number_of_stages(stages, activations, gradients):
